@@ -19,8 +19,8 @@ from typing import Any
 
 import uvloop
 
-from penstock.node import config as node_config
 from penstock.node.compose import make_node
+from penstock.node.configuration import config as node_config
 from penstock.wire.aws.signer import Credentials, Signer
 
 WARM_UP, SENDS = 300, 500

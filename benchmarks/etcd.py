@@ -20,10 +20,10 @@ import uvloop
 from tests.harness.etcd import LACKING, EtcdCluster
 
 from benchmarks import machine
-from penstock.metadata.etcd import EtcdStore
-from penstock.metadata.etcd_grpc import aio
-from penstock.metadata.etcd_links import EtcdConfig, Link, Method, open_link
-from penstock.metadata.etcd_wire import encode_range, encode_txn
+from penstock.metadata.etcd.etcd_grpc import aio
+from penstock.metadata.etcd.links import EtcdConfig, Link, Method, open_link
+from penstock.metadata.etcd.store import EtcdStore
+from penstock.metadata.etcd.wire import encode_range, encode_txn
 
 NAMESPACE = "/bench/store"
 CALL_SECONDS = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from penstock.cursor.open import open_cursor
-from penstock.cursor.receipt import open_receipt, seal
+from penstock.cursor.leases.open import open_cursor
+from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.log.log import Log, LogConfig
 from penstock.model.limits import IN_FLIGHT_MAX
 from penstock.model.message import Claim, Message, Record

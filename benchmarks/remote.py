@@ -22,23 +22,25 @@ from time import process_time
 from typing import Final
 
 from penstock.broker.calls import Broker
-from penstock.broker.disk import DiskBudget
-from penstock.broker.service import BrokerService
-from penstock.broker.surroundings import Surroundings
-from penstock.frontend.bulkhead import Bulkhead
-from penstock.frontend.routing import BrokerCalls, Joined, Routed
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.disk import DiskBudget
+from penstock.calls.bulkhead import Bulkhead
+from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.listener import InternalListener
+from penstock.calls.remote.broker import RemoteBroker
+from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.moves import MoveTasks
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import StoredCatalog
+from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.model.calls import Ack, Append, Calls, Lease
 from penstock.model.message import Claim, Delivery, Message
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.net.internal import InternalClient, InternalListener
-from penstock.net.remote import RemoteBroker
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.metrics import Meter
-from penstock.wire.internal.calls import Answers
+from penstock.wire.internal.calls import CallHandlers
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
 BODY: Final = b"x" * 1_024
@@ -94,7 +96,7 @@ async def broker_on(folder: Path, topic: Topic) -> AsyncIterator[tuple[Broker, S
     catalog, tasks = StoredCatalog(store), MoveTasks(store)
     await catalog.start()
     await tasks.start()
-    surroundings = Surroundings(
+    context = BrokerContext(
         folder=folder,
         clock=clock,
         pool=pool,
@@ -108,7 +110,7 @@ async def broker_on(folder: Path, topic: Topic) -> AsyncIterator[tuple[Broker, S
         grain_ms=0,
         is_elapsed_trusted=True,
     )
-    broker = Broker(surroundings, tasks, entropy=secrets.token_bytes)
+    broker = Broker(context, tasks, entropy=secrets.token_bytes)
     await broker.start()
     await catalog.create(topic)
     try:
@@ -128,10 +130,8 @@ async def serve() -> None:
     """Says its port, and ends with its input."""
     with tempfile.TemporaryDirectory() as folder:
         async with broker_on(Path(folder), REMOTE) as (broker, catalog):
-            answers = Answers()
-            service = BrokerService(
-                broker, broker.shares, catalog, node=ELSEWHERE, led=Routes().leader
-            )
+            answers = CallHandlers()
+            service = BrokerService(broker, catalog, node=ELSEWHERE, led=Routes().leader)
             service.register(answers)
             listener = InternalListener(answers, node_id=str(ELSEWHERE), cluster_id="bench")
             bound = await listener.start("127.0.0.1", 0)
@@ -160,7 +160,7 @@ async def at_once(count: int, one: Callable[[int], Awaitable[None]]) -> None:
 class Measured:
     """Processor time per call in µs, here and there."""
 
-    def __init__(self, calls: BrokerCalls, topic: Topic, *, other: int, count: int) -> None:
+    def __init__(self, calls: Calls, topic: Topic, *, other: int, count: int) -> None:
         self._calls = calls
         self._topic = topic
         self._other = other
@@ -181,16 +181,16 @@ class Measured:
         return here / self._count * 1e6, there / self._count * 1e6
 
     async def _send(self, number: int) -> None:
-        await self._calls.append(self._topic, 0, [Message(number.to_bytes(16), BODY)])
+        await self._calls.call(Append(self._topic, 0, [Message(number.to_bytes(16), BODY)]))
 
     async def _receive(self, _number: int) -> None:
-        (delivery,) = await self._calls.lease(self._topic, LeaseRequest())
+        (delivery,) = await self._calls.call(Lease(self._topic, LeaseRequest()))
         self._deliveries.append(delivery)
 
     async def _delete(self, _number: int) -> None:
         each = self._deliveries.pop()
         claim = Claim(each.partition, each.record.offset, each.lease_seq)
-        await self._calls.ack(self._topic, 0, [claim])
+        await self._calls.call(Ack(self._topic, 0, [claim]))
 
 
 async def measure(count: int, rounds: int) -> bool:
@@ -209,24 +209,25 @@ async def measure(count: int, rounds: int) -> bool:
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with broker_on(Path(folder), LOCAL) as (broker, catalog):
-                local = Joined(broker, broker, broker.shares)
-                remote = RemoteBroker(client, moves=local.moves, find_share=local.find_share)
+                remote = RemoteBroker(
+                    lambda: client, moves=broker.moves, find_share=broker.find_share
+                )
                 bulkhead = Bulkhead(
                     "elsewhere",
                     SystemClock(),
                     deadline_ms=15_000,
                     lost=(Unreachable, DeadlineExceeded),
                 )
-                routed = Routed(
-                    local,
+                routed = Router(
+                    broker,
                     own_node=HERE,
                     routes=Routes(),
                     remote=lambda _node: remote,
                     bulkhead=lambda _node: bulkhead,
                     find_arn=catalog.find_arn,
                 )
-                subjects: dict[str, tuple[BrokerCalls, Topic]] = {
-                    "here": (local, LOCAL),
+                subjects: dict[str, tuple[Calls, Topic]] = {
+                    "here": (broker, LOCAL),
                     "routed here": (routed, LOCAL),
                     "routed elsewhere": (routed, REMOTE),
                 }

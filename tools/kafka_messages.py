@@ -276,6 +276,9 @@ def write_module(schemas: Sequence[Schema], title: str, release: str) -> str:
         for owner in schema.structs:
             write_class(owner, body)
     body.write("\n\n")
+    for schema, role in zip(schemas, ("Request", "Response"), strict=False):
+        if schema.name.endswith(role):
+            body.write(f"{role} = {schema.name}\n")
     for schema in schemas:
         noun = snake(schema.name)
         body.write(f"decode_{noun}, encode_{noun} = codec(")

@@ -1,17 +1,17 @@
 """The sentences of the reference pages that the code does not have."""
 
 EXIT_CODES = {
-    "OK": "done",
-    "FAILED": "failed; the text on stderr says why",
-    "USAGE": "the command line or a setting is wrong",
-    "NOT_FOUND": "a queue, topic, group, file or program was not found",
-    "DENIED": "wrong credentials, or the user may not do this",
-    "UNREACHABLE": "the server does not answer, or asks to try later",
-    "CONFLICT": "something of this name exists, or the state does not allow this",
-    "PARTIAL": "a part was done; the output names the rest",
-    "UNHEALTHY": "the command worked and found something wrong",
-    "TIMEOUT": "no answer in time",
-    "INTERRUPTED": "Ctrl-C",
+    "OK": "success",
+    "FAILED": "failure; stderr shows the reason",
+    "USAGE": "invalid command line or setting",
+    "NOT_FOUND": "queue, topic, group, file or program not found",
+    "DENIED": "wrong credentials, or access denied",
+    "UNREACHABLE": "server unreachable, or it replied to retry later",
+    "CONFLICT": "the name exists already, or the state does not allow the change",
+    "PARTIAL": "partly done; the output lists the rest",
+    "UNHEALTHY": "the check found a problem",
+    "TIMEOUT": "timeout",
+    "INTERRUPTED": "interrupted by Ctrl-C",
 }
 
 # What a request does, by method and path. A route that is missing here is described by the name of
@@ -30,7 +30,7 @@ ROUTES = {
     "GET /api/v1/cluster/partitions": "Leader, replicas and in-sync set of partitions",
     "GET /api/v1/cluster/safety": "Whether a node may be stopped without partitions failing",
     "POST /api/v1/cluster/nodes/{node}/drain": "Move partitions off a node if others can take them",
-    "POST /api/v1/cluster/nodes/{node}/undrain": "Let a drained node have partitions again",
+    "POST /api/v1/cluster/nodes/{node}/undrain": "End the drain of a node",
     "POST /api/v1/cluster/nodes/{node}/decommission": "Move everything away from a node for good",
     "POST /api/v1/cluster/rebalance": "Give leadership back to preferred leaders",
     "POST /api/v1/cluster/place": "Choose the nodes of a partition",

@@ -18,16 +18,16 @@ import click
 import msgspec
 from tools.reference_texts import EXIT_CODES, ROUTES
 
-from penstock.cli import serve
-from penstock.cli.failure import ExitCode
-from penstock.cli.lazy import LazyGroup
+from penstock.cli.command import global_options
 from penstock.cli.main import root
-from penstock.cli.session import global_options
+from penstock.cli.setup import serve
+from penstock.cli.terminal.failure import ExitCode
+from penstock.cli.terminal.lazy import LazyGroup
 from penstock.frontend.admin import api
 from penstock.frontend.admin.routes import ANY, KNOWN, OPEN, OPERATOR, Resource, Route, routes
-from penstock.node import config as node_config
-from penstock.node.settings import ENV_PREFIX, ENV_SEPARATOR, FILE_SUFFIX, Setting
-from penstock.node.settings import declared as declared_settings
+from penstock.node.configuration import config as node_config
+from penstock.node.configuration.settings import ENV_PREFIX, ENV_SEPARATOR, FILE_SUFFIX, Setting
+from penstock.node.configuration.settings import declared as declared_settings
 from penstock.telemetry import families
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -158,21 +158,20 @@ def _command(command: click.Command, context: click.Context, *, depth: int) -> L
 
 # ── The admin API ────────────────────────────────────────────────────────────────────────────
 
-_RIGHTS = {OPEN: "anybody", KNOWN: "by policy", OPERATOR: "operator"}
+_RIGHTS = {OPEN: "anyone", KNOWN: "by policy", OPERATOR: "operator"}
 
 
 def admin_api() -> Lines:
     rows = []
     for route in routes(cast(Resource, api.AdminApi._log_in)):
         path = _path(route)
-        parameters, body = _request(route.resource)
         summary = ROUTES.get(f"{route.method} {path}", _summary(route))
         rows.append(
             (
                 f"`{route.method} {path}`",
                 summary,
-                parameters,
-                body,
+                ", ".join(f"`{name}`" for name in route.parameters if name != ANY),
+                _body(route.resource),
                 _RIGHTS.get(route.right, f"`{route.right}`"),
                 f"`{route.noted.action}`" if route.noted else "",
             )
@@ -194,18 +193,15 @@ def _path(route: Route) -> str:
     return "/" + "/".join(parts)
 
 
-def _request(resource: Any) -> tuple[str, str]:
-    """Query parameters and body, as the source of a resource checks them."""
+def _body(resource: Any) -> str:
+    """Fields of the body, as the source of a resource decodes them."""
     function = resource if inspect.isroutine(resource) else type(resource).__call__
     source = inspect.getsource(function)
-    only = re.search(r"call\.only\(\((.*?)\)\)", source, re.DOTALL)
-    names = re.findall(r'"(\w+)"', only[1]) if only else []
     found = re.search(r"call\.json\((\w+)\)", source)
     fields: tuple[msgspec.structs.FieldInfo, ...] = ()
     if found is not None:
         fields = msgspec.structs.fields(function.__globals__[found[1]])
-    shown = [f"`{field.encode_name}`{'' if field.required else '?'}" for field in fields]
-    return ", ".join(f"`{name}`" for name in names), ", ".join(shown)
+    return ", ".join(f"`{field.encode_name}`{'' if field.required else '?'}" for field in fields)
 
 
 def _summary(route: Route) -> str:

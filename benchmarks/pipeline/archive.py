@@ -20,7 +20,7 @@ from tests.harness.server import Server
 from tests.pipeline.stage import context_of
 
 from benchmarks.pipeline.read import fill
-from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY
+from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY
 from penstock.pipeline.jobs import archive
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.session import close_session, open_session

@@ -24,16 +24,16 @@ from tests.pipeline.topics import Topics, topics_of
 from benchmarks.pipeline.facts import BEGIN_MS, make_facts
 from benchmarks.pipeline.kills import send
 from benchmarks.pipeline.read import Cost, cost_of, least
-from penstock.net.kafka_client import Place
-from penstock.pipeline.fetching import read_range
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.decoding.packed_columns import read_columns
+from penstock.pipeline.facts.usage_files import write_share
+from penstock.pipeline.facts.usage_sums import READ_BYTES, Flushes, partials
 from penstock.pipeline.jobs import usage
 from penstock.pipeline.lake import Commit, Lake, Table
-from penstock.pipeline.options import parse_read_options
-from penstock.pipeline.packed_columns import read_columns
-from penstock.pipeline.ranges import Range
+from penstock.pipeline.reading.fetching import read_range
+from penstock.pipeline.reading.ranges import Range
 from penstock.pipeline.session import close_session, open_session
-from penstock.pipeline.usage_files import write_share
-from penstock.pipeline.usage_sums import READ_BYTES, Flushes, partials
 from penstock.wire.facts.usage import FORM, NUMBERS, TEXTS, encode
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def steps(server: Server, facts: int, folder: Path) -> dict[str, float]:
             read_columns(blocks, texts=TEXTS, numbers=NUMBERS)
 
     decode_s = least_cpu_s(decode)
-    sum_s = least_cpu_s(lambda: list(partials(batches, Flushes())))
+    sum_s = least_cpu_s(lambda: partials(batches, Flushes()))
     write_s = least_cpu_s(lambda: list(write_share(batches, seen=Flushes(), turn=1, lake=folder)))
     return {
         "fetch": least_cpu_s(fetch),

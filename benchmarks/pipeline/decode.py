@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+from tests.harness.decoding import decode_batches
 
-from penstock.pipeline.columns import PLAIN, arrow_schema
-from penstock.pipeline.decode import Decoder, decode_batches
+from penstock.pipeline.decoding.columns import PLAIN, arrow_schema
+from penstock.pipeline.decoding.decoder import Decoder
 from penstock.record.batch import encode_batch, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.pipeline.usage_sums import COUNTS, HOUR_MS
+from penstock.pipeline.facts.usage_sums import COUNTS, HOUR_MS
 from penstock.wire.facts.usage import UsageColumns, UsageFacts, UsageRow, encode
 
 BEGIN_MS = 1_767_225_600_000  # 2026-01-01

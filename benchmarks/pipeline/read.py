@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.harness.server import Server
 
 from benchmarks.pipeline.decode import make_chunk
-from penstock.net.kafka_client import KafkaClient, Place
+from penstock.net.kafka_client.client import KafkaClient, Place
 from penstock.pipeline.session import close_session, open_session
 from penstock.record.batch import split_batches
 from penstock.wire.kafka.generated.create_topics import (

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.net.kafka_client import Place
-from penstock.pipeline.acked import floors, melted_files
-from penstock.pipeline.retention_plan import Facts, Policy, Segment, cuts, plan
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
+from penstock.pipeline.archive.retention_plan import Facts, Policy, Segment, cuts, plan
 from penstock.pipeline.session import close_session, jvm_pid, open_session
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def make(folder: Path, rows: int) -> tuple[list[str], dict[Place, int], int]:
 
 
 def planned(spark: "SparkSession", paths: list[str], records: int) -> dict[Place, int]:
-    found = melted_files(spark, paths, tasks=spark.sparkContext.defaultParallelism)
+    found = read_ack_files(spark, paths, tasks=spark.sparkContext.defaultParallelism)
     places = [Place("t", n) for n in range(PARTITIONS)]
     needs = floors(found, dict.fromkeys(places, 0))
     segments = [

@@ -21,9 +21,9 @@ from tests.harness.etcd import LACKING, EtcdCluster
 from benchmarks import machine
 from benchmarks.scale import measures, model
 from benchmarks.scale.model import CELL, SIZES, STORE_QUOTA_BYTES, Constants, Size
-from penstock.broker.internal_topic import PARTITION_COUNT
-from penstock.metadata.catalog import TOPICS_MAX
-from penstock.metadata.frontends import FRONTENDS_MAX
+from penstock.broker.coordination.host import PARTITION_COUNT
+from penstock.metadata.cluster_entries import FRONTENDS_MAX
+from penstock.metadata.topics.catalog import TOPICS_MAX
 
 STORE_SIZE: Final = Size(100, 20_000)
 QUICK_STORE_SIZE: Final = Size(30, 2_000)

@@ -17,10 +17,10 @@ from benchmarks.scale import population
 from benchmarks.scale.memory_store import MemoryStore
 from benchmarks.scale.model import Constants, Size
 from penstock.manager import moving
+from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, due
-from penstock.manager.known import Known
 from penstock.manager.placement import Host, choose, plan
-from penstock.metadata.catalog import TOPICS_PREFIX, StoredCatalog
+from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import (
     NODES_PREFIX,
     PARTITIONS_PREFIX,
@@ -28,10 +28,10 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.cluster_view import ClusterView
-from penstock.metadata.mirror import Mirror
-from penstock.metadata.ring import Member, Ring
+from penstock.metadata.serving.mirror import Mirror
+from penstock.metadata.serving.ring import Member, Ring
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.replication.election import Standing
 from penstock.replication.row import View
 
@@ -144,8 +144,8 @@ async def _entry_bytes(store: Store, prefix: str) -> float:
     return sum(len(each.key) + len(each.value) for each in entries) / len(entries)
 
 
-async def _known(view: ClusterView) -> Known:
-    known = Known()
+async def _known(view: ClusterView) -> ClusterState:
+    known = ClusterState()
     known.see_nodes(view.nodes, view.incarnations)
     for key, each in view.rows.items():
         known.see_row(key, each)
@@ -181,7 +181,7 @@ def _no_standings(_key: PartitionKey, _view: View) -> dict[int, Standing]:
     return {}
 
 
-def _manager(size: Size, known: Known, catalog: StoredCatalog) -> dict[str, float]:
+def _manager(size: Size, known: ClusterState, catalog: StoredCatalog) -> dict[str, float]:
     policy = Policy()
     found = {}
     begun = time.process_time()

@@ -17,7 +17,7 @@ from penstock.metadata.store import (
     Compacted,
     Entry,
     LeaseGone,
-    SingleWrites,
+    Store,
     StoreUnusable,
     check_changes,
     check_ttl,
@@ -41,7 +41,7 @@ class Counts(msgspec.Struct):
     told_bytes: int = 0  # their keys and values
 
 
-class MemoryStore(SingleWrites):
+class MemoryStore(Store):
     """Implements ``store.Store``."""
 
     def __init__(self, *, history_changes_max: int = HISTORY_CHANGES_MAX) -> None:

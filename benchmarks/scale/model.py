@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from penstock.broker.replica_fetching import WAIT_MS
-from penstock.manager.carrying import DECISIONS_PER_TXN_MAX
+from penstock.broker.replicas.fetching import WAIT_MS
+from penstock.manager.active_manager import KEYS_PER_ROUND, PLAN_SHARE, Times
+from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX
 from penstock.manager.decisions import Policy
-from penstock.manager.tenure import KEYS_PER_ROUND, PLAN_SHARE, Times
-from penstock.metadata.frontends import BEAT_SECONDS
-from penstock.metadata.membership import BEATS, TTL_MS
+from penstock.membership.frontends import BEAT_SECONDS
+from penstock.membership.registration import BEATS, TTL_MS
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
-from penstock.node.open_files import FILES_PER_PARTITION
+from penstock.node.process.open_files import FILES_PER_PARTITION
 
 STORE_QUOTA_BYTES: Final = 8 * 2**30  # the largest that etcd's makers recommend
 # Prefixes that each node of a cluster follows, each with a stream of its own: nodes, rows, topics,

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from tests.unit.cluster.stage import Cluster, cluster
+from tests.unit.broker.replicas.stage import Cluster, cluster
 
 from benchmarks.scale.measures import resident_bytes
-from penstock.broker.replica_fetching import ANSWER_BYTES_MAX, CALL_MS
+from penstock.broker.replicas.fetching import CALL_MS, REPLY_BYTES_MAX
+from penstock.calls.internal.client import InternalClient
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
-from penstock.net.internal import InternalClient
 from penstock.replication.epochs import NO_EPOCH
-from penstock.wire.internal.replica_calls import REPLICA_FETCH, Ask, ReplicaFetch
+from penstock.wire.internal.replica_calls import REPLICA_FETCH, PartitionFetch, ReplicaFetch
 
 PARTITIONS: Final = 40  # each on both nodes, half of them led by either
 WAIT_MS: Final = 1  # the shortest that waits at all: the cost is that of any wait
@@ -67,7 +67,7 @@ async def _fetches(pair: Cluster, topic: Topic, *, asks: int, calls: int) -> flo
         follower.number,
         follower.membership.incarnation,
         WAIT_MS,
-        ANSWER_BYTES_MAX,
+        REPLY_BYTES_MAX,
         _asks(led, asks),
     )
     try:
@@ -75,15 +75,17 @@ async def _fetches(pair: Cluster, topic: Topic, *, asks: int, calls: int) -> flo
         begun = time.process_time()
         for _ in range(calls):
             answered = await client.call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
-            assert not answered.told, "there is no news"
+            assert not answered.replies, "there is no news"
         return (time.process_time() - begun) / calls * 1e6
     finally:
         await client.close()
 
 
-def _asks(led: Sequence[PartitionKey], count: int) -> list[Ask]:
+def _asks(led: Sequence[PartitionKey], count: int) -> list[PartitionFetch]:
     some = islice(cycle(led), count)
     return [
-        Ask(key.topic_id, key.index, 1, 0, 0, NO_EPOCH, number, high_watermark=0, start_offset=0)
+        PartitionFetch(
+            key.topic_id, key.index, 1, 0, 0, NO_EPOCH, number, high_watermark=0, start_offset=0
+        )
         for number, key in enumerate(some)
     ]

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from benchmarks.scale.model import Size
-from penstock.metadata.catalog import topic_key
 from penstock.metadata.cluster_entries import (
     NodeEntry,
     PartitionKey,
@@ -20,6 +19,7 @@ from penstock.metadata.cluster_entries import (
     partition_key,
 )
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.metadata.topics.catalog import topic_key
 from penstock.model.topic import Kind, Topic
 from penstock.replication.row import PartitionRow
 

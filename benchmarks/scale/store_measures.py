@@ -17,8 +17,8 @@ from tests.harness.etcd import EtcdCluster
 from benchmarks.scale import population
 from benchmarks.scale.model import Constants, Size, decisions_per_txn
 from penstock.metadata.cluster_entries import PARTITIONS_PREFIX, encode_entry, partition_key
-from penstock.metadata.etcd import EtcdStore
-from penstock.metadata.etcd_links import EtcdConfig
+from penstock.metadata.etcd.links import EtcdConfig
+from penstock.metadata.etcd.store import EtcdStore
 
 NAMESPACE: Final = "/penstock/penstock"  # as a cluster has it that was given no name
 AT_ONCE: Final = 32  # transactions of the manager under way

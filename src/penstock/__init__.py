@@ -1,3 +1,3 @@
 """Penstock: one log, seen as queues, topics, pushes and DataFrames."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

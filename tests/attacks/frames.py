@@ -14,7 +14,7 @@ from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 
 KEYS = {api.name: key for key, api in APIS.items()}
-_BY_HAND = {"Produce": "produce", "Fetch": "fetch_request"}
+_BY_HAND = {"Produce": "produce", "Fetch": "fetch"}
 
 
 def request_class(name: str) -> type[Any]:

@@ -17,10 +17,10 @@ from botocore.credentials import Credentials
 from tests.attacks.frames import Wire, request_class
 from tests.attacks.kit import REGION, Operator, exchange, policy, send, signed
 from tests.harness.server import Server
-from tests.unit.broker.test_stream import batch
+from tests.unit.broker.partition.test_stream import batch
 
 from penstock.wire.aws.shapes import OPERATIONS
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchTopic
 from penstock.wire.kafka.produce import ProducePartition, ProduceTopic
 
 CANARY = "canary-5e1f0a"  # in everything that the victim keeps for itself

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from tests.attacks.frames import KEYS
 
 from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.fields import Versions
 from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID, Message

@@ -30,11 +30,12 @@ import uvloop
 from botocore.credentials import Credentials
 from tests.harness.server import Server
 
-from penstock.metadata.identities import StoredIdentities
-from penstock.node import config as node_config
-from penstock.node import open_files
-from penstock.node.compose import AnyNode, Node, make_node
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.node.compose import Node, make_node
+from penstock.node.configuration import config as node_config
 from penstock.node.lifecycle import GC_THRESHOLDS
+from penstock.node.metadata.metadata_node import MetadataNode
+from penstock.node.process import open_files
 
 TURN_MS_MAX = 20.0  # the rule: no request keeps the loop busy for longer
 SAMPLED_AFTER_SECONDS = 0.010
@@ -226,7 +227,7 @@ class LoopServer(Server):
     ) -> None:
         """Change identities without requests: a thousand requests take ten seconds of CPU time."""
         assert isinstance(self._node, Node)
-        changing = change(self._node._vault.identities)
+        changing = change(self._node._security.identities)
         asyncio.run_coroutine_threadsafe(changing, self.loop).result(IDENTITIES_SECONDS_MAX)
 
     def _in_loop(self, call: object) -> None:
@@ -270,7 +271,7 @@ class LoopServer(Server):
         await self._stop.wait()
         await node.drain()
 
-    def _learn(self, node: AnyNode) -> None:
+    def _learn(self, node: Node | MetadataNode) -> None:
         words = dict(word.split("=", 1) for word in node.ready_text.split())
         self.url, self.admin_url = words["http"].rstrip("/"), words["admin"].rstrip("/")
         self.kafka = words["kafka"]

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.unit.broker.stage import on_stage
+from tests.unit.frontend.limits.test_quotas import limited, message, new_topic
 from tests.unit.frontend.memory import MemoryIdentities
-from tests.unit.frontend.test_quotas import message, new_topic
 
-from penstock.cursor.group.codes import Code
-from penstock.cursor.group.offsets import CommitReply, CommitRequest
-from penstock.frontend.callees import METADATA_CALLS_MAX, Callees
-from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
-from penstock.frontend.dispatch_coordinators import DispatchedGroups
-from penstock.frontend.kafka.group_calls import GroupCalls
-from penstock.frontend.quotas import TenantQuotas
+from penstock.calls.callees import METADATA_CALLS_MAX, Callees
+from penstock.calls.guarded import BrokerWrapper
+from penstock.cursor.coordinator_calls import Commit, CoordinatorCall
+from penstock.cursor.coordinator_calls import R as T
+from penstock.cursor.groups.offsets import CommitReply, CommitRequest
+from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators
+from penstock.frontend.limited_calls import GuardedCatalog
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.model.calls import Append, BrokerCall, R
 from penstock.model.errors import Throttled
-from penstock.model.ports import Backend, Catalog
+from penstock.model.ports import Catalog
+from penstock.wire.kafka.faults import ErrorCode
 
 GREEDY, OTHER = "111111111111", "222222222222"
 
@@ -47,9 +50,22 @@ class Hanging:
         return call
 
 
+class HangingBroker(BrokerWrapper):
+    async def call(self, call: BrokerCall[R]) -> R:
+        topic = call.topic
+        if topic is not None and topic.account == GREEDY:
+            await asyncio.Event().wait()
+        return await self._broker.call(call)
+
+
 class Coordinator:
-    async def commit(self, group_id: str, request: CommitRequest) -> CommitReply:
-        return CommitReply()
+    """Calls for one tenant wait for ever."""
+
+    async def call(self, call: CoordinatorCall[T]) -> T:
+        assert isinstance(call, Commit)
+        if call.group_id.startswith(GREEDY):
+            await asyncio.Event().wait()
+        return cast(T, CommitReply())
 
 
 @asynccontextmanager
@@ -70,35 +86,32 @@ async def test_calls_that_hang_at_a_node(tmp_path: Path) -> None:
         ]
         callees = Callees(stage.clock, backend_calls_max=20, own_account="000000000000")
         quotas = TenantQuotas(MemoryIdentities(), stage.catalog)
-        backend = DispatchedBackend(
-            cast(Backend, Hanging(stage.broker)), callees, quotas, node_of=lambda *_: "n"
-        )
-        sends = [backend.append(theirs, 0, (message(1),)) for _ in range(30)]
+        backend = limited(HangingBroker(stage.broker), callees, quotas)
+        sends = [backend.call(Append(theirs, 0, (message(1),))) for _ in range(30)]
         async with begun(sends) as (hanging, ended):
             assert hanging == 10
             assert {type(error) for error in ended} == {Throttled}
             assert "10 of 10 calls to backend:n" in str(ended[0])
-            assert await backend.append(mine, 0, (message(1),))
+            assert await backend.call(Append(mine, 0, (message(1),)))
 
 
 async def test_calls_that_hang_at_a_coordinator(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         callees = Callees(stage.clock, coordinator_calls_max=20, own_account="000000000000")
-        calls = cast(GroupCalls, Hanging(Coordinator()))
-        groups = DispatchedGroups(calls, callees.groups("n"))
+        groups = GuardedCoordinators(Coordinator(), callees.groups("n"))
         request = CommitRequest(())
-        commits = [groups.commit(f"{GREEDY}/g", request) for _ in range(30)]
+        commits = [groups.call(Commit(f"{GREEDY}/g", request)) for _ in range(30)]
         async with begun(commits) as (hanging, ended):
             assert hanging == 10
-            assert {reply.code for reply in ended} == {Code.COORDINATOR_NOT_AVAILABLE}
-            assert (await groups.commit(f"{OTHER}/g", request)).code is Code.NONE
+            assert {reply.code for reply in ended} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+            assert (await groups.call(Commit(f"{OTHER}/g", request))).code is ErrorCode.NONE
 
 
 async def test_changes_that_hang_at_the_metadata(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         callees = Callees(stage.clock, own_account="000000000000")
         quotas = TenantQuotas(MemoryIdentities(), stage.catalog)
-        catalog = DispatchedCatalog(cast(Catalog, Hanging(stage.catalog)), callees, quotas)
+        catalog = GuardedCatalog(cast(Catalog, Hanging(stage.catalog)), callees.metadata, quotas)
         half = METADATA_CALLS_MAX // 2
         made = [catalog.create(new_topic(f"q{n}", GREEDY)) for n in range(half + 5)]
         async with begun(made) as (hanging, ended):

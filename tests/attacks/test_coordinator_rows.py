@@ -21,18 +21,20 @@ from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.cli.failure import ExitCode
+from penstock.calls.internal.client import InternalClient
+from penstock.cli.terminal.failure import ExitCode
 from penstock.log.log import Log, LogConfig
-from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import TOPICS_PREFIX
+from penstock.model.calls import AppendBatches
 from penstock.model.levels import Levels
-from penstock.model.partitioning import partition_of_group
-from penstock.net.internal import InternalClient
-from penstock.net.kafka_client import KafkaClient, Place, Security
+from penstock.model.ports import BatchAppended
+from penstock.model.topic import partition_of_group
+from penstock.net.kafka_client.client import KafkaClient, Place, Security
 from penstock.record.batch import encode_batch, split_batches
 from penstock.record.record import encode_record, iter_records
 from penstock.wire.facts.audit import AuditRecord, decode
-from penstock.wire.internal.broker_calls import ANY_EPOCH, APPEND_BATCHES, AppendBatches
+from penstock.wire.internal.broker_calls import ANY_EPOCH, wire_of
 
 GROUPS, PARTITIONS = "__groups", 4
 SECONDS_MAX = 60.0
@@ -275,12 +277,13 @@ def append_to_leader(node: ClusterNode, partition: int) -> int:
 
     async def append() -> int:
         client = InternalClient(host, int(port), own_id="x", cluster_id="penstock", levels=Levels())
-        request = AppendBatches(topic_id, 0, partition, ANY_EPOCH, -1, (foreign(0),))
+        request = (topic_id, 0, partition, ANY_EPOCH, -1, (foreign(0),))
         try:
-            told = await client.call(APPEND_BATCHES, request, timeout_ms=10_000)
+            form = wire_of(AppendBatches)
+            appended: BatchAppended = await client.call(form, request, timeout_ms=10_000)
         finally:
             await client.close()
-        return told.appended.base_offset
+        return appended.base_offset
 
     return asyncio.run(append())
 

@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,22 +19,23 @@ import pytest
 from tests.attacks.frames import Wire
 from tests.attacks.kit import EVERYTHING, Operator, sqs_as
 from tests.harness.server import Server
+from tests.unit.broker.partition.test_stream import batch
 from tests.unit.broker.stage import Stage, bodies, claim, message, on_stage
-from tests.unit.broker.test_stream import batch
+from tests.unit.calls.routing_kit import on_nodes
+from tests.unit.frontend.limits.test_quotas import limited
 from tests.unit.frontend.memory import MemoryIdentities
-from tests.unit.frontend.routing_kit import on_nodes
 
-from penstock.broker.partition import Partition
-from penstock.cursor.redrive import dead_letter
-from penstock.frontend.breaker import BreakerState
-from penstock.frontend.callees import Callees
-from penstock.frontend.dispatch import DispatchedBackend
-from penstock.frontend.quotas import TenantQuotas
-from penstock.frontend.routing import Routed
-from penstock.log.files import Disk
+from penstock.broker.partition.partition import Partition
+from penstock.calls.breaker import BreakerState
+from penstock.calls.callees import Callees
+from penstock.calls.routing.router import Router
+from penstock.cursor.leases.redrive import dead_letter
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.log.storage.files import Disk
+from penstock.model.calls import Ack, Append, AppendBatches, Lease, Stats
 from penstock.model.errors import Overloaded
 from penstock.model.limits import ATTEMPTS_MAX
-from penstock.model.message import Record
+from penstock.model.message import Message, Record
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync, Topic
 from penstock.record.batch import encode_batch
@@ -63,19 +64,26 @@ def partition_of(stage: Stage, topic: Topic, index: int) -> Partition:
 # ── An append that fails ─────────────────────────────────────────────────────────────────────
 
 
+def appending(stage: Stage) -> Callable[[Topic, int, Sequence[Message]], Awaitable[Any]]:
+    async def append(topic: Topic, partition: int, messages: Sequence[Message]) -> Any:
+        return await stage.broker.call(Append(topic, partition, messages))
+
+    return append
+
+
 @pytest.mark.parametrize("fsync", list(Fsync))
 async def test_a_message_that_cannot_be_encoded_fails_its_own_batch_only(
     tmp_path: Path, fsync: Fsync, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic("spoilt", partitions=2, fsync=fsync)
-        append = stage.broker.append
+        append = appending(stage)
         await append(topic, 0, [message("before")])
-        (leased,) = await stage.broker.lease(topic, TEN)
+        (leased,) = await stage.broker.call(Lease(topic, TEN))
         done = await outcomes(
             append(topic, 0, [message("shares the batch")]),
             append(topic, 0, [message("spoilt", attempts=TOO_LARGE)]),
-            stage.broker.ack(topic, 0, [claim(leased)]),  # in the same turn: another batch
+            stage.broker.call(Ack(topic, 0, [claim(leased)])),  # in the same turn: another batch
             append(topic, 1, [message("other partition")]),
         )
         assert [isinstance(one, Overloaded) for one in done] == [True, True, False, False], done
@@ -85,10 +93,13 @@ async def test_a_message_that_cannot_be_encoded_fails_its_own_batch_only(
         # The partition goes on, with nothing of the failed batch in it.
         (appended,) = await append(topic, 0, [message("after")])
         assert appended.offset == partition_of(stage, topic, 0).log.end_offset - 1
-        found = [*await stage.broker.lease(topic, TEN), *await stage.broker.lease(topic, TEN)]
+        found = [
+            *await stage.broker.call(Lease(topic, TEN)),
+            *await stage.broker.call(Lease(topic, TEN)),
+        ]
         assert sorted(bodies(found)) == ["after", "other partition"]
     async with on_stage(tmp_path, stage.clock) as stage:
-        assert (await stage.broker.stats(topic)).in_flight == 2, "the same after a restart"
+        assert (await stage.broker.call(Stats(topic))).in_flight == 2, "the same after a restart"
 
 
 async def test_a_duplicate_of_a_message_that_was_not_written_is_not_confirmed(
@@ -96,7 +107,7 @@ async def test_a_duplicate_of_a_message_that_was_not_written_is_not_confirmed(
 ) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic("q.fifo", fifo=True)
-        append = stage.broker.append
+        append = appending(stage)
         spoilt = message("spoilt", group="g", dedup_id="d", attempts=TOO_LARGE)
         repeated = message("spoilt", group="g", dedup_id="d")
         first, second = await outcomes(append(topic, 0, [spoilt]), append(topic, 0, [repeated]))
@@ -124,16 +135,16 @@ async def test_an_unexpected_error_in_an_append_takes_its_partition_out_of_servi
 ) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic("broken", partitions=2, fsync=fsync)
-        append = stage.broker.append
+        append = appending(stage)
         await append(topic, 0, [message("before")])
-        (leased,) = await stage.broker.lease(topic, TEN)
+        (leased,) = await stage.broker.call(Lease(topic, TEN))
         broken = partition_of(stage, topic, 0)
         with monkeypatch.context() as patched:
             part, _, name = where.partition(".")
             patched.setattr(getattr(broken, part), name, explode)
             done = await outcomes(
                 append(topic, 0, [message("lost")]),
-                stage.broker.ack(topic, 0, [claim(leased)]),
+                stage.broker.call(Ack(topic, 0, [claim(leased)])),
                 append(topic, 1, [message("other partition")]),
             )
         assert [isinstance(one, Overloaded) for one in done] == [True, True, False], done
@@ -143,7 +154,7 @@ async def test_an_unexpected_error_in_an_append_takes_its_partition_out_of_servi
         # Nothing else is written behind it, and nobody waits.
         refused = await outcomes(
             append(topic, 0, [message("late")]),
-            stage.broker.append_batches(topic, 0, [batch("b")], acks=-1),
+            stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch("b")])),
             append(topic, 1, [message("other partition")]),
         )
         assert [isinstance(one, Overloaded) for one in refused] == [True, True, False], refused
@@ -151,10 +162,13 @@ async def test_an_unexpected_error_in_an_append_takes_its_partition_out_of_servi
     # Opened again, the log has whatever was answered, and the partition takes messages.
     async with on_stage(tmp_path, stage.clock) as stage:
         stage.clock.advance(60_000)
-        found = [*await stage.broker.lease(topic, TEN), *await stage.broker.lease(topic, TEN)]
+        found = [
+            *await stage.broker.call(Lease(topic, TEN)),
+            *await stage.broker.call(Lease(topic, TEN)),
+        ]
         assert bodies(found).count("other partition") == 2
         assert ("before" in bodies(found)) or "sync" in where, "the ack was not written"
-        await stage.broker.append(topic, 0, [message("in service again")])
+        await stage.broker.call(Append(topic, 0, [message("in service again")]))
 
 
 @pytest.mark.parametrize("lost", ["message", "event"])
@@ -163,7 +177,7 @@ async def test_cursors_that_cannot_be_read_back_take_the_partition_out_of_servic
 ) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic("spoilt", fsync=Fsync.NEVER)
-        append = stage.broker.append
+        append = appending(stage)
         await append(topic, 0, [message("before")])
         journal = partition_of(stage, topic, 0).journal
         monkeypatch.setattr(journal, "_on_lost", explode)
@@ -182,11 +196,12 @@ async def test_a_batch_that_raises_an_unexpected_error_takes_its_partition_out_o
 ) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic("stream", partitions=2)
-        await stage.broker.append_batches(topic, 0, [batch("before")], acks=-1)
+        await stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch("before")]))
         broken = partition_of(stage, topic, 0)
         monkeypatch.setattr(broken.leases, "batch_appended", explode)
         calls = (
-            stage.broker.append_batches(topic, index, [batch("b")], acks=-1) for index in (0, 0, 1)
+            stage.broker.call(AppendBatches(topic, index, acks=-1, batches=[batch("b")]))
+            for index in (0, 0, 1)
         )
         done = await outcomes(*calls)
         assert [isinstance(one, Overloaded) for one in done] == [True, True, False], done
@@ -306,34 +321,34 @@ async def test_twelve_late_calls_of_one_tenant_leave_the_node_to_the_others(
     async with on_stage(tmp_path) as stage:
         callees = Callees(SystemClock(), backend_deadline_ms=2_000)
         quotas = TenantQuotas(MemoryIdentities(), stage.catalog)
-        calls = DispatchedBackend(stage.broker, callees, quotas, node_of=lambda *_: "n")
+        calls = limited(stage.broker, callees, quotas)
         own = await stage.topic("attacker", fsync=Fsync.ALWAYS)
         others = await stage.topic("victim", fsync=Fsync.ALWAYS)
         own, others = of_tenant(own, ATTACKER), of_tenant(others, VICTIM)
-        await stage.broker.append(own, 0, [message()])
+        await stage.broker.call(Append(own, 0, [message()]))
         with hanging(partition_of(stage, own, 0)):
-            late = [asyncio.create_task(calls.append(own, 0, [message()])) for _ in range(12)]
+            late = [asyncio.create_task(calls.call(Append(own, 0, [message()]))) for _ in range(12)]
             while not all(one.done() for one in late):
-                await calls.append(others, 0, [message()])  # raises unless it succeeds
+                await calls.call(Append(others, 0, [message()]))  # raises unless it succeeds
             assert all(isinstance(one.exception(), Overloaded) for one in late)
             for _ in range(20):
-                await calls.append(others, 0, [message()])
+                await calls.call(Append(others, 0, [message()]))
             assert callees.backend("n").state() is BreakerState.CLOSED
             assert callees.backend("n").breaker.opened_count == 0
-            (refused,) = await outcomes(calls.append(own, 0, [message()]))
-            assert "partition does not answer" in str(refused)
+            (refused,) = await outcomes(calls.call(Append(own, 0, [message()])))
+            assert "partition does not reply" in str(refused)
 
 
 async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.frontend.routing.leasing.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.calls.routing.leasing.LOOK_SECONDS_MAX", 0.05)
     async with on_nodes(tmp_path, 1, 2, 3) as cluster:
         own = of_tenant(await cluster.topic("attacker", led_by=(2, 3)), ATTACKER)
         others = of_tenant(await cluster.topic("victim", led_by=(2,)), VICTIM)
         callees = Callees(SystemClock())
         remotes = {number: cluster.remote(number) for number in (2, 3)}
-        routed = Routed(
+        routed = Router(
             cluster.nodes[1].owned,
             own_node=1,
             routes=cluster.truth,
@@ -343,21 +358,21 @@ async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_ot
             retry_seconds_max=0.2,
         )
         stuck = asyncio.Event()
-        serve = cluster.nodes[2].owned.lease
+        served = cluster.nodes[2]
 
-        async def lease(topic: Topic, request: LeaseRequest) -> Sequence[Any]:
-            if topic.topic_id == own.topic_id:
+        async def lease(call: Lease) -> Sequence[Any]:
+            if call.topic.topic_id == own.topic_id:
                 await stuck.wait()
-            return await serve(topic, request)
+            return await served.broker.call(call)
 
-        monkeypatch.setattr(cluster.nodes[2].owned, "lease", lease)
+        served.owned.instead[Lease] = lease
         node = callees.remote("node 2")
         for _ in range(2):
-            late = (routed.lease(own, TEN) for _ in range(12))
+            late = (routed.call(Lease(own, TEN)) for _ in range(12))
             await asyncio.gather(*late, return_exceptions=True)
             for _ in range(10):
-                await routed.append(others, 0, [message()])  # raises unless it succeeds
+                await routed.call(Append(others, 0, [message()]))  # raises unless it succeeds
         assert node.breaker.opened_count == 0
-        assert len(await routed.lease(others, TEN)) == 10
+        assert len(await routed.call(Lease(others, TEN))) == 10
         stuck.set()
         await routed.close()

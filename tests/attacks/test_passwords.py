@@ -33,7 +33,7 @@ from tests.unit.frontend_kafka_access.stage import (
     house_on,
 )
 
-from penstock.metadata import identity_entries
+from penstock.metadata.security import identity_entries
 from penstock.model.limits import SCRAM_ITERATIONS_MAX
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.apis import APIS
@@ -147,7 +147,7 @@ async def test_logins_as_unknown_users_count_for_the_address(
         return derive(mechanism, password, salt=salt, iterations=iterations)
 
     monkeypatch.setattr(scram, "salted_password", held)
-    derivations = house.context.logins._passwords._derivations
+    derivations = house.context.logins._passwords._hashing
     attacks = [
         asyncio.create_task(
             Client(house, f"2001:db8::{number:x}", is_tls=True).plain(f"nobody-{number}", "wrong")

@@ -25,10 +25,10 @@ from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection, json_request
 from tests.harness.server import Server
 
-from penstock.net.browsers import BrowserGuard
-from penstock.net.exchange import HttpReply, HttpRequest
-from penstock.net.http import PIPELINED_MAX, READ_AHEAD_BYTES_MAX, HttpConfig, HttpListener
-from penstock.net.kafka import Buffer, KafkaConfig, KafkaConnection, KafkaListener
+from penstock.net.http.browsers import BrowserGuard
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.listener import PIPELINED_MAX, READ_AHEAD_BYTES_MAX, HttpConfig, HttpListener
+from penstock.net.kafka.listener import Buffer, KafkaConfig, KafkaConnection, KafkaListener
 from penstock.net.listener import Listener, source_of
 from penstock.net.tls import Certificates, TlsFiles
 
@@ -359,12 +359,12 @@ KAFKA: dict[str, tuple[Any, dict[str, Any], bytes]] = {
     "unread": (large_answer, {"write_stall_seconds_max": 0.5}, FRAME * 5),
     "never-logged-in": (
         no_answer,
-        {"stranger_frame_bytes_max": 65_536, "stranger_seconds_max": 0.5},
+        {"login_frame_bytes_max": 65_536, "login_seconds_max": 0.5},
         b"",
     ),
     "never-logged-in-but-busy": (
         no_answer,
-        {"stranger_frame_bytes_max": 65_536, "stranger_seconds_max": 0.5},
+        {"login_frame_bytes_max": 65_536, "login_seconds_max": 0.5},
         FRAME * 3,
     ),
 }

@@ -13,10 +13,10 @@ import pytest
 from tests.harness.client import Fault, RawClient
 
 import penstock
-from penstock.frontend.kafka.configs import TABLE
-from penstock.frontend.kafka.group_configs import GROUP_TABLE
+from penstock.frontend.kafka.configs.group_configs import GROUP_TABLE
+from penstock.frontend.kafka.configs.topic_configs import TABLE
 from penstock.frontend.sqs.actions import ACTIONS
-from penstock.frontend.sqs.queue_attributes import TABLE as QUEUE_TABLE
+from penstock.frontend.sqs.rules.queue_attributes import TABLE as QUEUE_TABLE
 from penstock.wire.aws import shapes
 
 SOURCE = Path(penstock.__file__).parent
@@ -38,16 +38,15 @@ BANNED_METHODS = {
 ALLOWED = {
     # Imports a module by a name that the generated table holds, never one from outside.
     "wire/kafka/apis.py": {"importlib.import_module"},
-    "cli/lazy.py": {"importlib.import_module"},
+    "cli/terminal/lazy.py": {"importlib.import_module"},
     # Compiles codecs from the message classes of this package.
     "wire/kafka/compiler.py": {"compile", "exec"},
-    # The same, of jobs and reports; and a package that may not be installed.
-    "pipeline/lazy_jobs.py": {"importlib.import_module"},
-    "pipeline/java.py": {"importlib.import_module"},
+    # A package that may not be installed.
+    "pipeline/spark/java.py": {"importlib.import_module"},
     # Writes our own code into an archive for Spark's executors, and reads none.
-    "pipeline/shipping.py": {"zipfile"},
+    "pipeline/spark/code_archive.py": {"zipfile"},
     # Writes the archive for a bug report, and reads none.
-    "cli/debug.py": {"tarfile"},
+    "cli/operate/debug.py": {"tarfile"},
     # Asks a person at a terminal.
     "cli": {"input"},
 }

@@ -32,7 +32,7 @@ from tests.harness.server import Server
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import (
+from penstock.wire.kafka.fetch import (
     READ_COMMITTED,
     FetchPartition,
     FetchRequest,

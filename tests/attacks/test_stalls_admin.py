@@ -20,10 +20,10 @@ from penstock.frontend.admin.api import BODY_BYTES_MAX
 from penstock.frontend.admin.reply import json_reply
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.routes import routes
-from penstock.metadata.identities import StoredIdentities
-from penstock.metadata.identity_entries import POLICY_BYTES_MAX
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.metadata.security.identity_entries import POLICY_BYTES_MAX
 from penstock.model.identity import Tenant, User
-from penstock.net.exchange import HttpReply
+from penstock.net.http.exchange import HttpReply
 from penstock.wire.kafka.generated.create_topics import CreatableTopic, CreatableTopicConfig
 
 QUEUES = 2_000  # the most that one page of a list has is 1,000

@@ -14,8 +14,8 @@ from botocore.credentials import Credentials
 from tests.attacks.kit import Operator, exchange, send, signed
 from tests.attacks.stalls import LoopServer
 
-from penstock.metadata.identity_entries import POLICIES_BYTES_MAX, POLICY_BYTES_MAX
-from penstock.wire.aws.access import STATEMENTS_MAX, Kind, compile_policy
+from penstock.access.evaluation import STATEMENTS_MAX, Kind, compile_policy
+from penstock.metadata.security.identity_entries import POLICIES_BYTES_MAX, POLICY_BYTES_MAX
 
 Statement = dict[str, Any]
 Shape = Callable[[int], Statement]

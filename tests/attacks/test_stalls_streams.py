@@ -11,7 +11,7 @@ from tests.attacks.frames import Wire
 from tests.attacks.stalls import LoopServer
 from tests.harness.patience import eventually
 
-from penstock.frontend.kafka.group_configs import STANDBYS_MAX
+from penstock.frontend.kafka.configs.group_configs import STANDBYS_MAX
 from penstock.model.limits import STREAMS_TASKS_MAX, STREAMS_TOPICS_MAX
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
 from penstock.wire.kafka.generated.incremental_alter_configs import (

@@ -19,10 +19,10 @@ import pytest
 from tests.attacks.kit import ROOT, Operator, send, sqs_as
 from tests.harness.server import Server, stable_port
 
-from penstock.metadata.calls import GET, TXN, Get, Txn
-from penstock.metadata.identity_entries import decode_user, user_key
+from penstock.calls.internal.client import InternalClient
+from penstock.metadata.security.identity_entries import decode_user, user_key
+from penstock.metadata.serving.calls import GET, TXN, Get, Txn
 from penstock.model.levels import Levels
-from penstock.net.internal import InternalClient
 from penstock.wire.internal.calls import PING, Nothing
 from penstock.wire.internal.faults import Unreachable
 

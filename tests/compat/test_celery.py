@@ -19,7 +19,7 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.cli.examples import RECIPES
+from penstock.cli.setup.examples import RECIPES
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.compat.celery_app"

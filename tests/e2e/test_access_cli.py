@@ -19,8 +19,8 @@ from tests.harness.command import Done
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
 
-from penstock.cli.failure import ExitCode
-from penstock.node.keyring import MASTER_NAME
+from penstock.cli.terminal.failure import ExitCode
+from penstock.node.keys.keyring import MASTER_NAME
 
 PENSTOCK = penstock_command()
 ROOT_KEY_ID = "ROOTROOTROOTROOTROOT"
@@ -228,7 +228,7 @@ def test_a_password_is_asked_for_twice_and_not_shown(admin: Person) -> None:
         "user", "set-password", "ann", answers=[(b"Password: ", password), (b"Again: ", password)]
     )
     assert code == 0, shown
-    assert "can log in over Kafka" in shown
+    assert "can now log in with Kafka clients" in shown
     assert "horse" not in shown
     assert admin("user", "show", "ann").json["mechanisms"] == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
 
@@ -282,7 +282,7 @@ def test_the_audit_trail_answers_who_did_what(root: Person, admin: Person, tmp_p
     assert code == 0
     assert "ann  sqs:DeleteQueue  arn:aws:sqs:us-east-1:111111111111:short-lived  ok" in shown
     _, shown = root.typing("audit", "tail", "--action", "NoSuchAction", answers=[])
-    assert "no such entries in this time" in shown
+    assert "no matching entries in this time" in shown
 
 
 def test_prometheus_scrapes_with_a_key_that_may_do_nothing_else(

@@ -14,7 +14,7 @@ from tests.compat.kafka.locked import ROOT_KEY, ROOT_SECRET, Operator, allow, lo
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.net.kafka_client import KafkaClient, Place, Security
+from penstock.net.kafka_client.client import KafkaClient, Place, Security
 from penstock.record.batch import split_batches
 from penstock.record.record import iter_records
 from penstock.wire.facts.audit import AuditRecord, breaks, decode

@@ -23,7 +23,7 @@ from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.terminal.failure import ExitCode
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from tests.harness.command import Done
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
 
-from penstock.cli.examples import RECIPES
-from penstock.cli.failure import ExitCode
-from penstock.cli.output import time_of_day
+from penstock.cli.setup.examples import RECIPES
+from penstock.cli.terminal.failure import ExitCode
+from penstock.cli.terminal.output import time_of_day
 
 PENSTOCK = penstock_command()
 
@@ -149,7 +149,7 @@ def test_a_terminal_asks_for_the_name_again(shell: Shell) -> None:
     shell("queue", "create", "doomed")
     code, shown = shell.on_terminal("queue", "delete", "doomed", keys=b"dommed\n")
     assert code == ExitCode.USAGE
-    assert "Type its name to go on" in shown
+    assert "Type the name to confirm" in shown
     assert shell("queue", "show", "doomed").code == 0
     code, _ = shell.on_terminal("queue", "delete", "doomed", keys=b"doomed\n")
     assert code == 0
@@ -228,7 +228,7 @@ def test_a_refused_message_is_exit_7_and_the_others_arrive(shell: Shell, queue: 
     done = shell("message", "send", queue, "-", stdin="good\nbad \x01 byte\nfine\n")
     assert done.code == ExitCode.PARTIAL
     assert done.json == {"queue": queue, "sent": 2, "failed": 1}
-    assert "message 2 refused" in done.err
+    assert "message 2 rejected" in done.err
 
 
 def unread(pipe: IO[str] | None) -> int:
@@ -259,7 +259,7 @@ def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
     send.send_signal(signal.SIGINT)
     _, err = send.communicate(timeout=120)
     assert send.returncode == ExitCode.INTERRUPTED
-    assert f"2 messages had been accepted by '{queue}'" in err
+    assert f"'{queue}' had accepted 2 messages" in err
 
 
 def test_a_receipt_extends_releases_and_deletes(shell: Shell, queue: str) -> None:

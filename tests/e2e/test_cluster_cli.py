@@ -21,8 +21,8 @@ from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import penstock_command, stable_port
 
-from penstock.cli.cluster_folder import Known
-from penstock.cli.failure import ExitCode
+from penstock.cli.cluster.folder import ProcessId
+from penstock.cli.terminal.failure import ExitCode
 
 pytestmark = [
     pytest.mark.slow,
@@ -191,7 +191,8 @@ def test_up_starts_a_cluster_that_goes_on_after_down_and_leaves_no_process(tmp_p
     try:
         assert [line["name"] for line in done.lines] == ["n1", "n2", "n3"]
         processes = [
-            Known(*one) for one in json.loads((folder / "running.json").read_text())["processes"]
+            ProcessId(*one)
+            for one in json.loads((folder / "running.json").read_text())["processes"]
         ]
         assert len(processes) == 4
         assert all(one.is_alive for one in processes)
@@ -233,7 +234,7 @@ def test_ctrl_c_ends_a_cluster_in_the_foreground_in_order(tmp_path: Path) -> Non
         assert up.stdout is not None
         assert json.loads(up.stdout.readline())["name"] == "n1"
         kept = json.loads((tmp_path / "c" / "running.json").read_text())
-        processes = [Known(*one) for one in kept["processes"]]
+        processes = [ProcessId(*one) for one in kept["processes"]]
         assert [one.name for one in processes] == ["up", "etcd", "n1"]
         up.send_signal(signal.SIGINT)
         _, said = up.communicate(timeout=SECONDS_MAX)

@@ -21,7 +21,7 @@ from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import ServerFailed
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.terminal.failure import ExitCode
 from penstock.model.levels import LEVEL_MAX, LOW_WATERMARK_FILES, Levels
 
 pytestmark = [
@@ -170,8 +170,8 @@ def test_a_node_of_the_earlier_version_is_refused_with_the_reason(cluster: Penst
     what, why, do = node.stderr.splitlines()[said_before:]
     assert what == "error: the server did not start"
     assert why == (
-        f"  why: this node speaks feature {Levels(highest=BEFORE)}, and the cluster is at level"
-        f" {LEVEL_MAX}: run a newer version of Penstock here"
+        f"  why: this node supports feature {Levels(highest=BEFORE)}, but the cluster is at level"
+        f" {LEVEL_MAX}: run a newer version of Penstock on this node"
     )
     assert do.startswith("   do: run a version that supports the feature level of the cluster")
     lowered = ask(cluster, "upgrade", "--to", str(BEFORE))

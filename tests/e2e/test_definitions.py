@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.test_kafka_cli import Shell
 from tests.harness.server import Server
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.terminal.failure import ExitCode
 
 OTHER = "111122223333"
 MADE = [
@@ -75,8 +75,8 @@ def test_definitions_are_exported_and_imported(shells: list[Shell], tmp_path: Pa
     ("text", "why"),
     [
         ("{", "Expecting property name"),
-        ('{"version": 9, "queues": [], "topics": []}', "version 9 is unknown"),
-        ('{"version": 1, "queues": []}', "no field 'topics'"),
+        ('{"version": 9, "queues": [], "topics": []}', "version 9 is not supported"),
+        ('{"version": 1, "queues": []}', "field 'topics' is missing"),
         ('{"version": 1, "queues": [{"name": 7}], "topics": []}', "'name' of 7 is not a str"),
     ],
 )
@@ -89,4 +89,4 @@ def test_a_file_that_is_no_definitions_is_refused(
     assert done.code == ExitCode.USAGE
     assert "error: wrong.json cannot be read as definitions" in done.err
     assert why in done.err
-    assert "do: write one with `penstock definitions export`" in done.err
+    assert "do: create such a file with `penstock definitions export`" in done.err

@@ -29,7 +29,7 @@ from tests.harness.deployment import (
 from tests.harness.patience import eventually
 
 from penstock import __version__
-from penstock.node import config as node_config
+from penstock.node.configuration import config as node_config
 from penstock.node.workers import STOP_SECONDS_MAX
 
 READY_SECONDS_MAX = 200.0

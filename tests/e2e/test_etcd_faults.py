@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 from tests.harness.etcd import LACKING, Certificates, EtcdCluster
 
-from penstock.metadata.etcd import EtcdStore
-from penstock.metadata.etcd_links import EtcdConfig
-from penstock.metadata.lease_clock import LeaseClock, LeaseClockConfig
+from penstock.membership.lease_clock import LeaseClock, LeaseClockConfig
+from penstock.metadata.etcd.links import EtcdConfig
+from penstock.metadata.etcd.store import EtcdStore
 from penstock.metadata.store import Change, Compacted, StoreUnusable
 from penstock.model.errors import PenstockError, VersionConflict
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
@@ -376,11 +376,11 @@ async def test_who_may_not_is_told_so_in_one_line(tmp_path: Path) -> None:
     ("wrong", "said"),
     [
         ({"endpoints": ()}, "endpoints"),
-        ({"endpoints": ("http://host:2379",)}, "a host and a port"),
+        ({"endpoints": ("http://host:2379",)}, "HOST:PORT"),
         ({"namespace": "penstock/"}, "namespace"),
         ({"namespace": "/"}, "namespace"),
-        ({"cert_path": Path("c.pem")}, "its key"),
-        ({"cert_path": Path("c.pem"), "key_path": Path("k.pem")}, "authority"),
+        ({"cert_path": Path("c.pem")}, "must be set together"),
+        ({"cert_path": Path("c.pem"), "key_path": Path("k.pem")}, "CA file"),
     ],
 )
 async def test_a_configuration_that_cannot_work_is_refused_by_name(

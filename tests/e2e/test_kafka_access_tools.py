@@ -23,7 +23,7 @@ from tests.harness.server import Server
 from tests.unit.frontend_kafka_access.stage import codes
 
 from penstock.model.levels import ACLS_STORED
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic

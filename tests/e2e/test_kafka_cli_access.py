@@ -21,7 +21,7 @@ from tests.harness import forks
 from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command, stable_port
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.terminal.failure import ExitCode
 
 
 class Shell:
@@ -93,7 +93,7 @@ def test_the_same_key_under_the_names_that_aws_tools_use(site: Site, tmp_path: P
     assert site.shell(**named)("topic", "list").code == 0
     other = site.shell(**{**named, "AWS_PROFILE": "other"})("topic", "list")
     assert other.code == ExitCode.USAGE
-    assert "'other' cannot be used" in other.err
+    assert "cannot read the AWS profile 'other'" in other.err
 
 
 def test_an_address_of_ones_own_choice(site: Site) -> None:

@@ -206,7 +206,7 @@ def test_a_node_without_a_certificate_is_not_let_in(
     tmp_path: Path, metadata: MetadataServer
 ) -> None:
     said = refusal(attached(tmp_path / "node", metadata.listen))
-    assert "perhaps it wants TLS, or another certificate" in said
+    assert "perhaps it needs TLS, or another certificate" in said
     assert metadata.metrics()["penstock_connections"] == 0
 
 
@@ -224,14 +224,16 @@ def test_nobody_may_call_itself_by_another_name_than_its_certificates(
     env = {**certificates.make("f1"), "PENSTOCK_NODE__NAME": "m2"}
     said = refusal(attached(tmp_path / "node", metadata.listen, env=env))
     assert "The certificate shown by node m2 is for another node" in said
-    assert metadata.stderr.count("a node was refused") == 1, "the operator hears of it, once"
+    assert metadata.stderr.count("hello of another node rejected") == 1, (
+        "the operator hears of it, once"
+    )
 
 
 def test_where_one_node_is_expected_no_other_may_answer(
     tmp_path: Path, certificates: Certificates, metadata: MetadataServer
 ) -> None:
     node = attached(tmp_path / "node", f"m9={metadata.listen}", env=certificates.make("f1"))
-    assert "m1 answers where node m9 was expected" in refusal(node)
+    assert "Node m1 replied instead of node m9" in refusal(node)
 
 
 def test_a_node_of_another_cluster_is_refused(
@@ -279,5 +281,5 @@ def test_clients_and_nodes_do_not_share_an_authority(
         "PENSTOCK_TLS__KEY_FILE": env["PENSTOCK_INTERNAL__KEY"],
         "PENSTOCK_TLS__CLIENT_CA_FILE": env["PENSTOCK_INTERNAL__CA"],
     }
-    with pytest.raises(ServerFailed, match="could pass for a node"):
+    with pytest.raises(ServerFailed, match="could act as a node"):
         MetadataServer(tmp_path / "data", env=env).start()

@@ -16,11 +16,11 @@ import boto3
 import pytest
 from confluent_kafka import TopicPartition
 from tests.compat.kafka.confluent import consumer
+from tests.e2e.older_data import clock_at, received
 from tests.harness.server import Server
-from tests.lab.clock_faults import LIBRARY
 
 FOLDER = Path(__file__).parent / "data" / "before-produced-bit.tar.xz"
-WRITTEN_AT = "@2026-11-16 13:00:00"
+WRITTEN_AT = 1_794_834_000  # 2026-11-16 13:00:00 UTC
 SENDER = "AKIAOLDSENDER"
 
 
@@ -29,12 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("older")
     with tarfile.open(FOLDER) as archive:
         archive.extractall(folder, filter="data")
-    env = {
-        "LD_PRELOAD": str(LIBRARY),
-        "FAKETIME": WRITTEN_AT,
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    with Server(folder / "data", fsync="never", kafka_port=0, env=env) as running:
+    with Server(folder / "data", fsync="never", kafka_port=0, env=clock_at(WRITTEN_AT)) as running:
         yield running
         assert running.stop() == 0, running.stderr_tail()
         running.assert_no_traceback()
@@ -53,23 +48,12 @@ def sqs(server: Server) -> Iterator[Any]:
     client.close()
 
 
-def received(sqs: Any, queue: str, count: int) -> dict[str, Any]:
-    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
-    found: dict[str, Any] = {}
-    while len(found) < count:
-        reply = sqs.receive_message(
-            QueueUrl=url,
-            MaxNumberOfMessages=10,
-            WaitTimeSeconds=20,
-            AttributeNames=["All"],
-            MessageAttributeNames=["All"],
-        )
-        found |= {message["Body"]: message for message in reply["Messages"]}
-    return found
+def by_body(sqs: Any, queue: str, count: int) -> dict[str, Any]:
+    return {message["Body"]: message for message in received(sqs, queue, count)}
 
 
 def test_a_dead_letter_keeps_its_sender_attempts_and_source(sqs: Any) -> None:
-    letter = received(sqs, "dead", 1)["dies"]
+    letter = by_body(sqs, "dead", 1)["dies"]
     shown = letter["Attributes"]
     assert letter["MessageId"] == "faa34c24-d575-0d7d-51ef-d631c053ddbf"
     assert shown["SenderId"].endswith(SENDER)
@@ -79,7 +63,7 @@ def test_a_dead_letter_keeps_its_sender_attempts_and_source(sqs: Any) -> None:
 
 
 def test_messages_and_produced_records_of_a_queue_are_delivered(sqs: Any) -> None:
-    found = received(sqs, "jobs", 2)
+    found = by_body(sqs, "jobs", 2)
     waits, produced = found["waits"], found["produced"]
     assert waits["MessageId"] == "68267fe3-c3cb-aa0f-8938-61d1f63bb76f"
     assert waits["Attributes"]["SenderId"].endswith(SENDER)
@@ -89,8 +73,8 @@ def test_messages_and_produced_records_of_a_queue_are_delivered(sqs: Any) -> Non
 
 
 def test_order_and_encryption_are_kept(sqs: Any) -> None:
-    assert list(received(sqs, "orders.fifo", 3)) == ["order 0", "order 1", "order 2"]
-    assert received(sqs, "sealed", 1)
+    assert list(by_body(sqs, "orders.fifo", 3)) == ["order 0", "order 1", "order 2"]
+    assert by_body(sqs, "sealed", 1)
 
 
 def test_a_group_goes_on_where_it_was(server: Server) -> None:

@@ -453,7 +453,7 @@ def test_a_node_that_waits_can_be_stopped(tmp_path: Path) -> None:
     os.kill(node.pid, signal.SIGTERM)
     starting.join(120)
     assert ends, "it ended by itself"
-    assert "stopped before the metadata service was there" in ends[0]
+    assert "stopped while waiting for the metadata service" in ends[0]
     node.assert_no_traceback()
 
 
@@ -466,7 +466,7 @@ def test_a_node_keeps_to_the_store_it_belongs_to(tmp_path: Path) -> None:
     with second:
         starting = threading.Thread(target=start_in_vain, args=(node, []))
         starting.start()
-        eventually(lambda: "keeps another store" in node.stderr, seconds=120, what="the refusal")
+        eventually(lambda: "uses another store" in node.stderr, seconds=120, what="the refusal")
         os.kill(node.pid, signal.SIGTERM)
         starting.join(120)
 
@@ -487,9 +487,9 @@ def test_a_folder_with_a_catalog_of_its_own_is_not_attached(
     ("arguments", "why"),
     [
         (("--role", "broker"), "expected frontend,broker,metadata together"),
-        (("--role", "frontend,broker"), "say where the metadata is"),
-        (("--metadata", "127.0.0.1:1"), "the roles are frontend,broker"),
-        (("--internal", "127.0.0.1:0"), "for the role metadata"),
+        (("--role", "frontend,broker"), "the metadata needs an address"),
+        (("--metadata", "127.0.0.1:1"), "the roles must be frontend,broker"),
+        (("--internal", "127.0.0.1:0"), "for a metadata node"),
         (("--role", "frontend,broker", "--metadata", "nonsense"), "expected host:port"),
         (("--role", "frontend,broker", "--metadata", "192.0.2.1:9"), "no TLS between nodes"),
         (("--role", "frontend,broker", "--metadata", "127.0.0.1:9"), "share a master key"),

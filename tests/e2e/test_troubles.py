@@ -53,7 +53,7 @@ def test_a_start_gives_root_a_key_if_users_exist_and_no_operator_has_one(tmp_pat
 
         # The last key of an operator is disabled: everybody is told, also who may not ask more.
         assert run(server, "key", "disable", key_id, **root).code == 0
-        words = "no operator has an access key: nobody can manage users"
+        words = "no operator has an access key, so users, keys and the cluster cannot be managed"
         eventually(
             lambda: any(words in text for text in texts(server)),
             seconds=SECONDS_MAX,

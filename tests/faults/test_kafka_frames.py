@@ -24,7 +24,7 @@ from penstock.record.batch import encode_batch
 from penstock.record.crc32c import crc32c
 from penstock.record.record import encode_record
 from penstock.wire.kafka.apis import APIS, Api
-from penstock.wire.kafka.fetch_request import (
+from penstock.wire.kafka.fetch import (
     FetchPartition,
     FetchRequest,
     FetchTopic,

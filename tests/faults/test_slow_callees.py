@@ -90,13 +90,13 @@ def test_metadata_that_hangs_stops_new_queues_only_and_for_no_longer_than_it_han
             assert statistics.median(times) < AT_ONCE_SECONDS, "messages waited for the metadata"
             assert max(times) < DEADLINE_SECONDS, "a message waited for the metadata"
             for outcome, seconds in outcomes:
-                assert outcome == "503 metadata did not answer in time."
+                assert outcome == "503 metadata did not reply in time."
                 assert seconds < 2 * DEADLINE_SECONDS  # one behind the other it would be 20
             assert callee(server, "metadata")["state"] != "closed"
             # Those that find out whether it is back wait; the pause between them grows.
             refused = [create(server.port, "refused") for _ in range(3)]
             outcome, seconds = min(refused, key=lambda each: each[1])
-            assert outcome == "503 metadata does not answer; it is tried again shortly."
+            assert outcome == "503 metadata does not reply; retry shortly."
             assert seconds < AT_ONCE_SECONDS
             assert callee(server, "backend:")["state"] == "closed"
             messages.call("SendMessage", {"QueueUrl": url, "MessageBody": "still"})
@@ -109,5 +109,5 @@ def test_metadata_that_hangs_stops_new_queues_only_and_for_no_longer_than_it_han
         messages.close()
         assert server.stop() == 0, server.stderr_tail()
         assert "circuit breaker opened" in server.stderr
-        assert "callee answers again" in server.stderr
+        assert "circuit breaker closed" in server.stderr
         server.assert_no_traceback()

@@ -287,7 +287,8 @@ class EtcdCluster:
         )
 
     def _is_healthy(self, member: int) -> bool:
-        assert self._running(member).poll() is None, self._last_words(member)
+        code = self._running(member).poll()
+        assert code is None, f"etcd ended with {code}: {self._last_words(member)}"
         try:
             return self._request(member, "GET", "/health", None).get("health") == "true"
         except (OSError, http.client.HTTPException, ValueError):

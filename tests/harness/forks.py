@@ -239,11 +239,11 @@ def _end(code: int) -> NoReturn:
 
 def _import_all(kind: str) -> None:
     package = importlib.import_module("penstock.pipeline" if kind == PIPELINE else "penstock.cli")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not module.name.startswith(("penstock.cli.pipeline", "penstock.cli.__")):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.startswith(("penstock.cli.pipeline.", "penstock.cli.__")):
             importlib.import_module(module.name)
     if kind == PIPELINE:
-        importlib.import_module("penstock.cli.pipeline_run")
+        importlib.import_module("penstock.cli.pipeline.run")
     else:
         importlib.import_module("penstock.node.lifecycle")
     assert threading.active_count() == 1, "threads do not live on in a fork"

@@ -22,7 +22,7 @@ from tests.harness.etcd import EtcdCluster
 from tests.harness.ledger import now_ns
 
 from penstock.model.topic import Topic
-from penstock.replication.row import NOBODY, PartitionRow
+from penstock.replication.row import NO_NODE, PartitionRow
 
 NAMESPACE = "/penstock/penstock"
 _PARTITIONS = f"{NAMESPACE}/partitions/"
@@ -51,7 +51,7 @@ class Change:
             self.before is not None
             and self.after is not None
             and self.after.epoch > self.before.epoch
-            and self.before.leader != NOBODY
+            and self.before.leader != NO_NODE
         )
 
     @property

@@ -37,7 +37,7 @@ from tests.lab.workers import WorkerProcess, Workers
 CALLS_SECONDS_MAX = 60.0
 SETTLE_SECONDS_MAX = 90.0
 SQS_PROCESSES = 2
-TRUNCATED = '"replica cut to where it agrees with its leader"'
+TRUNCATED = '"replica truncated to match its leader"'
 
 
 @dataclass(frozen=True)

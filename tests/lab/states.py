@@ -21,13 +21,13 @@ from pathlib import Path
 
 from tests.lab.replicas import has_batches
 
-from penstock.broker.disk import DiskBudget
-from penstock.broker.restore import Fold, Restored, forget_beyond, read_checkpoint
-from penstock.broker.surroundings import Surroundings
-from penstock.cursor.lease import LeaseCursor
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.disk import DiskBudget
+from penstock.broker.partition.replay import Replay, forget_beyond, read_checkpoint
+from penstock.cursor.leases.lease import LeaseCursor
 from penstock.log.log import Log, LogConfig
-from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.topic import Topic
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.metrics import Meter
@@ -79,7 +79,7 @@ async def _compare(
         store = await SqliteStore.open(Path(scratch) / "nothing.sqlite3")
         pool = ThreadPoolExecutor(1)
         clock = StandingClock()
-        surroundings = Surroundings(
+        context = BrokerContext(
             folder=Path(scratch),
             clock=clock,
             pool=pool,
@@ -96,7 +96,7 @@ async def _compare(
                 if topic is None or not any(map(has_batches, there.values())):
                     continue
                 shares = [one for one in topics if one.source_id == topic_id]
-                reader = _Reader(topic, int(index), shares, surroundings)
+                reader = _Reader(topic, int(index), shares, context)
                 _compare_partition(partition, there, reader, found)
         finally:
             pool.shutdown()
@@ -132,35 +132,33 @@ class _Reader:
     """Folds copies of one partition."""
 
     def __init__(
-        self, topic: Topic, index: int, shares: Sequence[Topic], surroundings: Surroundings
+        self, topic: Topic, index: int, shares: Sequence[Topic], context: BrokerContext
     ) -> None:
         self._topic = topic
         self._index = index
         self._shares = shares
-        self._surroundings = surroundings
+        self._context = context
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[Log]:
-        log = Log.open(folder, LogConfig(), now_ms=self._surroundings.clock.wall_ms())
+        log = Log.open(folder, LogConfig(), now_ms=self._context.clock.wall_ms())
         try:
             yield log
         finally:
             log.close(clean=False)
 
     def read(self, log: Log, end: int) -> State:
-        fold = Fold(
-            log, self._topic, self._index, shares=self._shares, surroundings=self._surroundings
-        )
+        fold = Replay(log, self._topic, self._index, shares=self._shares, context=self._context)
         try:
             fold.advance(end)
         except (KeyError, AssertionError) as error:
             return State((), (f"cannot be folded: {error!r}",))
-        restored = fold.finish()
+        fold.finish()
         if fold.damage is not None:
             return State((), (f"damaged: {fold.damage}",))
-        cursors = [restored.cursor, *(cursor for _, cursor in restored.shares)]
+        cursors = [fold.cursor, *(cursor for _, cursor in fold.shares)]
         extent = tuple(_extent(cursor) for cursor in cursors)
-        return State(extent, _whole(restored, cursors) if restored.begun_at == 0 else None)
+        return State(extent, _whole(fold, cursors) if fold.begun_at == 0 else None)
 
 
 def _extent(cursor: LeaseCursor) -> tuple[int, int]:
@@ -169,7 +167,7 @@ def _extent(cursor: LeaseCursor) -> tuple[int, int]:
     return cursor.low_offset(), stats.visible + stats.in_flight + stats.delayed
 
 
-def _whole(restored: Restored, cursors: Sequence[LeaseCursor]) -> tuple[object, ...]:
+def _whole(restored: Replay, cursors: Sequence[LeaseCursor]) -> tuple[object, ...]:
     producers = sorted(
         (
             one.producer_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.job import Job, JobContext
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ def run(context: JobContext) -> None:
             paths: list[Any] = [penstock.__file__] * batch.num_rows
             yield pyarrow.record_batch([batch.column(0), pyarrow.array(paths)], ["id", "path"])
 
-    rows = map_in_arrow(
-        context.spark.range(0, 1_000, numPartitions=4), place, "id long, path string"
-    )
+    numbers = context.spark.range(0, 1_000, numPartitions=4)
+    rows = map_in_arrow(numbers, place, schema_of("id long, path string"))
     with context.progress.tasks("adding"):
         context.lake.append(rows, "probe", app="probe:1", batch_id=0)
         total = context.spark.range(0, 1_000, 1, 8).agg({"id": "sum"}).collect()[0][0]

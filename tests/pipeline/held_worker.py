@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline import replaying
+from penstock.pipeline.archive import replaying
 
 FOLDER = "KILLED_REPLAY_FOLDER"
 
@@ -21,7 +21,7 @@ FOLDER = "KILLED_REPLAY_FOLDER"
 def main() -> None:
     from pyspark.daemon import manager
 
-    folder, note = Path(os.environ[FOLDER]), replaying.note_standing
+    folder, note = Path(os.environ[FOLDER]), replaying.commit_position
 
     def note_or_stop(*arguments: Any) -> None:
         if (folder / "hold").exists():
@@ -29,7 +29,7 @@ def main() -> None:
             threading.Event().wait()
         note(*arguments)
 
-    setattr(replaying, "note_standing", note_or_stop)  # noqa: B010  of any signature
+    setattr(replaying, "commit_position", note_or_stop)  # noqa: B010  of any signature
     manager()
 
 

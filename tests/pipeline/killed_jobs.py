@@ -21,8 +21,8 @@ from tests.pipeline.killed_process import Kill, Told
 from tests.pipeline.killing import AFTER, WORKER, Case, Tally, before, between
 from tests.pipeline.topics import BASE_MS, send
 
-from penstock.net.kafka_client import EARLIEST, LATEST, Place
-from penstock.pipeline.replaying import CHUNK_RECORDS
+from penstock.net.kafka_client.client import EARLIEST, LATEST, Place
+from penstock.pipeline.archive.replaying import CHUNK_RECORDS
 
 PARTITIONS = 2
 BATCH_BYTES = "16k"
@@ -144,7 +144,7 @@ class AuditCase(Case):
         return {"batch_bytes": "1m" if is_last else "4k"}
 
     def judge(self, tally: Tally, told: Sequence[Told]) -> None:
-        from penstock.pipeline.audit_check import verify_audit
+        from penstock.pipeline.jobs.audit_check import verify_audit
 
         rows = self.rows("audit_log")
         end = self.lake.end_offsets("audit_log", "audit")["__audit"][0]
@@ -318,7 +318,7 @@ class RetentionCase(Case):
                 "last": pa.array(offsets, pa.int64()),
             }
         )
-        self.lake.append_arrow(acks, "acks", app=f"acks:{self.feeds}", batch_id=0)
+        self.lake.append(acks, "acks", app=f"acks:{self.feeds}", batch_id=0)
 
     def arguments(self, *, is_last: bool) -> dict[str, Any]:
         return {"policies": str(self._policies), "acks": "acks", "apply": True}

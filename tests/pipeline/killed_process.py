@@ -22,8 +22,10 @@ from tests.pipeline import held_worker
 from tests.pipeline.stage import QUERIES, Notes
 
 from penstock.pipeline.job import JobContext
-from penstock.pipeline.jobs import JOBS
 from penstock.pipeline.lake import Commit, Lake, Table
+from penstock.pipeline.registry import jobs_of
+
+JOBS = jobs_of("run")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,9 +37,9 @@ from tests.pipeline import held_worker
 from tests.pipeline.killed_process import PATIENCE_S, Kill, Told, run_job
 from tests.pipeline.topics import Topics, topics_of
 
-from penstock.net.kafka_client import LATEST
+from penstock.net.kafka_client.client import LATEST
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.transient import is_transient
+from penstock.pipeline.runs.transient_errors import is_transient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,15 +16,15 @@ from tests.harness.server import Server
 from tests.pipeline.stage import Notes, context_of
 from tests.pipeline.topics import BASE_MS, Topics, topics_of
 
-from penstock.net.kafka_client import Place
-from penstock.pipeline import archive_check, archive_source
-from penstock.pipeline.archive_check import verify
-from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY
-from penstock.pipeline.archive_source import ArchivingReader, Written
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.archive import archive_source
+from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY
+from penstock.pipeline.archive.archive_source import ArchivingReader, Written
+from penstock.pipeline.client.read_options import parse_read_options
 from penstock.pipeline.job import JobContext, JobMisused, Unsound
-from penstock.pipeline.jobs import archive
+from penstock.pipeline.jobs import archive, archive_check
+from penstock.pipeline.jobs.archive_check import verify
 from penstock.pipeline.lake import Lake, RecordsRepeated, TopicRemade
-from penstock.pipeline.options import parse_read_options
 from penstock.pipeline.parts import Part, write_parts
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def test_topics_are_archived_as_they_are_and_only_what_is_new_is_added(
     )
     notes = Notes()
     archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
-    assert notes.texts == ["410 records in 3 partitions are each there once"]
+    assert notes.texts == ["410 records in 3 partitions are archived exactly once"]
 
 
 def test_a_lost_checkpoint_costs_nothing_and_a_second_query_is_refused(
@@ -229,7 +229,7 @@ def test_a_topic_that_was_made_again_is_refused_until_its_table_is_moved_aside(
     assert values == topics.values("remade")
     notes = Notes()
     archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
-    assert notes.texts == ["20 records in 3 partitions are each there once"]
+    assert notes.texts == ["20 records in 3 partitions are archived exactly once"]
     with pytest.raises(TopicRemade):  # a driver that did not look, or looked before
         archive.commit_written(
             lake, [Written("remade", old, _part(lake, 8))], app="archive:z", batch_id=0

@@ -15,44 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyspark.sql import functions as f
 from tests.compat.conftest import sqs_client
 from tests.harness.server import Server, penstock_command
 from tests.pipeline.stage import Notes, context_of
 from tests.pipeline.topics import topics_of
+from tests.unit.pipeline.test_rates import CARD, DAY0_MS, hour
 
+from penstock.pipeline.facts.rates import parse
+from penstock.pipeline.facts.usage_sums import COUNTS, HOUR_MS
 from penstock.pipeline.job import JobMisused
-from penstock.pipeline.jobs import JOBS, billing, usage
+from penstock.pipeline.jobs import billing, usage
 from penstock.pipeline.jobs.billing import Month, bill
-from penstock.pipeline.jobs.usage import UsageTables, last_complete_hour
+from penstock.pipeline.jobs.usage import UsageTables
 from penstock.pipeline.lake import Commit, Lake, LakeFenced, Table
-from penstock.pipeline.rates import GB, RatesInvalid, Use, lines_of, parse
-from penstock.pipeline.usage_sums import COUNTS, HOUR_MS, Flushes
 from penstock.wire.facts.usage import UsageColumns, UsageFacts, UsageRow, encode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DAY0_MS = 1_767_225_600_000  # 2026-01-01
 JANUARY = Month(2026, 1)
 REFUSED = ("throttled", "denied", "failed")
 Totals = dict[tuple[str, ...], dict[str, int]]
-
-CARD = """
-currency = "EUR"
-[[version]]
-valid_from = 2026-01-01
-free_requests = 100
-bytes_out_micros = 90_000
-storage_micros = 23_000
-[version.request_micros]
-send = 400_000
-other = 100_000
-[version.classes]
-send = ["sqs:SendMessage", "kafka:Write"]
-"""
 
 
 @pytest.fixture
@@ -122,10 +106,6 @@ def totals_in(df: DataFrame) -> Totals:
 def records(spark: SparkSession, values: list[bytes], first_offset: int = 0) -> DataFrame:
     rows = [(0, first_offset + n, value) for n, value in enumerate(values)]
     return spark.createDataFrame(rows, "partition int, offset long, value binary")
-
-
-def hour(number: int, minute: int = 0) -> int:
-    return DAY0_MS + number * HOUR_MS + minute * 60_000
 
 
 def tables(spark: SparkSession, lake: Lake, app: str = "usage:q", grace_ms: int = 0) -> UsageTables:
@@ -204,30 +184,7 @@ def test_another_query_beside_is_fenced_and_counts_nothing(spark: SparkSession, 
     assert totals_in(lake.read(spark, usage.PARTIAL)) == totals_of(facts[:2])
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), max_size=30))
-def test_ranges_of_flushes_are_a_set_of_numbers(added: list[tuple[int, int]]) -> None:
-    flushes, truth = Flushes(), set[int]()
-    for first, more in added:
-        flushes.add(("n", "i"), first, first + more)
-        truth |= set(range(first, first + more + 1))
-    assert {n for n in range(60) if flushes.has(("n", "i"), n)} == truth
-    missing = max(truth) - min(truth) + 1 - len(truth) if truth else 0
-    assert sum(flushes.gaps().values()) == missing
-    assert not flushes.has(("n", "other"), 1)
-
-
 # ── Sealing ──────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_hour_is_sealed_when_every_live_node_is_behind_its_end() -> None:
-    at = {"a": hour(5, 10), "b": hour(3, 20)}
-    first = DAY0_MS // HOUR_MS
-    assert last_complete_hour({}, grace_ms=0) is None
-    assert last_complete_hour(at, grace_ms=0) == first + 2
-    assert last_complete_hour(at, grace_ms=30 * 60_000) == first + 1
-    assert last_complete_hour({**at, "dead": hour(-40)}, grace_ms=0) == first + 2
-    assert last_complete_hour({**at, "a": hour(30)}, grace_ms=0) == first + 29
 
 
 def test_late_facts_become_adjustments_and_nothing_is_counted_twice(
@@ -342,14 +299,14 @@ def test_lines_of_a_killed_writing_give_way_to_the_next(
     job, card = tables(spark, lake), parse(CARD)
     node = Node("n")
     job.add(records(spark, [encode(node.facts(hour(0), rows=50))]), 0)
-    real = Lake.append_arrow
+    real = Lake.append
 
     def die_before_heads(self: Lake, rows: Any, table: str, **options: Any) -> Any:
         if table == billing.INVOICE:
             raise KeyboardInterrupt
         return real(self, rows, table, **options)
 
-    monkeypatch.setattr(Lake, "append_arrow", die_before_heads)
+    monkeypatch.setattr(Lake, "append", die_before_heads)
     with pytest.raises(KeyboardInterrupt):
         bill(spark, lake, card, JANUARY)
     monkeypatch.undo()
@@ -358,69 +315,6 @@ def test_lines_of_a_killed_writing_give_way_to_the_next(
     heads = lake.read(spark, billing.INVOICE).groupBy().sum("amount_micros").collect()
     lines = lake.read(spark, billing.INVOICE_LINE).groupBy().sum("amount_micros").collect()
     assert heads == lines
-
-
-def test_a_card_prices_by_class_version_and_what_is_free() -> None:
-    card = parse(
-        CARD
-        + """
-[[version]]
-valid_from = 2026-01-16
-requests_by = "units64k"
-free_requests = 1_000
-bytes_out_micros = 50_000
-request_micros = { other = 1_000_000 }
-"""
-    )
-    uses = [
-        Use("t", "kafka:Read", 0, requests=60, refused=10, bytes_out=2 * GB),
-        Use("t", "sqs:SendMessage", 0, requests=1_000_070, units64k=9),
-        Use("t", "storage", 0, byte_minutes=GB * 31 * 1_440),
-        Use("t", "sqs:SendMessage", 1, requests=5, units64k=1_900, bytes_out=GB // 2),
-    ]
-    lines = {(line.version, line.item): line for line in lines_of(uses, card, days=31)}
-    other, send = lines[0, "requests:other"], lines[0, "requests:send"]
-    assert (other.quantity, other.refused, other.free, other.amount_micros) == (60, 10, 50, 0)
-    assert (send.quantity, send.free, send.amount_micros) == (1_000_070, 50, 400_008)
-    assert lines[0, "bytes_out"].amount_micros == 180_000
-    assert lines[0, "storage"].amount_micros == 23_000
-    later = lines[1, "requests:other"]
-    assert (later.quantity, later.free, later.amount_micros) == (1_900, 900, 1_000)
-    assert lines[1, "bytes_out"].amount_micros == 25_000
-    assert card.version_at(datetime.date(2026, 1, 15)) == 0
-    assert card.version_at(datetime.date(2026, 3, 1)) == 1
-    with pytest.raises(RatesInvalid, match="no version"):
-        card.version_at(datetime.date(2025, 12, 31))
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("x", "no TOML"),
-        ("currency = 'EUR'", "version"),
-        (CARD.replace('"EUR"', '"eur"'), "capital"),
-        (CARD + "[other]\n", "no setting 'other'"),
-        (CARD.replace("free_requests", "free_reqests"), "free_reqests"),
-        (CARD.replace("400_000", "0.4"), "whole number"),
-        (CARD.replace("400_000", "-1"), "whole number"),
-        (CARD.replace("other = 100_000", ""), "other"),
-        (CARD.replace("2026-01-01", '"today"'), "a day"),
-        (CARD.replace("[version.classes]\nsend", "[version.classes]\nsnd"), "no price"),
-        (CARD + CARD.replace('currency = "EUR"', ""), "two versions"),
-        (CARD.replace('"kafka:Write"]', '"sqs:SendMessage"]'), "two classes"),
-    ],
-)
-def test_a_card_that_cannot_be_used_says_why(text: str, why: str) -> None:
-    with pytest.raises(RatesInvalid, match=why):
-        parse(text)
-
-
-def test_months_are_calendar_months() -> None:
-    assert str(Month.parse("2024-02")) == "2024-02"
-    assert Month.parse("2024-02").days == 29
-    assert Month.parse("2026-12").end == datetime.date(2027, 1, 1)
-    with pytest.raises(JobMisused, match="no month"):
-        Month.parse("2026-13")
 
 
 def test_misuse_of_billing_is_told_in_a_line(
@@ -442,12 +336,8 @@ def test_misuse_of_billing_is_told_in_a_line(
         run(rates=tmp_path / "none")
     with pytest.raises(JobMisused, match="penstock pipeline run usage"):
         run(rates=good, month="2026-01")
-    with pytest.raises(JobMisused, match="no TOML"):
+    with pytest.raises(JobMisused, match="not valid TOML"):
         run(rates=bad, month="2026-01")
-
-
-def test_every_job_of_the_list_is_there_under_its_name() -> None:
-    assert {name: job.name for name, job in JOBS.items()} == {name: name for name in JOBS}
 
 
 # ── With a real server ───────────────────────────────────────────────────────────────────────

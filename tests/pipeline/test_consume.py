@@ -12,9 +12,8 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.pipeline.consume import ConsumingReader, Leases, parse_consume_options
-from penstock.pipeline.option_values import OptionInvalid
-from penstock.pipeline.sqs_calls import SqsRefused, SqsUnreachable
+from penstock.pipeline.client.sqs_client import SqsRefused, SqsUnreachable
+from penstock.pipeline.reading.consume import ConsumingReader, Leases, parse_consume_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,21 +145,6 @@ def test_leases_are_extended_while_a_batch_runs(server: Server) -> None:
     assert leases.messages(1) == []
     assert len(receipts) == 12
     leases.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"queue": "q"}, "option endpoint is the URL"),
-        ({"endpoint": "http://a:1"}, "option queue is missing"),
-        ({"endpoint": "http://a:1", "queue": "q", "leaseSeconds": "5"}, "from 10 on"),
-        ({"endpoint": "http://a:1", "queue": "q", "accessKeyId": "k"}, "needs secretKeyFile"),
-        ({"endpoint": "http://a:1", "queue": "q", "colums": "k"}, "there is no option colums"),
-    ],
-)
-def test_a_bad_option_is_refused_with_one_line(options: dict[str, str], why: str) -> None:
-    with pytest.raises(OptionInvalid, match=why):
-        parse_consume_options({"mode": "consume", **options})
 
 
 def test_a_queue_or_a_server_that_is_not_there_is_told(server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cli import main
-from penstock.pipeline.status import read_status
+from penstock.pipeline.runs.status import read_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

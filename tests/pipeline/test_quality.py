@@ -15,22 +15,16 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.harness.server import Server
 from tests.pipeline.test_audit import context_for
+from tests.unit.pipeline.test_quality_rules import NOON_MS, rules
 
-from penstock.net.kafka_client import KafkaClient
+from penstock.net.kafka_client.client import KafkaClient
 from penstock.pipeline.job import JobMisused, Unsound
 from penstock.pipeline.jobs import quality
-from penstock.pipeline.jobs.quality import QUARANTINE, RESULT, judge_age, judge_volume, newest_ms
-from penstock.pipeline.quality_checks import Result, count, mark, quarantined
-from penstock.pipeline.rules import Rule, RulesInvalid, parse_rules, read_rules
+from penstock.pipeline.jobs.quality import QUARANTINE, RESULT, newest_ms
+from penstock.pipeline.quality.quality_checks import Result, count, mark, quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-NOON_MS = 1_772_366_400_000
-
-
-def rules(*tables: str) -> list[Rule]:
-    return list(parse_rules("".join(f'[[rule]]\ntopic = "t"\n{table}\n' for table in tables)))
 
 
 def row(offset: int, value: bytes | None = b"{}", **told: Any) -> dict[str, Any]:
@@ -158,66 +152,6 @@ def test_gaps_between_batches_count(spark: SparkSession) -> None:
     assert found(count(marked, gap, {0: 5, 1: 3})) == {"gap": (2, "0:5")}
     assert found(count(marked, gap, {0: 2, 1: 0})) == {"gap": (8, "0:2")}
     assert found(count(marked, gap, {})) == {"gap": (2, "0:5")}
-
-
-def test_some_failures_may_be_allowed() -> None:
-    (rule,) = rules('check = "not_null"\nallowed = 2')
-    assert Result(rule, 10, 2).is_ok
-    assert not Result(rule, 10, 3).is_ok
-
-
-# ── Rules as they are written ────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("table", "want"),
-    [
-        ('check = "wrong"', "rule 1: check is one of"),
-        ('check = "range"\nfield = "a"', "min or max"),
-        ('check = "range"\nmin = 2\nmax = 1', "min 2 is above max 1"),
-        ('check = "range"\nmin = "a"', "min is a number"),
-        ('check = "regex"\npattern = "("', "pattern"),
-        ('check = "json"\nfields = { a = "text" }', "a is one of string"),
-        ('check = "not_null"\nfield = "a..b"', "no path"),
-        ('check = "not_null"\nfield = "header:"', "followed by a name"),
-        ('check = "not_null"\nmini = 1', "no mini here"),
-        ('check = "volume"\nmin = 1\non_fail = "quarantine"', "no rows"),
-        ('check = "freshness"', "max_age_s is missing"),
-        ('check = "not_null"\nallowed = -1', "allowed"),
-        ('check = "not_null"\n[[rule]]\ntopic = "t"\ncheck = "not_null"', "two rules"),
-        ("check = ", "not TOML"),
-    ],
-)
-def test_a_mistake_in_a_rule_is_told_with_its_place(table: str, want: str) -> None:
-    with pytest.raises(RulesInvalid, match=want):
-        rules(table)
-
-
-def test_no_rules_a_missing_file_and_a_topic_that_is_none_are_told(tmp_path: Path) -> None:
-    for text, want in (
-        ("", "0 rules"),
-        ('[[rule]]\ntopic = "a b"\ncheck = "size"\nmin = 1', "name"),
-    ):
-        with pytest.raises(RulesInvalid, match=want):
-            parse_rules(text)
-    with pytest.raises(RulesInvalid, match="cannot read"):
-        read_rules(tmp_path / "none")
-    (tmp_path / "latin").write_bytes(b"\xff")
-    with pytest.raises(RulesInvalid, match="UTF-8"):
-        read_rules(tmp_path / "latin")
-
-
-# ── A topic as a whole ───────────────────────────────────────────────────────────────────────────
-
-
-def test_age_and_volume_are_judged_at_their_bounds() -> None:
-    fresh, volume = rules(
-        'check = "freshness"\nmax_age_s = 10', 'check = "volume"\nmin = 5\nmax = 9'
-    )
-    assert judge_age(fresh, NOON_MS, now_ms=NOON_MS + 10_000).is_ok
-    assert not judge_age(fresh, NOON_MS, now_ms=NOON_MS + 10_001).is_ok
-    assert not judge_age(fresh, None, now_ms=NOON_MS).is_ok
-    assert [judge_volume(volume, n).is_ok for n in (4, 5, 9, 10)] == [False, True, True, False]
 
 
 # ── With a server ────────────────────────────────────────────────────────────────────────────────

@@ -14,14 +14,19 @@ from tests.harness.server import Server
 from tests.pipeline.stage import Notes, context_of
 from tests.pipeline.topics import BASE_MS, Topics, topics_of
 
-from penstock.net.kafka_client import Place
-from penstock.pipeline import replaying
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.archive import replaying
+from penstock.pipeline.archive.replaying import (
+    Position,
+    ProgressLost,
+    Replay,
+    commit_position,
+    send_partitions,
+)
+from penstock.pipeline.client.read_options import Connection
 from penstock.pipeline.job import JobMisused
 from penstock.pipeline.jobs import archive, replay
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.options import Connection
-from penstock.pipeline.queue_sender import NotSendable, entry_of
-from penstock.pipeline.replaying import ProgressLost, Standing, Way, note_standing, send_again
 from penstock.record.batch import parse_header, split_batches
 
 if TYPE_CHECKING:
@@ -139,10 +144,10 @@ def test_a_chunk_whose_note_was_lost_is_sent_again_and_stored_once(
     else:
         topics.make(target, 1)
     partitions = len(topics.client.places(target))
-    way = Way("cut", Connection(server.kafka), target, partitions, None, now_ms=BASE_MS)
+    sending = Replay("cut", Connection(server.kafka), target, partitions, None, now_ms=BASE_MS)
     producer_id, epoch = topics.client.producer_id()
-    note_standing(topics.client, way, 3, Standing(0, producer_id, epoch, 0))
-    noted = replaying.note_standing
+    commit_position(topics.client, sending, 3, Position(0, producer_id, epoch, 0))
+    noted = replaying.commit_position
     notes = 0
 
     def note_twice_then_die(*arguments: Any) -> None:
@@ -152,11 +157,11 @@ def test_a_chunk_whose_note_was_lost_is_sent_again_and_stored_once(
             raise KeyboardInterrupt
         noted(*arguments)
 
-    monkeypatch.setattr(replaying, "note_standing", note_twice_then_die)
+    monkeypatch.setattr(replaying, "commit_position", note_twice_then_die)
     with pytest.raises(KeyboardInterrupt):
-        list(send_again([_rows(range(45))], way))
-    monkeypatch.setattr(replaying, "note_standing", noted)
-    (done,) = send_again([_rows(range(20)), _rows(range(20, 45))], way)
+        list(send_partitions([_rows(range(45))], sending))
+    monkeypatch.setattr(replaying, "commit_position", noted)
+    (done,) = send_partitions([_rows(range(20)), _rows(range(20, 45))], sending)
     assert done.to_pylist() == [{"partition": 3, "sent": 25, "repeated": 10}]
     assert topics.values(target) == [b"m%d" % n for n in range(45)]
     if target == "cut-queue":
@@ -185,8 +190,8 @@ def test_a_fifo_queue_gets_messages_in_the_order_of_each_key(
     }
     replay.run(context_of(spark, server, lake, tmp_path, **arguments))
     # Another replay of the same records under the same name would be dropped by their ids.
-    way = Way("x", Connection(server.kafka), "again.fifo", 1, None)
-    assert way.target_of(7) == Place("again.fifo", 0)
+    sending = Replay("x", Connection(server.kafka), "again.fifo", 1, None)
+    assert sending.target_of(7) == Place("again.fifo", 0)
     got: list[tuple[str, str, str | None]] = []
     while messages := sqs.receive_message(
         QueueUrl=url,
@@ -200,21 +205,6 @@ def test_a_fifo_queue_gets_messages_in_the_order_of_each_key(
             sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
     want = [(f"v1-{n}", f"k{n}", str(n) if n % 2 else None) for n in range(25)]
     assert sorted(got) == sorted(want)
-
-
-def test_what_cannot_be_a_message_is_told_with_its_place() -> None:
-    with pytest.raises(NotSendable, match="partition 1, offset 7: the value is no text"):
-        entry_of("j", (1, 7, 0, None, b"\xff", None))
-    with pytest.raises(NotSendable, match="empty"):
-        entry_of("j", (1, 7, 0, None, None, None))
-    entry = entry_of("j", (1, 7, 0, b"\x00", b"x", [{"key": "b", "value": b"\xff"}]))
-    assert len(entry["MessageGroupId"]) == 64
-    assert entry["MessageDeduplicationId"] == "replay-j-1-7"
-    binary = {"b": {"DataType": "Binary", "BinaryValue": "/w=="}}
-    assert entry["MessageAttributes"] == binary
-    headers = [{"key": "b", "value": b"\xff"}, {"key": "penstock.type.b", "value": b"String"}]
-    entry = entry_of("j", (1, 7, 0, b"k", b"x", headers))
-    assert entry["MessageAttributes"] == binary, "the declared type does not fit the bytes"
 
 
 def test_misuse_is_told_in_a_line(
@@ -231,15 +221,15 @@ def test_misuse_is_told_in_a_line(
         run(source="nothing", target="target")
     with pytest.raises(JobMisused, match="cannot replay to missing"):
         run(source="events", target="missing")
-    with pytest.raises(JobMisused, match="cannot name"):
+    with pytest.raises(JobMisused, match="is not a valid --name"):
         run(source="events", target="target", name="a b'")
     sqs.create_queue(QueueName="x.fifo", Attributes={"FifoQueue": "true"})
     with pytest.raises(JobMisused, match="--endpoint"):
         run(source="events", target="x.fifo")
     with pytest.raises(JobMisused, match="--filter nonsense"):
         run(source="events", target="target", filter="nonsense = 1", name="n1")
-    with pytest.raises(JobMisused, match="another choice"):
+    with pytest.raises(JobMisused, match="other options"):
         run(source="events", target="target", name="n1")
-    way = Way("gone", Connection(server.kafka), "target", 1, None)
-    with pytest.raises(ProgressLost, match="is gone"):
-        list(send_again([_rows(range(3))], way))
+    sending = Replay("gone", Connection(server.kafka), "target", 1, None)
+    with pytest.raises(ProgressLost, match="is missing"):
+        list(send_partitions([_rows(range(3))], sending))

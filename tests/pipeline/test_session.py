@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.pipeline.arrow_map import map_in_arrow
-from penstock.pipeline.java import find_java
-from penstock.pipeline.session import open_session, session_conf
-from penstock.pipeline.shipping import code_zip
-from penstock.pipeline.warm import archive_file
+from penstock.pipeline.arrow_map import map_in_arrow, schema_of
+from penstock.pipeline.session import open_session
+from penstock.pipeline.spark.class_archive import archive_file
+from penstock.pipeline.spark.code_archive import code_zip
+from penstock.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def test_arrow_goes_through_python_without_pandas(spark: SparkSession) -> None:
         for batch in batches:
             yield pa.record_batch({"id": pc.multiply(batch.column(0), 2)})
 
-    rows = map_in_arrow(spark.range(0, 1_000, 1, 3), doubled, "id BIGINT").collect()
+    rows = map_in_arrow(spark.range(0, 1_000, 1, 3), doubled, schema_of("id long")).collect()
     assert sorted(row.id for row in rows) == list(range(0, 2_000, 2))
 
 
@@ -75,34 +75,8 @@ def test_a_worker_that_dies_is_replaced_and_its_task_done_again(
         else:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert map_in_arrow(spark.range(0, 100, 1, 2), dies_once, "id BIGINT").count() == 100
+    assert map_in_arrow(spark.range(0, 100, 1, 2), dies_once, schema_of("id long")).count() == 100
     assert Path(mark).exists()
-
-
-@pytest.mark.parametrize(
-    ("master", "partitions", "host"),
-    [
-        ("local", "1", "127.0.0.1"),
-        ("local[3]", "3", "127.0.0.1"),
-        ("local[64,4]", "16", "127.0.0.1"),
-        ("spark://127.0.0.1:7077", None, "127.0.0.1"),
-        ("spark://master.example:7077", None, None),
-        ("k8s://https://example:6443", None, None),
-        ("yarn", None, None),
-    ],
-)
-def test_what_is_chosen_follows_where_the_executors_are(
-    master: str, partitions: str | None, host: str | None
-) -> None:
-    conf = session_conf("app", master=master, conf={})
-    assert conf.get("spark.sql.shuffle.partitions") == partitions
-    assert conf.get("spark.driver.host") == host
-
-
-def test_what_the_user_says_wins() -> None:
-    given = {"spark.driver.memory": "3g", "spark.ui.enabled": "true", "spark.x": "y"}
-    conf = session_conf("app", master="local[2,4]", conf=given)
-    assert given.items() <= conf.items()
 
 
 # ── Shipping ─────────────────────────────────────────────────────────────────────────────────

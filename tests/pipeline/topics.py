@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from penstock.net.kafka_client import EARLIEST, LATEST, KafkaClient, KafkaRefused, Place
-from penstock.pipeline.decode import decode_batches
+from tests.harness.decoding import decode_batches
+
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaRefused, Place
 from penstock.record.batch import encode_batch
 from penstock.record.record import Header, encode_record
 from penstock.wire.kafka.generated import (
@@ -101,7 +102,7 @@ class Topics:
 
 
 def _behind(records: memoryview, end: int) -> int:
-    from penstock.pipeline.fetching import whole_span
+    from penstock.pipeline.reading.fetching import whole_span
 
     return min(end, whole_span(records)[0])
 

@@ -6,9 +6,8 @@ from tests.sim.fold import Fold
 from tests.sim.node import STEP_MS, SimNode
 from tests.sim.world import LEASE_STEPS, World
 
-from penstock.cursor.clip import clipped
-from penstock.cursor.dedup import DedupTable
-from penstock.cursor.events import Event
+from penstock.cursor.leases.dedup import DedupTable
+from penstock.cursor.leases.events import Event, clipped
 
 # ── Answers ──────────────────────────────────────────────────────────────────────────────────
 

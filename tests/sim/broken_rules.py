@@ -9,13 +9,13 @@ from tests.sim.node import SimNode
 from tests.sim.store import SimStore
 from tests.sim.world import World
 
-from penstock.replication import election, mending
+from penstock.replication import election, repair
 from penstock.replication.election import Standing
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Ignore, Step, Truncate
 from penstock.replication.leader import Leader, Serve
-from penstock.replication.mending import Mending
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
+from penstock.replication.repair import RepairStep
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -157,16 +157,16 @@ _recover = election.recover
 
 
 def empties_what_counts(
-    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
-) -> Mending:
-    step = _next_step(row, node, asked_in=asked_in, incarnations=incarnations)
-    return Mending.EMPTY if step is Mending.RESIGN and row.leader != node else step
+    row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
+) -> RepairStep:
+    step = _next_step(row, node, fetched_in=fetched_in, incarnations=incarnations)
+    return RepairStep.EMPTY if step is RepairStep.RESIGN and row.leader != node else step
 
 
 def counts_out_at_once(
-    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
-) -> Mending:
-    return _next_step(row, node, asked_in=-1, incarnations=incarnations)
+    row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
+) -> RepairStep:
+    return _next_step(row, node, fetched_in=-1, incarnations=incarnations)
 
 
 def resigns_in_the_same_epoch(view: View, node: int) -> Change:
@@ -177,14 +177,14 @@ def resigns_in_the_same_epoch(view: View, node: int) -> Change:
 
 
 def stays_aside(
-    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
-) -> Mending:
-    step = _next_step(row, node, asked_in=asked_in, incarnations=incarnations)
-    return Mending.WAIT if step is Mending.REOPEN else step
+    row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
+) -> RepairStep:
+    step = _next_step(row, node, fetched_in=fetched_in, incarnations=incarnations)
+    return RepairStep.WAIT if step is RepairStep.REOPEN else step
 
 
-_next_step = mending.next_step
-_resign = mending.resign
+_next_step = repair.next_step
+_resign = repair.resign
 
 
 # ── Moves ────────────────────────────────────────────────────────────────────────────────────
@@ -275,10 +275,10 @@ def takes_any_answer(
     self: Follower, answer: Any, history: EpochHistory, *, end_offset: int, **_more: int
 ) -> Step[Any]:
     """Whatever has the right epoch and, if it brings records, fits on."""
-    if answer.asked.epoch != self.epoch or answer.asked.incarnation != self.incarnation:
+    if answer.fetch.epoch != self.epoch or answer.fetch.incarnation != self.incarnation:
         return Ignore()
     if isinstance(answer, Data):
-        fits = answer.asked.offset == end_offset
+        fits = answer.fetch.offset == end_offset
         return Append(answer.batches, answer.high_watermark) if fits else Ignore()
     if isinstance(answer, Diverge):
         _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
@@ -295,7 +295,7 @@ def truncates_anything(self: Replica, to: int) -> None:
 
 def serves_any_epoch(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
     found = _fetched(self, fetch._replace(epoch=self.epoch), history, **more)
-    return found._replace(asked=fetch)
+    return found._replace(fetch=fetch)
 
 
 def serves_without_lineage(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
@@ -305,7 +305,7 @@ def serves_without_lineage(self: Leader, fetch: Fetch, history: EpochHistory, **
     last = [epoch for epoch, start in history if start < fetch.offset]
     same = fetch._replace(last_epoch=last[-1] if last else -1, offset=at)
     found = _fetched(self, same, history, **more)
-    return found._replace(asked=fetch)
+    return found._replace(fetch=fetch)
 
 
 _fetched = Leader.fetched

@@ -1,7 +1,8 @@
 """A simulated cluster of one partition: the real replication rules over a store, a network, disks
-and clocks that a seed decides about. This part is the shell of a node, as ``broker/replicators.py``
-and ``broker/replicator.py`` are: lives, views, elections, moves, and what replicas say to each
-other. What clients do, what happens next, and how it ends is in world.py.
+and clocks that a seed decides about. This part is the shell of a node, as
+``broker/replicas/replicators.py`` and ``broker/replicas/replicator.py`` are: lives, views,
+elections, moves, and what replicas say to each other. What clients do, what happens next, and how
+it ends is in world.py.
 
 It stands for the shell's habits as they have to be; a mutation breaks one of them.
 """
@@ -12,18 +13,18 @@ from tests.sim.book import Book, Operation
 from tests.sim.disk import Checkpoint, Entry
 from tests.sim.fold import Fold
 from tests.sim.ledger import Ledger
-from tests.sim.network import DropAsked, DropTold, Sent, What
+from tests.sim.network import DropReply, DropRequest, Sent, What
 from tests.sim.node import STEP_MS, SimNode
 from tests.sim.queue import Queue
 from tests.sim.store import SimStore
 from tests.sim.violation import PhysicalLoss, Violation
 
-from penstock.replication import election, mending
+from penstock.replication import election, repair
 from penstock.replication.election import Standing
 from penstock.replication.follower import Append, Halt, Restart, Truncate
 from penstock.replication.leader import Serve
-from penstock.replication.mending import Mending
-from penstock.replication.messages import Answer, Data, Fetch
+from penstock.replication.messages import Data, Fetch, Reply
+from penstock.replication.repair import RepairStep
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -277,25 +278,25 @@ class Cluster:
 
     def mend(self, node: SimNode, view: View) -> None:
         row, number = view.row, node.number
-        if not node.is_aside and mending.is_spare(row, number):
+        if not node.is_aside and repair.is_spare(row, number):
             node.operations = []
             node.forget_role()
             node.live.halt("the log is damaged")
         if not node.is_aside:
             self.take_view(node, view)
             return
-        step = mending.next_step(
-            row, number, asked_in=node.live.epoch, incarnations=self.store.incarnations
+        step = repair.next_step(
+            row, number, fetched_in=node.live.epoch, incarnations=self.store.incarnations
         )
-        if step is Mending.RESIGN:
-            if self.carry_out(mending.resign(view, number)):
+        if step is RepairStep.RESIGN:
+            if self.carry_out(repair.resign(view, number)):
                 self.mend(node, self.store.view)  # it knows at once what it has changed
-        elif step is Mending.EMPTY:
+        elif step is RepairStep.EMPTY:
             self.counts["mendings"] += 1
             self.tell(f"node {number} empties its damaged copy")
             self.wipe(node)
-        if step in (Mending.EMPTY, Mending.REOPEN):
-            self.counts["reopenings"] += step is Mending.REOPEN
+        if step in (RepairStep.EMPTY, RepairStep.REOPEN):
+            self.counts["reopenings"] += step is RepairStep.REOPEN
             self.forget(node)
             node.seen = None
             self.show(node, self.store.view)
@@ -359,7 +360,7 @@ class Cluster:
     # ── The network ──────────────────────────────────────────────────────────────────────────
 
     def fetch(self, node: SimNode) -> None:
-        asked = node.live.ask()
+        asked = node.live.next_fetch()
         if asked is not None and node.live.follower is not None:
             self.send(node, node.live.follower.leader, asked)
 
@@ -367,7 +368,7 @@ class Cluster:
         assert node.seen is not None
         row = node.seen.row
         node.drop_number += 1
-        self.send(node, row.leader, DropAsked(node.number, row.epoch, node.drop_number))
+        self.send(node, row.leader, DropRequest(node.number, row.epoch, node.drop_number))
 
     def send(
         self,
@@ -384,16 +385,16 @@ class Cluster:
             self.swap(sent, what)
             return
         node = self.nodes[sent.target]
-        if isinstance(what, DropTold):
+        if isinstance(what, DropReply):
             if node.is_up and node.is_leaving and what.number == node.drop_number:
                 self.drop(node)
         elif node.replica is None:
             return
-        elif isinstance(what, DropAsked):
+        elif isinstance(what, DropRequest):
             led = node.leader
             is_right = led is not None and led.epoch == what.epoch
             if led is not None and is_right and what.node not in led.row.replicas:
-                self.send(node, what.node, DropTold(what.number))
+                self.send(node, what.node, DropReply(what.number))
         elif isinstance(what, Fetch):
             self.serve(node, what)
         else:
@@ -426,10 +427,10 @@ class Cluster:
         self.settle(node)
 
     def take(
-        self, node: SimNode, answer: Answer[Entry], leader_start: int, leader_low_watermark: int
+        self, node: SimNode, answer: Reply[Entry], leader_start: int, leader_low_watermark: int
     ) -> None:
         replica = node.live
-        step = replica.answered(answer)
+        step = replica.apply_reply(answer)
         if isinstance(step, Append):
             if leader_low_watermark > node.low_watermark:
                 self.store_low_watermark(node, leader_low_watermark)

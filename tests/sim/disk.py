@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.cursor.events import Event, decode
+from penstock.cursor.leases.events import Event, decode
 from penstock.model.message import Message, Record
 
 MESSAGE = 0  # in the place of an event's type

@@ -1,4 +1,4 @@
-"""From a simulated log to the real cursor, as ``broker/restore.Fold`` does it: begun at a
+"""From a simulated log to the real cursor, as ``broker/partition/replay.py`` does it: begun at a
 checkpoint or at the log's start, taken as far as is committed, and finished by whoever leads.
 
 A log whose beginning was dropped still holds events that speak of what stood there: a lease of
@@ -9,11 +9,10 @@ import msgspec
 from tests.sim.disk import MESSAGE, Checkpoint, SimLog
 from tests.sim.violation import Violation
 
-from penstock.cursor.clip import clipped
-from penstock.cursor.dedup import DedupTable, dedup_key
-from penstock.cursor.events import Event, LeaseEvent, TrimEvent
-from penstock.cursor.lease import LeaseCursor
-from penstock.cursor.open import open_cursor, restore_cursor
+from penstock.cursor.leases.dedup import DedupTable, dedup_key
+from penstock.cursor.leases.events import Event, LeaseEvent, TrimEvent, clipped
+from penstock.cursor.leases.lease import LeaseCursor
+from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.topic import DedupScope
 

@@ -15,7 +15,7 @@ from tests.sim.disk import Entry, SimLog
 from tests.sim.fold import Fold
 from tests.sim.violation import Violation
 
-from penstock.cursor.lease import LeaseCursor
+from penstock.cursor.leases.lease import LeaseCursor
 
 
 class Ledger:

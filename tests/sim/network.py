@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from tests.sim.disk import Entry
 
-from penstock.replication.messages import Answer, Fetch
+from penstock.replication.messages import Fetch, Reply
 from penstock.replication.row import Change
 
 
-class DropAsked(NamedTuple):
+class DropRequest(NamedTuple):
     """May this node's copy go? (R22)"""
 
     node: int
@@ -16,11 +16,11 @@ class DropAsked(NamedTuple):
     number: int
 
 
-class DropTold(NamedTuple):
+class DropReply(NamedTuple):
     number: int
 
 
-What = Fetch | Answer[Entry] | Change | DropAsked | DropTold
+What = Fetch | Reply[Entry] | Change | DropRequest | DropReply
 
 
 class Sent(NamedTuple):

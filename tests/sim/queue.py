@@ -1,6 +1,7 @@
 """A queue on the node that leads it: the real cursor and deduplication table with everything that
-is decided already in them, committed or not, as ``broker/leases.py`` has it. Nothing is written
-here: each decision returns what has to be appended, in this order, before anything else happens."""
+is decided already in them, committed or not, as ``broker/leases/leases.py`` has it. Nothing is
+written here: each decision returns what has to be appended, in this order, before anything else
+happens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +9,9 @@ from typing import NamedTuple
 from tests.sim.disk import MESSAGE
 from tests.sim.fold import Fold
 
-from penstock.cursor.dedup import DedupTable, dedup_key
-from penstock.cursor.events import Event
-from penstock.cursor.outcome import Pick
+from penstock.cursor.leases.dedup import DedupTable, dedup_key
+from penstock.cursor.leases.events import Event
+from penstock.cursor.leases.outcome import Pick
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.message import Claim, Message
 from penstock.model.topic import DedupScope

@@ -30,7 +30,7 @@ from tests.sim.node import STEP_MS, SimNode
 from tests.sim.queue import Queue
 from tests.sim.violation import PhysicalLoss, Violation
 
-from penstock.cursor.events import Event, encode
+from penstock.cursor.leases.events import Event, encode
 from penstock.model.message import Claim, Message
 from penstock.replication.leader import Leader
 from penstock.replication.row import Change, PartitionRow

@@ -1,33 +1,31 @@
-"""The broker's calls: ``model.ports.Backend`` for the partitions of this node. A thin table; what a
-call means is in queue.py and partition.py."""
+"""The broker of this node: one handler for each call of ``model/calls.py``. What a call does is in
+queue.py, partition.py and shares.py."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
-from penstock.broker.moves import Mover
-from penstock.broker.partition import Partition
-from penstock.broker.partitions import Partitions
-from penstock.broker.queue import Queue
-from penstock.broker.redrive import Redriver
-from penstock.broker.shares import ShareCalls
-from penstock.broker.surroundings import Surroundings
-from penstock.metadata.moves import MoveTasks
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.partitions import Partitions
+from penstock.broker.partition.queue import Queue
+from penstock.broker.queues.moves import Mover
+from penstock.broker.queues.redrive import Redriver
+from penstock.broker.queues.shares import ShareCalls
+from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.model import calls
+from penstock.model.calls import BrokerCall, BrokerPort, PartitionCall, R, Stats
 from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound
 from penstock.model.limits import PURGE_INTERVAL_MS
-from penstock.model.message import Appended, Claim, Delivery, Message
+from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
 from penstock.model.ports import (
-    Backend,
     BatchAppended,
     Fetched,
-    LeaseRequest,
-    Marker,
     MoveTask,
     Peeked,
     ProducerSeen,
-    Shares,
     StreamEnds,
 )
 from penstock.model.stream import settings_of
@@ -36,41 +34,66 @@ from penstock.model.topic import Kind, QueueStats, Topic
 RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
 
 
-class BackendAndShares(Backend, Shares, Protocol):
-    """Of all nodes."""
+Handler = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 class Broker:
     def __init__(
         self,
-        surroundings: Surroundings,
+        context: BrokerContext,
         tasks: MoveTasks,
         *,
         entropy: Callable[[int], bytes],
         is_clustered: bool = False,
     ) -> None:
-        self._surroundings = surroundings
+        self._context = context
         self._is_clustered = is_clustered
-        self._disk = surroundings.disk
-        self._redriver = Redriver(self, surroundings.catalog, surroundings.hold)
+        self._disk = context.disk
+        self._redriver = Redriver(self, context.catalog, context.hold)
         self.partitions = Partitions(
-            surroundings,
+            context,
             attempts_max=self._redriver.attempts_max,
             move_dead=self._redriver.move,
             is_clustered=is_clustered,
         )
-        self.shares = ShareCalls(surroundings, self.partitions, self._redriver, entropy=entropy)
-        self._mover = Mover(
-            self, surroundings.catalog, tasks, entropy=entropy, hold=surroundings.hold
-        )
+        self.shares = ShareCalls(context, self.partitions, self._redriver, entropy=entropy)
+        self._mover = Mover(self, context.catalog, tasks, entropy=entropy, hold=context.hold)
         self._purged_at_ms: dict[str, int] = {}
+        self.find_share = self.shares.find_share
+        self.on_available = self.shares.on_available
+        self.moves = self._mover.of_source
+        self.handlers: dict[type[BrokerCall[Any]], Handler] = {
+            calls.Append: self._append,
+            calls.Lease: self._lease,
+            calls.Ack: self._ack,
+            calls.Extend: self._extend,
+            calls.Purge: self._purge,
+            calls.Stats: self._stats,
+            calls.Peek: self._peek,
+            calls.StartMove: self._start_move,
+            calls.CancelMove: self._cancel_move,
+            calls.AppendBatches: self._append_batches,
+            calls.AppendMarker: self._append_marker,
+            calls.IsInTransaction: self._is_in_transaction,
+            calls.Producers: self._producers,
+            calls.Ends: self._ends,
+            calls.Fetch: self._fetch,
+            calls.FindTime: self._find_time,
+            calls.MaxTimestamp: self._max_timestamp,
+            calls.DeleteRecords: self._delete_records,
+            calls.LogBytes: self._log_bytes,
+            **self.shares.handlers,
+        }
 
-    def go_through(self, backend: BackendAndShares) -> None:
-        """In a cluster: what this broker sends to other queues goes to whoever leads them."""
-        self.shares.elsewhere = backend
-        self._redriver.backend = backend
-        self._mover.backend = backend
-        self.partitions.ask_others_with(backend.stats)
+    def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
+        return self.handlers[type(call)](call)
+
+    def go_through(self, brokers: BrokerPort) -> None:
+        """In a cluster: send the calls of this broker to other queues to their leaders."""
+        self.shares.all_brokers = brokers
+        self._redriver.broker = brokers
+        self._mover.broker = brokers
+        self.partitions.set_stats_of_all(lambda topic: brokers.call(Stats(topic)))
 
     async def start(self) -> None:
         await self.partitions.start()
@@ -80,7 +103,7 @@ class Broker:
             self._mover.resume()
 
     def _led(self, partition: Partition, is_led: bool) -> None:
-        """Tasks are where the first partition of their source is led."""
+        """Run move tasks where the first partition of their source is led."""
         if partition.index == 0 and is_led:
             self._mover.resume_of(partition.topic.arn)
         elif partition.index == 0:
@@ -97,11 +120,28 @@ class Broker:
         if not self._disk.admits(append_bytes):
             raise DiskFull(self._disk.refusal)
 
-    # ── model.ports.Backend ──────────────────────────────────────────────────────────────────
+    async def _partition(self, topic: Topic, partition: int) -> Partition:
+        queue = await self._queue(topic)
+        found = queue.partitions.get(partition)
+        if found is None:
+            await self.partitions.grow(queue)  # for partitions that were added
+            if not 0 <= partition < queue.topic.partition_count:
+                raise TopicNotFound(topic.name)
+            found = queue.partitions[partition]
+        return found
 
-    async def append(
-        self, topic: Topic, partition: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]:
+    def _opened(self, call: PartitionCall[R]) -> Partition | None:
+        """Return the partition of a call if it is open: hot calls need no other coroutine then."""
+        queue = self.partitions.find(call.topic)
+        return None if queue is None else queue.partitions.get(call.partition)
+
+    def _of(self, call: PartitionCall[R]) -> Coroutine[Any, Any, Partition]:
+        return self._partition(call.topic, call.partition)
+
+    # ── Queues ───────────────────────────────────────────────────────────────────────────────
+
+    async def _append(self, call: calls.Append) -> Sequence[Appended]:
+        topic, messages = call.topic, call.messages
         size = 0
         for message in messages:
             size += len(message.body) + RECORD_OVERHEAD_BYTES
@@ -110,36 +150,33 @@ class Broker:
         self._admit(size)
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
-        # No path of a client may write messages into the server's own rows.
-        if topic.kind is Kind.STREAM:
+        if topic.kind is Kind.STREAM:  # such as the topics of the server itself
             raise InvalidRequest(f"{topic.name} is not a queue: messages are sent to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
-        owner = queue.partitions.get(partition) or await self._partition(topic, partition)
+        owner = queue.partitions.get(call.partition) or await self._of(call)
         return await owner.append(messages)
 
-    async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
-        queue = self.partitions.find(topic) or await self.partitions.open(topic)
-        return await queue.lease(request)
+    async def _lease(self, call: calls.Lease) -> Sequence[Delivery]:
+        queue = self.partitions.find(call.topic) or await self.partitions.open(call.topic)
+        return await queue.lease(call.request)
 
-    async def ack(
-        self, topic: Topic, partition: int, claims: Sequence[Claim]
-    ) -> Sequence[Exception | None]:
-        queue = self.partitions.find(topic) or await self.partitions.open(topic)
-        return await queue.leases[partition].ack(claims)
+    async def _ack(self, call: calls.Ack) -> calls.Results:
+        queue = self.partitions.find(call.topic) or await self.partitions.open(call.topic)
+        return await queue.leases[call.partition].ack(call.claims)
 
-    async def extend(
-        self,
-        topic: Topic,
-        partition: int,
-        claims: Sequence[tuple[Claim, int]],
-        *,
-        is_strict: bool = False,
-    ) -> Sequence[Exception | None]:
-        queue = await self._queue(topic)
-        return await queue.leases[partition].extend(claims, is_strict=is_strict)
+    async def _extend(self, call: calls.Extend) -> calls.Results:
+        queue = await self._queue(call.topic)
+        return await queue.leases[call.partition].extend(call.claims, is_strict=call.is_strict)
 
-    async def purge(self, topic: Topic) -> None:
-        now_ms = self._surroundings.clock.mono_ms()
+    async def _check_led(self, call: calls.LeadersCall[R]) -> None:
+        """Check that this node leads the partitions that the reply must cover. Raises NotLeader."""
+        for partition, _ in call.counted_on:
+            await self._partition(call.topic, partition)
+
+    async def _purge(self, call: calls.Purge) -> None:
+        await self._check_led(call)
+        topic = call.topic
+        now_ms = self._context.clock.mono_ms()
         last_ms = self._purged_at_ms.get(topic.topic_id)
         if last_ms is not None and now_ms - last_ms < PURGE_INTERVAL_MS:
             raise PurgeInProgress(
@@ -155,90 +192,77 @@ class Broker:
         if topic.is_share:
             for leases in queue.leases.values():
                 await leases.purge()
-            return
-        for partition in queue.partitions.values():
-            await partition.purge()
+        else:
+            for partition in queue.partitions.values():
+                await partition.purge()
+        await self._check_led(call)  # a partition that got another leader was not purged
 
-    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
-        queue = await self._queue(topic)
-        if not is_detailed:
+    async def _stats(self, call: calls.Stats) -> QueueStats:
+        await self._check_led(call)
+        queue = await self._queue(call.topic)
+        if not call.is_detailed:
             return queue.stats()
         obstacles = await queue.obstacles()
         return msgspec.structs.replace(queue.stats(), obstacles=obstacles)
 
-    async def peek(
-        self, topic: Topic, *, partition: int, start: int, count: int
-    ) -> tuple[Sequence[Peeked], int]:
-        leases = (await self._queue(topic)).leases[partition]
-        return await leases.peek(start=start, count=count)
+    async def _peek(self, call: calls.Peek) -> tuple[Sequence[Peeked], int]:
+        leases = (await self._queue(call.topic)).leases[call.partition]
+        return await leases.peek(start=call.start, count=call.count)
 
-    # ── model.ports.Streams ──────────────────────────────────────────────────────────────────
+    async def _start_move(self, call: calls.StartMove) -> None:
+        await self._mover.start(call.task)
 
-    async def _partition(self, topic: Topic, partition: int) -> Partition:
-        queue = await self._queue(topic)
-        found = queue.partitions.get(partition)
-        if found is None:
-            await self.partitions.grow(queue)  # it may have just been given more
-            if not 0 <= partition < queue.topic.partition_count:
-                raise TopicNotFound(topic.name)
-            found = queue.partitions[partition]
-        return found
+    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
+        return await self._mover.cancel(call.task_id)
 
-    async def append_batches(
-        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
-    ) -> BatchAppended:
-        # Our own rows are written from the reserve, as acks are. A queue may have such a name.
+    # ── Streams ──────────────────────────────────────────────────────────────────────────────
+
+    async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
+        topic, batches = call.topic, call.batches
+        # The server's own rows use the disk reserve, as acks do. A queue may have such a name.
         if topic.is_queue or not is_internal(topic.name):
             self._admit(sum(map(len, batches)))
-        is_append_time = settings_of(topic, self._surroundings.defaults).is_append_time
-        owner = await self._partition(topic, partition)
-        return await owner.append_batches(batches, acks=acks, is_append_time=is_append_time)
+        is_append_time = settings_of(topic, self._context.defaults).is_append_time
+        owner = self._opened(call) or await self._of(call)
+        return await owner.append_batches(batches, acks=call.acks, is_append_time=is_append_time)
 
-    async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
-        await (await self._partition(topic, partition)).append_marker(marker)
+    async def _append_marker(self, call: calls.AppendMarker) -> None:
+        await (await self._of(call)).append_marker(call.marker)
 
-    async def is_in_transaction(
-        self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
-    ) -> bool:
-        owner = await self._partition(topic, partition)
-        return owner.stream.is_in_transaction(producer_id, producer_epoch)
+    async def _is_in_transaction(self, call: calls.IsInTransaction) -> bool:
+        stream = (await self._of(call)).stream
+        return stream.is_in_transaction(call.producer_id, call.producer_epoch)
 
-    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
-        return (await self._partition(topic, partition)).stream.producers()
+    async def _producers(self, call: calls.Producers) -> Sequence[ProducerSeen]:
+        return (await self._of(call)).stream.producers()
 
-    async def ends(self, topic: Topic, partition: int) -> StreamEnds:
-        return (await self._partition(topic, partition)).ends()
+    async def _ends(self, call: calls.Ends) -> StreamEnds:
+        return (self._opened(call) or await self._of(call)).ends()
 
-    async def fetch(
-        self,
-        topic: Topic,
-        partition: int,
-        *,
-        offset: int,
-        bytes_max: int,
-        is_committed: bool,
-        as_slices: bool = False,
-    ) -> Fetched:
-        owner = await self._partition(topic, partition)
+    async def _fetch(self, call: calls.Fetch) -> Fetched:
+        owner = self._opened(call) or await self._of(call)
         return owner.fetch(
-            offset, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
+            call.offset,
+            bytes_max=call.bytes_max,
+            is_committed=call.is_committed,
+            as_slices=call.as_slices,
         )
 
-    async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        owner = await self._partition(topic, partition)
+    async def _find_time(self, call: calls.FindTime) -> tuple[int, int]:
+        owner = await self._of(call)
         return await owner.stream.find_time(
-            timestamp_ms, start_offset=owner.start_offset, tenant=topic.account
+            call.timestamp_ms, start_offset=owner.start_offset, tenant=call.topic.account
         )
 
-    async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
-        owner = await self._partition(topic, partition)
-        return await owner.stream.newest(start_offset=owner.start_offset, tenant=topic.account)
+    async def _max_timestamp(self, call: calls.MaxTimestamp) -> tuple[int, int]:
+        owner = await self._of(call)
+        return await owner.stream.newest(start_offset=owner.start_offset, tenant=call.topic.account)
 
-    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
-        return await (await self._partition(topic, partition)).delete_records(before)
+    async def _delete_records(self, call: calls.DeleteRecords) -> int:
+        return await (await self._of(call)).delete_records(call.before)
 
-    async def log_bytes(self, topic: Topic, partition: int) -> int:
-        return (await self._partition(topic, partition)).log.size_bytes
+    async def _log_bytes(self, call: calls.LogBytes) -> int:
+        return (await self._of(call)).log.size_bytes
 
     def on_advance(
         self, topic: Topic, partition: int, listener: Callable[[], None]
@@ -247,14 +271,3 @@ class Broker:
         if queue is None:
             raise TopicNotFound(topic.name)
         return queue.partitions[partition].stream.on_advance(listener)
-
-    # ── move tasks ───────────────────────────────────────────────────────────────────────────
-
-    async def start_move(self, task: MoveTask) -> None:
-        await self._mover.start(task)
-
-    async def cancel_move(self, task_id: str) -> MoveTask | None:
-        return await self._mover.cancel(task_id)
-
-    def moves(self, source_arn: str) -> Sequence[MoveTask]:
-        return self._mover.of_source(source_arn)

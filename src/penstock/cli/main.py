@@ -12,113 +12,76 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.lazy import Entry, LazyGroup
-from penstock.cli.session import Settings, global_options
+from penstock.cli.clients.contexts import Settings
+from penstock.cli.command import global_options
+from penstock.cli.terminal.failure import ExitCode, Failure
+from penstock.cli.terminal.lazy import LazyGroup, Table
 
-_RUN = "Run"
-_USE = "Queues and messages"
-_STREAM = "Topics and groups"
-_ACCESS = "Who may do what"
-_LOOK = "Measure and look after"
-_PIPE = "Pipeline"
-_LEARN = "Learn"
-
-_ENTRIES = {
-    "serve": Entry("penstock.cli.serve:serve", "Start a server on embedded defaults.", _RUN),
-    "cluster": Entry(
-        "penstock.cli.cluster:cluster",
-        "Several nodes: status, drain, safe restarts; try one here with `up`.",
-        _RUN,
-    ),
-    "queue": Entry(
-        "penstock.cli.queue:queue",
-        "Create, list, show, set, delete, purge queues; watch their numbers.",
-        _USE,
-    ),
-    "message": Entry(
-        "penstock.cli.message:message",
-        "Send, receive, peek, tail, delete messages.",
-        _USE,
-    ),
-    "dlq": Entry("penstock.cli.dlq:dlq", "Dead letters: list them and move them back.", _USE),
-    "topic": Entry(
-        "penstock.cli.topic:topic",
-        "Create, list, show, set, delete topics; open one as a queue.",
-        _STREAM,
-    ),
-    "group": Entry(
-        "penstock.cli.group:group",
-        "Consumer groups: list, show, lag, reset, delete.",
-        _STREAM,
-    ),
-    "context": Entry(
-        "penstock.cli.context:context", "Servers under a name: add, use, list, remove.", _ACCESS
-    ),
-    "tenant": Entry(
-        "penstock.cli.tenant:tenant",
-        "Create, list, show, suspend, resume, delete tenants.",
-        _ACCESS,
-    ),
-    "user": Entry(
-        "penstock.cli.user:user", "Create, list, show, delete users; set passwords.", _ACCESS
-    ),
-    "key": Entry(
-        "penstock.cli.key:key", "Access keys: create, list, rotate, disable, delete.", _ACCESS
-    ),
-    "policy": Entry(
-        "penstock.cli.policy:policy", "Show, put, remove policies; test who may do what.", _ACCESS
-    ),
-    "quota": Entry("penstock.cli.quota:quota", "How much and how fast a tenant may.", _ACCESS),
-    "bench": Entry("penstock.cli.bench:bench", "Measure rate and latency of a server.", _LOOK),
-    "doctor": Entry("penstock.cli.doctor:doctor", "Check machine, settings and server.", _LOOK),
-    "storage": Entry(
-        "penstock.cli.storage:storage", "Inspect and verify a data folder, offline.", _LOOK
-    ),
-    "coordinator": Entry(
-        "penstock.cli.coordinator:coordinator",
-        "Logs of coordinators: show an unreadable row, and skip it.",
-        _LOOK,
-    ),
-    "definitions": Entry(
-        "penstock.cli.definitions:definitions",
-        "Queues and topics as a JSON file: export, import.",
-        _LOOK,
-    ),
-    "backup": Entry(
-        "penstock.cli.backup:backup", "Copy everything, verify copies, restore from one.", _LOOK
-    ),
-    "audit": Entry("penstock.cli.audit:audit", "The audit trail: who did what, and when.", _LOOK),
-    "debug": Entry(
-        "penstock.cli.debug:debug", "Collect what a bug report needs, without secrets.", _LOOK
-    ),
-    "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
-    "generate": Entry(
-        "penstock.cli.generate:generate",
-        "Write configuration, certificates, and files for systemd, Docker and Kubernetes.",
-        _LOOK,
-    ),
-    "pipeline": Entry(
-        "penstock.cli.pipeline:pipeline",
-        "Spark jobs: run, watch, report, verify; needs penstock[spark].",
-        _PIPE,
-    ),
-    "examples": Entry("penstock.cli.examples:examples", "Recipes to copy and paste.", _LEARN),
-    "completion": Entry(
-        "penstock.cli.completion:completion", "Tab completion for bash, zsh, fish.", _LEARN
-    ),
+COMMANDS: Table = {
+    "Run": {
+        "serve": ("setup.serve", "Start a server."),
+        "cluster": (
+            "cluster.status",
+            "Show and change a cluster; run one on this machine with `up`.",
+        ),
+    },
+    "Queues and messages": {
+        "queue": (
+            "queues.queue",
+            "Create, list, show, set, delete, purge queues; show their counts.",
+        ),
+        "message": ("messages.message", "Send, receive, peek, tail, delete messages."),
+        "dlq": ("queues.dlq", "List dead-letter queues and redrive messages."),
+    },
+    "Topics and groups": {
+        "topic": ("topics.topic", "Create, list, show, set, delete topics; open one as a queue."),
+        "group": ("topics.group", "List, show, reset, delete consumer groups; show their lag."),
+    },
+    "Servers, tenants and access": {
+        "context": ("access.context", "Add, use, list, remove saved servers."),
+        "tenant": ("access.tenant", "Create, list, show, suspend, resume, delete tenants."),
+        "user": ("access.user", "Create, list, show, delete users; set passwords."),
+        "key": ("access.key", "Create, list, rotate, disable, delete access keys."),
+        "policy": ("access.policy", "Show, put, remove, test policies of users."),
+        "quota": ("access.quota", "Show and set quotas of a tenant."),
+    },
+    "Operate": {
+        "bench": ("operate.bench", "Measure the speed of a server."),
+        "doctor": ("operate.doctor", "Check the machine, settings and server."),
+        "storage": ("data.storage", "Inspect and verify a data folder on disk."),
+        "coordinator": (
+            "operate.coordinator",
+            "Show and skip an unreadable row in a coordinator log.",
+        ),
+        "definitions": ("data.definitions", "Export and import queues and topics as a JSON file."),
+        "backup": ("data.backup", "Create, list, verify and restore backups."),
+        "audit": ("operate.audit", "Show the audit trail."),
+        "debug": ("operate.debug", "Collect the data for a bug report, without secrets."),
+        "usage": ("operate.usage", "Report the usage of tenants."),
+        "generate": (
+            "setup.generate",
+            "Generate configuration, certificates and deployment files.",
+        ),
+    },
+    "Pipeline": {
+        "pipeline": ("pipeline.commands", "Run and watch Spark jobs; needs penstock[spark].")
+    },
+    "Learn": {
+        "examples": ("setup.examples", "Print examples to copy."),
+        "completion": ("setup.completion", "Print the tab completion script for a shell."),
+    },
 }
 
 
 @click.group(
     cls=LazyGroup,
-    entries=_ENTRIES,
+    table=COMMANDS,
     params=global_options(from_environment=True),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "--version", message="penstock %(version)s")
 def root() -> None:
-    """Penstock: a message queue that SQS clients already know.
+    """Penstock: a message queue for SQS and Kafka clients.
 
     Start a server with `penstock serve`, then try `penstock queue create jobs`.
     """
@@ -180,11 +143,11 @@ def _as_failure(error: Exception) -> Failure:
         return Failure("the command failed", str(error), exit_code=code)
     if isinstance(error, OSError) and error.strerror:
         place = f" '{error.filename}'" if error.filename else ""
-        return Failure(f"cannot use{place or ' a file or socket'}", error.strerror)
+        return Failure(f"cannot access{place or ' a file or socket'}", error.strerror)
     return Failure(
-        "something unforeseen happened",
+        "unexpected error",
         f"{type(error).__name__}: {error}",
-        "run it again with --debug and report what it shows",
+        "run the command again with --debug and report the traceback",
     )
 
 

@@ -12,7 +12,6 @@ day is forgotten, and its next batch may have any sequence. A scan of the same b
 same state, except for the time at which each producer was last seen.
 """
 
-import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection
@@ -20,10 +19,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.cursor.group.codes import Code
-from penstock.model.errors import Damaged
+from penstock.cursor.frames import framed, unframed
 from penstock.model.ports import ProducerSeen
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
+from penstock.wire.kafka.faults import ErrorCode
 
 BATCHES_KEPT = 5  # the maximum that a client may have in flight
 SEQUENCE_COUNT = 2**31
@@ -47,7 +46,7 @@ class Duplicate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
-    code: Code
+    code: ErrorCode
 
 
 Verdict: TypeAlias = Append | Duplicate | Refused
@@ -121,17 +120,17 @@ class Producers:
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
-            return Refused(Code.INVALID_TXN_STATE) if is_transactional else APPEND
+            return Refused(ErrorCode.INVALID_TXN_STATE) if is_transactional else APPEND
         if header.base_sequence < 0 or header.producer_epoch < 0:
-            return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
         producer = self._known(producer_id, wall_ms)
         if producer is None:
             return self._check_transaction(header, None)
         if header.producer_epoch < producer.epoch:
-            return Refused(Code.INVALID_PRODUCER_EPOCH)
+            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
         if header.producer_epoch > producer.epoch:
             if header.base_sequence != 0:
-                return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+                return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             return self._check_transaction(header, producer)
         first, last = header.base_sequence, _last_sequence(header)
         for batch_first, batch_last, base_offset in producer.batches:
@@ -144,24 +143,26 @@ class Producers:
         if not header.attributes & ATTR_TRANSACTIONAL:
             # A plain batch inside the producer's transaction would be read before the marker.
             is_open = producer is not None and producer.is_open
-            return Refused(Code.INVALID_TXN_STATE) if is_open else APPEND
+            return Refused(ErrorCode.INVALID_TXN_STATE) if is_open else APPEND
         if len(self._aborted) + len(self._open) >= self._aborted_max and (
             producer is None or not producer.is_open
         ):
-            return Refused(Code.THROTTLING_QUOTA_EXCEEDED)
+            return Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         return APPEND
 
-    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> Code:
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    ) -> ErrorCode:
         """Return NONE or why a marker is rejected. Repeated markers are accepted: a coordinator
         that does not know whether it wrote a marker writes it again. Older epochs are rejected."""
         producer = self._producers.get(producer_id)
         if producer is None:
-            return Code.NONE
+            return ErrorCode.NONE
         if producer_epoch < producer.epoch:
-            return Code.INVALID_PRODUCER_EPOCH
+            return ErrorCode.INVALID_PRODUCER_EPOCH
         if coordinator_epoch < producer.coordinator_epoch:
-            return Code.TRANSACTION_COORDINATOR_FENCED
-        return Code.NONE
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        return ErrorCode.NONE
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Return whether this transaction has a batch here: then its coordinator has confirmed that
@@ -194,7 +195,7 @@ class Producers:
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
         """Apply a batch of the log. ``at_ms``: wall clock of the append, or of the scan if that is
         unknown."""
-        assert header.base_offset >= self._next_offset, "batches come in the order of the log"
+        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
         self._next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
             return
@@ -213,8 +214,8 @@ class Producers:
         self, header: BatchHeader, *, is_commit: bool, coordinator_epoch: int, at_ms: int
     ) -> None:
         """Apply a transaction marker of the log."""
-        assert header.is_control, "markers are control batches"
-        assert header.base_offset >= self._next_offset, "batches come in the order of the log"
+        assert header.is_control, "a marker must be a control batch"
+        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
         self._next_offset = header.next_offset
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
         producer.raise_epoch(header.producer_epoch)
@@ -320,8 +321,7 @@ class Producers:
             for producer_id, p in self._producers.items()
         ]
         value = _Snapshot(self._next_offset, rows, list(self._ended), self._aborted)
-        body = msgspec.msgpack.encode(value)
-        return _MAGIC + zlib.crc32(body).to_bytes(4, "big") + body
+        return framed(_MAGIC, value)
 
     @classmethod
     def restore(
@@ -333,16 +333,7 @@ class Producers:
         aborted_max: int = ABORTED_MAX,
     ) -> "Producers":
         """Decode a snapshot. Raises Damaged unless ``snapshot`` made these bytes."""
-        name = "producer snapshot"
-        if data[:4] != _MAGIC:
-            raise Damaged(name, 0, "not a producer snapshot of a known version")
-        body = data[8:]
-        if zlib.crc32(body) != int.from_bytes(data[4:8], "big"):
-            raise Damaged(name, 4, "checksum mismatch")
-        try:
-            value = _decoder.decode(body)
-        except msgspec.MsgspecError as error:
-            raise Damaged(name, 8, str(error)) from error
+        value = unframed(data, _MAGIC, _decoder, "producer snapshot")
         self = cls(producers_max=producers_max, aborted_max=aborted_max)
         self._next_offset = value.next_offset
         self._ended.extend(value.ended)
@@ -372,8 +363,8 @@ def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused 
         return None
     if batches:
         oldest = batches[0][0]
-        behind = (oldest - 1 - last) % SEQUENCE_COUNT
-        if behind < SEQUENCE_COUNT // 2:
+        distance = (oldest - 1 - last) % SEQUENCE_COUNT
+        if distance < SEQUENCE_COUNT // 2:
             # Appended too long ago to know its offset. Clients treat this code as success.
-            return Refused(Code.DUPLICATE_SEQUENCE_NUMBER)
-    return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return Refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+    return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -1,23 +1,22 @@
 """Counts of what each tenant holds at the coordinators of groups and of transactions.
 
-Each coordinator partition keeps counts (``Held``) as its rows are read and written. A quota is
-compared with the sum over the partitions that this node coordinates, a tenant's part of a
-partition's bound with that partition alone. In a cluster a tenant's groups are spread over the
-nodes that lead partitions of the coordinators' topic, and nodes do not exchange their sums: a
-tenant is never refused below its quota, and gets at most its quota from each of these nodes. An
-exact sum would need calls to other nodes before each new group, and fail if one of them is down.
+Each coordinator partition keeps counts as its rows are read and written. A quota is compared with
+the sum over the partitions that this node coordinates, a tenant's part of a partition's bound with
+that partition alone. In a cluster a tenant's groups are spread over the nodes that lead partitions
+of the coordinators' topic, and nodes do not exchange their sums: a tenant is never refused below
+its quota, and gets at most its quota from each of these nodes. An exact sum would need calls to
+other nodes before each new group, and fail if one of them is down.
 """
 
 from collections.abc import Hashable
 from typing import Final
 
-from penstock.model.names import ACCOUNT_DEFAULT
+from penstock.model.names import ACCOUNT_DEFAULT, split_scoped
 from penstock.model.ports import Identities
 from penstock.model.quotas import NO_LIMIT, Quota, most_of
-from penstock.model.tenancy import split_scoped
 
 
-class TenantRooms:
+class CoordinatorUsage:
     """How much of each quota the tenants have used at this node."""
 
     def __init__(self, identities: Identities | None, *, own_account: str) -> None:
@@ -25,19 +24,19 @@ class TenantRooms:
         self.own_account = own_account
         self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
         self._identities = identities
-        self._held: dict[Hashable, Held] = {}
+        self._partitions: dict[Hashable, PartitionUsage] = {}
 
-    def hold(self, key: Hashable) -> "Held":
+    def start(self, key: Hashable) -> "PartitionUsage":
         """Start counting from zero for a coordinator partition that is about to be read."""
-        held = self._held[key] = Held(self)
-        return held
+        usage = self._partitions[key] = PartitionUsage(self)
+        return usage
 
     def drop(self, key: Hashable) -> None:
         """Forget a partition that is coordinated elsewhere, or has to be read again."""
-        self._held.pop(key, None)
+        self._partitions.pop(key, None)
 
     def used(self, account: str, quota: Quota) -> int:
-        return sum(held.used(account, quota) for held in self._held.values())
+        return sum(usage.used(account, quota) for usage in self._partitions.values())
 
     def most(self, account: str, quota: Quota, bound: int = NO_LIMIT) -> int:
         if self._identities is None:
@@ -50,17 +49,17 @@ class TenantRooms:
         self.refused[key] = self.refused.get(key, 0) + 1
 
 
-class Held:
+class PartitionUsage:
     """What each tenant holds in one coordinator partition."""
 
-    __slots__ = ("_counts", "_rooms")
+    __slots__ = ("_counts", "_node")
 
-    def __init__(self, rooms: TenantRooms) -> None:
-        self._rooms = rooms
+    def __init__(self, node: CoordinatorUsage) -> None:
+        self._node = node
         self._counts: dict[tuple[str, str], int] = {}  # by account and ``Quota.what``
 
     def account_of(self, scoped_id: str) -> str:
-        return split_scoped(scoped_id, own_account=self._rooms.own_account)[0]
+        return split_scoped(scoped_id, own_account=self._node.own_account)[0]
 
     def add(self, account: str, quota: Quota, change: int) -> None:
         key = (account, quota.what)
@@ -76,21 +75,21 @@ class Held:
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
         """Return how much more the tenant may hold here. ``bound``: limit of this partition for all
         tenants together."""
-        most = self._rooms.most(account, quota)
+        most = self._node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT
-        left_here = self._rooms.most(account, quota, bound) - self.used(account, quota)
-        return max(0, min(most - self._rooms.used(account, quota), left_here))
+        left_here = self._node.most(account, quota, bound) - self.used(account, quota)
+        return max(0, min(most - self._node.used(account, quota), left_here))
 
     def note_refused(self, account: str, quota: Quota) -> None:
-        self._rooms.note_refused(account, quota)
+        self._node.note_refused(account, quota)
 
-    def why(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
+    def reason(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
         """Return why there is no room, in one line for clients."""
-        most, used = self._rooms.most(account, quota), self._rooms.used(account, quota)
+        most, used = self._node.most(account, quota), self._node.used(account, quota)
         if used < most:
-            most, used = self._rooms.most(account, quota, bound), self.used(account, quota)
+            most, used = self._node.most(account, quota, bound), self.used(account, quota)
         return quota.exceeded(used, most)
 
 
-FREE: Final = TenantRooms(None, own_account=ACCOUNT_DEFAULT)
+NO_QUOTAS: Final = CoordinatorUsage(None, own_account=ACCOUNT_DEFAULT)

@@ -23,11 +23,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.cursor.group.codes import Code
-from penstock.cursor.group.deadlines import Deadlines
-from penstock.cursor.group.rows import Row, RowCodec
-from penstock.cursor.tenants import FREE, Held
+from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.rows import Row, RowCodec
+from penstock.cursor.tenants import NO_QUOTAS, PartitionUsage
 from penstock.model.quotas import TRANSACTIONAL_IDS
+from penstock.wire.kafka.faults import ErrorCode
 
 TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 
@@ -79,10 +79,6 @@ TRANSITIONS: dict[tuple[TxnState, _Trigger], TxnState] = {
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 
-class TxnKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    transactional_id: str
-
-
 class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     producer_id: int
     epoch: int
@@ -99,7 +95,8 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     next_producer_id: int = NO_PRODUCER
 
 
-CODEC: RowCodec[TxnKey, TxnValue] = RowCodec({1: (TxnKey, TxnValue)})
+_TXN = 1  # the only kind of row
+CODEC = RowCodec({_TXN: (tuple[str], TxnValue)})
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
@@ -116,7 +113,7 @@ class Marker(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnReply(msgspec.Struct, frozen=True, gc=False):
-    code: Code = Code.NONE
+    code: ErrorCode = ErrorCode.NONE
     producer_id: int = NO_PRODUCER
     producer_epoch: int = NO_EPOCH
 
@@ -132,10 +129,10 @@ class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
 
 class Transactions:
     def __init__(
-        self, *, coordinator_epoch: int, ids_max: int = IDS_MAX, held: Held | None = None
+        self, *, coordinator_epoch: int, ids_max: int = IDS_MAX, usage: PartitionUsage | None = None
     ) -> None:
-        """``held`` has the tenants' counts for this coordinator, and their quotas."""
-        self._held = held or Held(FREE)
+        """``usage`` has the tenants' counts for this coordinator, and their quotas."""
+        self._usage = usage or PartitionUsage(NO_QUOTAS)
         self._coordinator_epoch = coordinator_epoch
         self._ids_max = ids_max
         # The fold.
@@ -150,17 +147,18 @@ class Transactions:
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
-        self._apply(*CODEC.decode(key, value))
+        _, (transactional_id,), txn = CODEC.decode(key, value)
+        self._apply(transactional_id, txn)
 
-    def _apply(self, key: TxnKey, value: TxnValue | None) -> None:
-        change = (value is not None) - (key.transactional_id in self._txns)
+    def _apply(self, transactional_id: str, value: TxnValue | None) -> None:
+        change = (value is not None) - (transactional_id in self._txns)
         if change:
-            account = self._held.account_of(key.transactional_id)
-            self._held.add(account, TRANSACTIONAL_IDS, change)
+            account = self._usage.account_of(transactional_id)
+            self._usage.add(account, TRANSACTIONAL_IDS, change)
         if value is None:
-            self._txns.pop(key.transactional_id, None)
+            self._txns.pop(transactional_id, None)
         else:
-            self._txns[key.transactional_id] = value
+            self._txns[transactional_id] = value
 
     def loaded(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
         """Start timeouts and continue prepared transactions, once the whole log was read."""
@@ -175,14 +173,13 @@ class Transactions:
         return dict(sorted(self._txns.items()))
 
     def _put(self, transactional_id: str, value: TxnValue | None) -> None:
-        key = TxnKey(transactional_id)
-        self._rows.append(CODEC.encode(key, value))
-        self._apply(key, value)
+        self._rows.append(CODEC.encode(_TXN, (transactional_id,), value))
+        self._apply(transactional_id, value)
 
-    def _outcome(self, reply: TxnReply | Code) -> TxnOutcome:
+    def _outcome(self, reply: TxnReply | ErrorCode) -> TxnOutcome:
         rows, self._rows = tuple(self._rows), []
         markers, self._markers = tuple(self._markers), []
-        made = TxnReply(reply) if isinstance(reply, Code) else reply
+        made = TxnReply(reply) if isinstance(reply, ErrorCode) else reply
         return TxnOutcome(made, rows, markers, self._deadlines.next_ms())
 
     # ── InitProducerId ───────────────────────────────────────────────────────────────────────
@@ -199,33 +196,33 @@ class Transactions:
         """Assign producer id and epoch. ``fresh_producer_id``: an unused id, taken if a new one is
         needed. ``producer_id``, ``producer_epoch``: of a client that only raises its epoch."""
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
-            return self._outcome(Code.INVALID_REQUEST)
+            return self._outcome(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            return self._outcome(Code.INVALID_TRANSACTION_TIMEOUT)
+            return self._outcome(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         txn = self._txns.get(transactional_id)
         if txn is None:
             if len(self._txns) >= self._ids_max:
-                return self._outcome(Code.THROTTLING_QUOTA_EXCEEDED)
-            account = self._held.account_of(transactional_id)
-            if not self._held.room(account, TRANSACTIONAL_IDS, bound=self._ids_max):
-                self._held.note_refused(account, TRANSACTIONAL_IDS)
-                return self._outcome(Code.POLICY_VIOLATION)
+                return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+            account = self._usage.account_of(transactional_id)
+            if not self._usage.room(account, TRANSACTIONAL_IDS, bound=self._ids_max):
+                self._usage.note_refused(account, TRANSACTIONAL_IDS)
+                return self._outcome(ErrorCode.POLICY_VIOLATION)
             value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
             self._put(transactional_id, value)
-            return self._outcome(TxnReply(Code.NONE, fresh_producer_id, 0))
+            return self._outcome(TxnReply(ErrorCode.NONE, fresh_producer_id, 0))
         has_given = producer_id != NO_PRODUCER
         is_current = (producer_id, producer_epoch) == (txn.producer_id, txn.epoch)
         is_repeat = _is_last(txn, producer_id, producer_epoch)
         if has_given and not is_current and not is_repeat:
-            return self._outcome(Code.PRODUCER_FENCED)
+            return self._outcome(ErrorCode.PRODUCER_FENCED)
         if txn.state in _PREPARED:
-            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
         if txn.state is TxnState.ONGOING:
             # The client retries, and succeeds when the abort is complete.
             self._fence(transactional_id, txn, wall_ms, is_own=is_current)
-            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
         if is_repeat and txn.epoch < EPOCH_MAX:
-            return self._outcome(TxnReply(Code.NONE, txn.producer_id, txn.epoch))
+            return self._outcome(TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch))
         next_id, next_epoch = _raised(txn, fresh_producer_id)
         value = TxnValue(
             next_id,
@@ -237,7 +234,7 @@ class Transactions:
             last_epoch=txn.epoch if has_given else NO_EPOCH,
         )
         self._put(transactional_id, value)
-        return self._outcome(TxnReply(Code.NONE, next_id, next_epoch))
+        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
 
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
@@ -273,14 +270,14 @@ class Transactions:
         if code:
             return self._outcome(code)
         if txn.state in _PREPARED:
-            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
         is_ongoing = txn.state is TxnState.ONGOING
         known = set(txn.partitions) if is_ongoing else set()
         wanted = known.union(partitions)
         if len(wanted) > PARTITIONS_MAX:
-            return self._outcome(Code.THROTTLING_QUOTA_EXCEEDED)
+            return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if wanted == known:
-            return self._outcome(TxnReply(Code.NONE, producer_id, producer_epoch))
+            return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
         value = msgspec.structs.replace(
             txn,
             state=TRANSITIONS[txn.state, _Trigger.ADD],
@@ -293,7 +290,7 @@ class Transactions:
         if not is_ongoing:
             self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
         self._put(transactional_id, value)
-        return self._outcome(TxnReply(Code.NONE, producer_id, producer_epoch))
+        return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
 
     def verify(
         self,
@@ -302,29 +299,29 @@ class Transactions:
         producer_id: int,
         producer_epoch: int,
         partition: TopicPartition,
-    ) -> Code:
+    ) -> ErrorCode:
         """Return NONE if a version 1 client's batch belongs to an open transaction. Called before
         the first batch in a partition: a late one must not open a transaction that never ends."""
         code, txn = self._find(transactional_id, producer_id, producer_epoch)
         if code:
             return code
         if txn.state in _PREPARED:
-            return Code.CONCURRENT_TRANSACTIONS
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         is_in = txn.state is TxnState.ONGOING and partition in txn.partitions
-        return Code.NONE if is_in else Code.TRANSACTION_ABORTABLE
+        return ErrorCode.NONE if is_in else ErrorCode.TRANSACTION_ABORTABLE
 
     def _find(
         self, transactional_id: str, producer_id: int, producer_epoch: int
-    ) -> tuple[Code, TxnValue]:
+    ) -> tuple[ErrorCode, TxnValue]:
         txn = self._txns.get(transactional_id)
         if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
             # The client has its next id; the markers under the old one are still being written.
-            return Code.CONCURRENT_TRANSACTIONS, txn
+            return ErrorCode.CONCURRENT_TRANSACTIONS, txn
         if txn is None or txn.producer_id != producer_id:
-            return Code.INVALID_PRODUCER_ID_MAPPING, _NOBODY
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING, _UNKNOWN
         if txn.epoch != producer_epoch:
-            return Code.PRODUCER_FENCED, txn
-        return Code.NONE, txn
+            return ErrorCode.PRODUCER_FENCED, txn
+        return ErrorCode.NONE, txn
 
     # ── EndTxn ───────────────────────────────────────────────────────────────────────────────
     def end(
@@ -351,9 +348,9 @@ class Transactions:
                 return self._outcome(_ended_before(txn, is_commit))
             # The client has the raised epoch: it ends its next transaction, which is empty.
             if txn.state in _PREPARED:
-                return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+                return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
             if is_commit:
-                return self._outcome(Code.INVALID_TXN_STATE)
+                return self._outcome(ErrorCode.INVALID_TXN_STATE)
         return self._prepare(
             transactional_id, txn, is_commit, raises_epoch, fresh_producer_id, wall_ms
         )
@@ -374,7 +371,7 @@ class Transactions:
             changed_at_ms=wall_ms,
             partitions=txn.partitions if is_ongoing else (),
         )
-        reply = TxnReply(Code.NONE, txn.producer_id, txn.epoch)
+        reply = TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
         if raises_epoch:
             next_id, next_epoch = _raised(txn, fresh_producer_id)
             value = msgspec.structs.replace(
@@ -384,7 +381,7 @@ class Transactions:
                 last_epoch=txn.epoch,
                 next_producer_id=next_id if next_id != txn.producer_id else NO_PRODUCER,
             )
-            reply = TxnReply(Code.NONE, next_id, next_epoch)
+            reply = TxnReply(ErrorCode.NONE, next_id, next_epoch)
         self._deadlines.drop(transactional_id)
         self._put(transactional_id, value)
         self._send_markers(transactional_id, wall_ms)
@@ -393,7 +390,7 @@ class Transactions:
     # ── Markers ──────────────────────────────────────────────────────────────────────────────
     def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
         txn = self._txns[transactional_id]
-        assert txn.state in _PREPARED, "markers follow a decision"
+        assert txn.state in _PREPARED, "markers are written only after the commit or abort decision"
         if not txn.partitions:
             self._complete(transactional_id, txn, wall_ms)
             return
@@ -410,14 +407,6 @@ class Transactions:
             self._coordinator_epoch,
         )
 
-    def pending_markers(self) -> tuple[Marker, ...]:
-        """Return the markers not confirmed yet, for a retry."""
-        return tuple(
-            self._marker(transactional_id, self._txns[transactional_id], partition)
-            for transactional_id, partitions in self._unmarked.items()
-            for partition in sorted(partitions)
-        )
-
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
         """Note that a marker is committed in its partition. Repeated confirmations, and those for a
         transaction that has ended, change nothing."""
@@ -425,12 +414,12 @@ class Transactions:
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)
         if txn is None or waiting is None or named != (txn.producer_id, txn.epoch):
-            return self._outcome(Code.NONE)
+            return self._outcome(ErrorCode.NONE)
         waiting.discard((marker.topic_id, marker.partition))
         if not waiting:
             del self._unmarked[marker.transactional_id]
             self._complete(marker.transactional_id, txn, wall_ms)
-        return self._outcome(Code.NONE)
+        return self._outcome(ErrorCode.NONE)
 
     def _complete(self, transactional_id: str, txn: TxnValue, wall_ms: int) -> None:
         has_next = txn.next_producer_id != NO_PRODUCER
@@ -466,19 +455,8 @@ class Transactions:
     def describe(self, transactional_id: str) -> TxnValue | None:
         return self._txns.get(transactional_id)
 
-    def list_ids(
-        self, *, states: Iterable[TxnState] = (), producer_ids: Iterable[int] = ()
-    ) -> tuple[tuple[str, int, TxnState], ...]:
-        wanted_states, wanted_ids = set(states), set(producer_ids)
-        return tuple(
-            (transactional_id, txn.producer_id, txn.state)
-            for transactional_id, txn in self._txns.items()
-            if (not wanted_states or txn.state in wanted_states)
-            and (not wanted_ids or txn.producer_id in wanted_ids)
-        )
 
-
-_NOBODY = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
+_UNKNOWN = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
 
 
 def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
@@ -491,10 +469,10 @@ def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
 def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
     """Return the reply to an EndTxn without an open transaction, which may be a retry."""
     if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
-        return TxnReply(Code.NONE, txn.producer_id, txn.epoch)
+        return TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
     if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):
-        return TxnReply(Code.CONCURRENT_TRANSACTIONS)
-    return TxnReply(Code.INVALID_TXN_STATE)
+        return TxnReply(ErrorCode.CONCURRENT_TRANSACTIONS)
+    return TxnReply(ErrorCode.INVALID_TXN_STATE)
 
 
 def _is_last(txn: TxnValue, producer_id: int, producer_epoch: int) -> bool:

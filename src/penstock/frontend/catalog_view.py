@@ -1,9 +1,8 @@
 """The catalog as one protocol sees it.
 
-SQS sees queues only: a topic that is read by offsets alone has no attributes, no leases and no
-place in ListQueues until somebody opens it as a queue. Kafka sees whatever has records of its own:
-a share is a way to read a topic and no topic.
-"""
+SQS sees queues only: a topic that is read by offsets alone has no attributes and no leases, and is
+not in ListQueues until it is opened as a queue. Kafka sees topics with their own records, so no
+shares."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,9 +18,9 @@ class CatalogView:
         self.everything = everything
         self._find = everything.find
         self._shows = shows
-
-    def _shown(self, topic: Topic | None) -> Topic | None:
-        return topic if topic is None or self._shows(topic) else None
+        self.recently_deleted = everything.recently_deleted
+        self.create = everything.create
+        self.on_change = everything.on_change
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)
@@ -33,20 +32,14 @@ class CatalogView:
     def find_id(self, topic_id: str) -> Topic | None:
         return self._shown(self.everything.find_id(topic_id))
 
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.tombstone(topic_id))
+
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         return [t for t in self.everything.topics(account, region, prefix) if self._shows(t)]
 
     def all_topics(self) -> Sequence[Topic]:
         return [topic for topic in self.everything.all_topics() if self._shows(topic)]
-
-    def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
-        return self.everything.recently_deleted(account, region, name, now_ms=now_ms)
-
-    def tombstone(self, topic_id: str) -> Topic | None:
-        return self._shown(self.everything.tombstone(topic_id))
-
-    async def create(self, topic: Topic) -> Topic:
-        return await self.everything.create(topic)
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
@@ -60,21 +53,13 @@ class CatalogView:
             raise TopicNotFound(name)
         return await self.everything.delete(account, region, name, now_ms=now_ms)
 
-    def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
-        self.everything.on_change(listener)
+    def _shown(self, topic: Topic | None) -> Topic | None:
+        return topic if topic is None or self._shows(topic) else None
 
 
 def queues_of(everything: Catalog) -> CatalogView:
-    return CatalogView(everything, shows=_is_queue)
+    return CatalogView(everything, shows=lambda topic: topic.is_queue)
 
 
 def streams_of(everything: Catalog) -> CatalogView:
-    return CatalogView(everything, shows=_has_records)
-
-
-def _is_queue(topic: Topic) -> bool:
-    return topic.is_queue
-
-
-def _has_records(topic: Topic) -> bool:
-    return topic.source_id is None
+    return CatalogView(everything, shows=lambda topic: topic.source_id is None)

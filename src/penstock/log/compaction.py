@@ -2,7 +2,7 @@
 
 A round makes two passes over closed segments. The first notes the last offset of every key in the
 dirty part. If the bound on memory is reached, the round ends at that point. The second rewrites the
-segments below that point without superseded records and swaps them in (``log/swap.py``), oldest
+segments below that point without superseded records and swaps them in (``replacement.py``), oldest
 first. So by the time a tombstone is stamped with its expiry time, all older records of its key are
 gone.
 
@@ -15,21 +15,28 @@ work on the present segment: the next round finds less to do.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
-from penstock.log.check import CHECK_FIELDS, header_check, is_entry_intact, read_checks
-from penstock.log.cleanable import grouped
-from penstock.log.entries import EntryFile
-from penstock.log.files import Disk
-from penstock.log.layout import CHECK_SUFFIX, segment_path
 from penstock.log.log import Log
-from penstock.log.scan import header_fault
-from penstock.log.segment import Segment, SegmentInfo
-from penstock.log.swap import announce, clear_spare, conclude, spare_folder, withdraw
+from penstock.log.replacement import (
+    begin_replacement,
+    cancel_replacement,
+    clear_rewritten,
+    end_replacement,
+    rewritten_folder,
+)
+from penstock.log.retention import grouped
+from penstock.log.storage.check import CHECK_FIELDS, CheckWindow
+from penstock.log.storage.entries import EntryFile
+from penstock.log.storage.files import Disk
+from penstock.log.storage.layout import CHECK_SUFFIX, segment_path
+from penstock.log.storage.scan import header_fault
+from penstock.log.storage.segment import Segment, SegmentInfo
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.record.batch import (
@@ -49,6 +56,7 @@ KEYS_MAX = 500_000  # remembered in one round, about 80 MB; more keys take more 
 PRODUCERS_MAX = 100_000  # producers whose last batch is known; empty batches of others are kept
 STEP_BYTES = 256 * KIB  # bytes read in one step, some milliseconds of work
 STEP_RECORDS = 2_000  # records in one step, unless one batch has more: batches may be compressed
+CHECKS_AHEAD = 512
 KEY_HASH_BYTES = 16  # a collision is not expected within the age of the universe
 
 Batch = tuple[BatchHeader, bytes]
@@ -118,8 +126,8 @@ class Compaction:
         these segments; their records supersede nothing. ``held_offset``: the offset up to which
         every replica has this log, None if there are no other replicas. Tombstones from this offset
         on are kept however old they are: a shorter replica may hold the deleted record."""
-        assert segments, "there is something to do"
-        assert segments[-1].end_offset <= log.sealed_offset, "nobody writes to them"
+        assert segments, "no segments to compact"
+        assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
         self._log = log
         self._folder = log.folder
@@ -155,7 +163,7 @@ class Compaction:
 
     def swap(self) -> int:
         """Swap in the rewritten segment. Returns the bytes freed."""
-        assert self._made is not None, "a step has said so"
+        assert self._made is not None, "swap only after a step returned SWAP"
         assert self._is_announced
         made, self._made = self._made, None  # after a failure the mark stays for the next opening
         freed = self._log.replace_segments(made)
@@ -193,12 +201,12 @@ class Compaction:
             return
         base_offset, end_offset = made.base_offset, made.end_offset
         if self._is_swapped:  # the segment now belongs to the log
-            conclude(self._disk, self._folder, base_offset, end_offset)
+            end_replacement(self._disk, self._folder, base_offset, end_offset)
         elif self._is_announced:
-            withdraw(self._disk, self._folder, base_offset, end_offset)
+            cancel_replacement(self._disk, self._folder, base_offset, end_offset)
         else:
             made.close()
-            clear_spare(self._disk, self._folder)
+            clear_rewritten(self._disk, self._folder)
         self._made = None
 
     # ── First pass ───────────────────────────────────────────────────────────────────────────
@@ -239,9 +247,9 @@ class Compaction:
     # ── Second pass ──────────────────────────────────────────────────────────────────────────
 
     def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
-        clear_spare(self._disk, self._folder)
+        clear_rewritten(self._disk, self._folder)
         made = self._made = Segment(
-            spare_folder(self._folder),
+            rewritten_folder(self._folder),
             group[0].base_offset,
             interval_bytes=self._log.config.index_interval_bytes,
             disk=self._disk,
@@ -261,7 +269,7 @@ class Compaction:
         if empty is not None:
             made.append(empty, parse_header(empty))
         made.seal()
-        assert made.end_offset == group[-1].end_offset, "offsets stay what they are"
+        assert made.end_offset == group[-1].end_offset, "compaction must not change offsets"
 
     def _compact(self, header: BatchHeader, batch: bytes) -> bytes:
         if header.is_control or header.base_offset >= self._end:
@@ -298,7 +306,7 @@ class Compaction:
             self._disk.sync_data(fd)
         made.close()
         self._is_announced = True  # set first: the mark may exist even if this call fails
-        announce(self._disk, self._folder, made.base_offset, made.end_offset)
+        begin_replacement(self._disk, self._folder, made.base_offset, made.end_offset)
 
 
 def _hash(key: bytes) -> bytes:
@@ -312,31 +320,21 @@ def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[lis
     """Yield all batches of a closed segment, verified, some at a time. Separate descriptors are
     used: nothing is created, and a segment dropped meanwhile can still be read to its end."""
     path = segment_path(folder, segment.base_offset)
-    fd = disk.open_read(path)
-    try:
-        checks_fd = _open_checks(folder, segment.base_offset, disk)
-        try:
-            checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
-            checks = None
-            if checks_fd is not None:
-                checks = EntryFile(checks_path, checks_fd, CHECK_FIELDS, disk=disk)
-            yield from _walk(path, segment, fd, checks, disk)
-        finally:
-            if checks_fd is not None:
-                disk.close(checks_fd)
-    finally:
-        disk.close(fd)
-
-
-def _open_checks(folder: Path, base_offset: int, disk: Disk) -> int | None:
-    try:
-        return disk.open_read(segment_path(folder, base_offset, CHECK_SUFFIX))
-    except FileNotFoundError:
-        return None
+    checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
+    with ExitStack() as opened:
+        fd = disk.open_read(path)
+        opened.callback(disk.close, fd)
+        checks = None
+        with suppress(FileNotFoundError):
+            checks_fd = disk.open_read(checks_path)
+            opened.callback(disk.close, checks_fd)
+            checks_file = EntryFile(checks_path, checks_fd, CHECK_FIELDS, disk=disk)
+            checks = CheckWindow(checks_file, CHECKS_AHEAD)
+        yield from _walk(path, segment, fd, checks, disk)
 
 
 def _walk(
-    path: Path, segment: SegmentInfo, fd: int, checks: EntryFile | None, disk: Disk
+    path: Path, segment: SegmentInfo, fd: int, checks: CheckWindow | None, disk: Disk
 ) -> Iterator[list[Batch]]:
     position, offset, ordinal = 0, segment.base_offset, 0
     while position < segment.bytes:
@@ -349,20 +347,23 @@ def _walk(
         while len(window) - at >= HEADER_BYTES and count < STEP_RECORDS:
             header = parse_header(window, at)
             reason = header_fault(header, offset)
+            end = at + header.total_bytes
+            if reason is None:
+                if end > len(window):
+                    break
+                if crc32c(memoryview(window)[at + CRC_FROM : end]) != header.crc:
+                    reason = "the CRC does not match"
+                elif checks is not None and checks.is_refuted(
+                    window[at : at + HEADER_BYTES], ordinal
+                ):
+                    reason = "the header differs from its check"
             if reason is not None:
                 raise Unreadable(path, offset, reason)
-            end = at + header.total_bytes
-            if end > len(window):
-                break
-            if crc32c(memoryview(window)[at + CRC_FROM : end]) != header.crc:
-                raise Unreadable(path, offset, "the CRC does not match")
             batches.append((header, window[at:end]))
-            at, offset, count = end, header.next_offset, count + header.count
+            at, offset, ordinal = end, header.next_offset, ordinal + 1
+            count += header.count
         if not batches:
-            raise Unreadable(path, offset, "the file ends inside of a batch")
-        if checks is not None:
-            _hold_against(checks, ordinal, batches, path)
-        ordinal += len(batches)
+            raise Unreadable(path, offset, "the file ends inside a batch")
         position += at
         yield batches
     if offset != segment.end_offset:
@@ -371,12 +372,3 @@ def _walk(
 
 def _first_bytes(window: bytes) -> int:
     return parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0
-
-
-def _hold_against(checks: EntryFile, first: int, batches: list[Batch], path: Path) -> None:
-    """Compare headers with their checks, which cover what a batch's CRC does not. If header and
-    check differ, the CRC of the check entry shows which is wrong; a missing check is no error."""
-    known = read_checks(checks, first, len(batches))
-    for at, (check, (header, batch)) in enumerate(zip(known, batches, strict=False)):
-        if header_check(batch[:HEADER_BYTES]) != check and is_entry_intact(checks, first + at):
-            raise Unreadable(path, header.base_offset, "the header is not the one that was written")

@@ -1,12 +1,12 @@
 """The epochs of a log and where each begins, found without reading the whole log.
 
-Epochs are in the batch headers, of which few must be read (``log/headers.py``). A checkpoint saves
-even these: it holds the epochs found up to some offset, so that only later headers are read. It is
-optional and always checked. ``Log.truncate`` and ``Log.restart`` remove it. After a crash that took
-the end of the log, this rule applies: no leader resumes an epoch, so if the log's last batch before
-the checkpoint's end has the last epoch of the checkpoint, both have the same history up to there.
-If not, or if the checkpoint is missing, damaged or refers to offsets that the log does not have,
-all epochs are read from the headers.
+Epochs are in the batch headers, of which few must be read (``log/storage/headers.py``). A
+checkpoint saves even these: it holds the epochs found up to some offset, so that only later headers
+are read. It is optional and always checked. ``Log.truncate`` and ``Log.restart`` remove it. After a
+crash that took the end of the log, this rule applies: no leader resumes an epoch, so if the log's
+last batch before the checkpoint's end has the last epoch of the checkpoint, both have the same
+history up to there. If not, or if the checkpoint is missing, damaged or refers to offsets that the
+log does not have, all epochs are read from the headers.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import msgspec
 
-from penstock.log.headers import Epochs
-from penstock.log.layout import EPOCHS_CHECKPOINT
 from penstock.log.log import Log
+from penstock.log.storage.headers import Epochs
+from penstock.log.storage.layout import EPOCHS_CHECKPOINT
 
 CHECKPOINT_VERSION = 1
 

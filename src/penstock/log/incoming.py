@@ -12,7 +12,7 @@ already. Then only the rest of its offsets is appended.
 
 from pathlib import Path
 
-from penstock.log.scan import header_fault
+from penstock.log.storage.scan import header_fault
 from penstock.model.errors import Damaged
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import (
@@ -27,7 +27,7 @@ from penstock.record.batch import (
 from penstock.record.compaction import empty_batch, is_bare
 from penstock.record.crc32c import crc32c
 
-STRETCH_BYTES_MAX = 2**30  # one write can hold it on every known system
+APPEND_BYTES_MAX = 2**30  # one write can hold it on every known system
 
 
 def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
@@ -35,11 +35,11 @@ def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list
     if a batch may not follow ``offset`` and ``epoch``."""
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
-    if limit > STRETCH_BYTES_MAX:
-        raise Damaged(str(folder), 0, f"{limit} bytes at once")
+    if limit > APPEND_BYTES_MAX:
+        raise Damaged(str(folder), 0, f"{limit} bytes at once, at most {APPEND_BYTES_MAX}")
     while at < limit:
         if limit - at < HEADER_BYTES:
-            raise Damaged(str(folder), at, f"{limit - at} bytes, too few for a batch")
+            raise Damaged(str(folder), at, f"{limit - at} bytes are too few for a batch")
         fields = unpack(view, at)
         end = at + fields[1] + LENGTH_FROM
         if (
@@ -63,8 +63,8 @@ def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list
 def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str:
     reason = header_fault(header, offset)
     if reason is None and header.leader_epoch < epoch:
-        reason = f"leader epoch {header.leader_epoch} behind epoch {epoch}"
-    return reason or f"a batch cut short by {header.total_bytes - left_bytes} bytes"
+        reason = f"leader epoch {header.leader_epoch} after epoch {epoch}"
+    return reason or f"the batch is truncated by {header.total_bytes - left_bytes} bytes"
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:

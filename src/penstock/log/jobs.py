@@ -4,13 +4,12 @@ Both jobs work on descriptors or paths that they got at the start, and touch not
 thread may change meanwhile.
 """
 
-import errno
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from penstock.log.checkpoint import RecoveryPoint, write_point
-from penstock.log.files import Disk
+from penstock.log.storage.checkpoint import RecoveryPoint, write_point
+from penstock.log.storage.files import Disk, is_full
 
 if TYPE_CHECKING:
     from penstock.log.log import Log
@@ -69,7 +68,7 @@ class SyncJob:
         try:
             write_point(self._log.folder, point, self._disk)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 self._log.refuse_appends(f"writing the recovery point failed: {error}")
                 raise
             self.is_point_owed = True

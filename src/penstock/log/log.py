@@ -9,34 +9,34 @@ that only reads is in ``log/readable.py``.
                     │ full or old                                            moves durable_offset
                     └► roll: a new file; the old one is read-only from here
 
-A replica also appends what its leader sent (``append_stretch``), cuts off what its leader does not
+A replica also appends what its leader sent (``append_copied``), cuts off what its leader does not
 have (``truncate``) and starts empty at another offset (``restart``).
 """
 
-import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.checkpoint import (
+from penstock.log.batch_cache import BatchCache, BatchCacheBudget
+from penstock.log.incoming import trimmed, verified
+from penstock.log.jobs import Detached as Detached
+from penstock.log.jobs import SyncJob as SyncJob
+from penstock.log.readable import ReadableLog
+from penstock.log.recovery import Recovery, RecoveryReport
+from penstock.log.replacement import clear_rewritten, has_rewrite, move_in, remove_segments
+from penstock.log.restart import announce_restart, carry_out_restart
+from penstock.log.storage.checkpoint import (
     RecoveryPoint,
     read_point,
     write_point,
 )
-from penstock.log.damage import save_damage
-from penstock.log.files import DISK, Disk
-from penstock.log.headers import find_cut
-from penstock.log.incoming import trimmed, verified
-from penstock.log.index import RELATIVE_MAX
-from penstock.log.jobs import Detached as Detached
-from penstock.log.jobs import SyncJob as SyncJob
-from penstock.log.layout import EPOCHS_CHECKPOINT, LOG_SUFFIX, SIDE_SUFFIXES, segment_path
-from penstock.log.readable import ReadableLog
-from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.restart import announce_restart, carry_out_restart
-from penstock.log.segment import NO_EPOCH, Cut, Segment
-from penstock.log.swap import clear_spare, has_rewrite, move_in, remove_segments
-from penstock.log.tail import Tail, TailBudget
+from penstock.log.storage.damage import save_damage
+from penstock.log.storage.files import DISK, Disk, is_full
+from penstock.log.storage.headers import find_cut
+from penstock.log.storage.index import RELATIVE_MAX
+from penstock.log.storage.layout import EPOCHS_CHECKPOINT, LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
 from penstock.model.limits import (
@@ -59,7 +59,9 @@ class LogConfig:
     segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     tail_bytes_max: int = TAIL_BYTES_MAX
-    tail_budget: TailBudget | None = None  # shared by all logs of a node; None: a separate budget
+    batch_cache_budget: BatchCacheBudget | None = (
+        None  # shared by all logs of a node; None: a separate budget
+    )
 
 
 class Log(ReadableLog):
@@ -67,14 +69,14 @@ class Log(ReadableLog):
         """Call ``Log.open`` instead."""
         recovery = Recovery(folder, interval_bytes=config.index_interval_bytes, disk=disk)
         self.recovery: RecoveryReport = recovery.run()
-        tail = Tail(config.tail_bytes_max, config.tail_budget)
-        super().__init__(folder, recovery.segments, self.recovery.damage, tail, disk)
+        cache = BatchCache(config.tail_bytes_max, config.batch_cache_budget)
+        super().__init__(folder, recovery.segments, self.recovery.damage, cache, disk)
         self.stored_low_watermark = recovery.low_watermark
         self.config = config
         self._active = recovery.segments[-1]
         self._detached: list[Detached] = []
         self._doubts = self.recovery.doubts  # until ``settle`` clears them
-        self._refused: str | None = None
+        self.refusal: str | None = None  # why appends are refused until the log is reopened
         self._is_closed = False
 
         self.durable_offset = self.end_offset
@@ -99,11 +101,6 @@ class Log(ReadableLog):
         return cls(folder, config, now_ms=now_ms, disk=disk)
 
     @property
-    def refusal(self) -> str | None:
-        """Return why appends are refused until the log is reopened; None if they are not."""
-        return self._refused
-
-    @property
     def has_unsynced_sealed(self) -> bool:
         """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
@@ -116,15 +113,15 @@ class Log(ReadableLog):
         """Append a batch and return its first offset. ``header``: the batch's parsed header, if the
         caller has it. DiskFull leaves the log unchanged; any other disk error propagates, and the
         log refuses appends until it is reopened."""
-        if self._refused is not None:
-            raise AppendsRefused(self._refused)
+        if self.refusal is not None:
+            raise AppendsRefused(self.refusal)
         if header is None:
             header = parse_header(batch)
         size = len(batch)
-        assert header.base_offset == self.end_offset, "appends are contiguous"
-        assert header.total_bytes == size <= BATCH_BYTES_MAX, "one whole batch"
+        assert header.base_offset == self.end_offset, "an append must begin at the end of the log"
+        assert header.total_bytes == size <= BATCH_BYTES_MAX, "append exactly one whole batch"
         active = self._active
-        assert header.leader_epoch >= active.last_epoch, "epochs never go back"
+        assert header.leader_epoch >= active.last_epoch, "epochs never decrease"
         config = self.config
         if active.bytes and (
             not active.has_room(size, header.next_offset, bytes_max=config.segment_bytes_max)
@@ -145,24 +142,24 @@ class Log(ReadableLog):
         if header.max_timestamp > self.last_timestamp_ms:
             self.last_timestamp_ms = header.max_timestamp
         if isinstance(batch, bytes):
-            self._tail.append(header.base_offset, active.end_offset, batch)
+            self._cache.append(header.base_offset, active.end_offset, batch)
         else:
-            self._tail.clear()  # borrowed memory cannot be kept: read the batch from the file
+            self._cache.clear()  # borrowed memory cannot be kept: read the batch from the file
         return header.base_offset
 
-    def append_stretch(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
+    def append_copied(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
         """Append whole batches from a leader, with the offsets and epochs they have. They must
         follow each other and the end of the log. All are verified before the first is written, with
         one write per segment. Returns the headers of the appended batches: not all of them if there
         is no room for another segment. Raises Damaged, with nothing written, if a batch is invalid,
         and DiskFull if there is no room for any."""
-        if self._refused is not None:
-            raise AppendsRefused(self._refused)
+        if self.refusal is not None:
+            raise AppendsRefused(self.refusal)
         end_offset = self.end_offset
         view = trimmed(memoryview(data), end_offset)
         headers = verified(view, offset=end_offset, epoch=self.last_epoch, folder=self.folder)
-        if not self._tail.is_empty:
-            self._tail.clear()  # the tail must reach the end of the log, or be empty
+        if not self._cache.is_empty:
+            self._cache.clear()  # the cache must reach the end of the log, or be empty
         first = position = 0
         while first < len(headers):
             try:
@@ -204,32 +201,23 @@ class Log(ReadableLog):
         self._dirty[active.base_offset] = active
         self.end_offset = active.end_offset
         self.size_bytes += size
-        self.last_timestamp_ms = max(self.last_timestamp_ms, active.max_timestamp)
+        if active.max_timestamp > self.last_timestamp_ms:
+            self.last_timestamp_ms = active.max_timestamp
         return after, size
 
     def refuse_appends(self, reason: str) -> None:
         """Refuse appends until the log is reopened. Thread-safe; the first reason is kept."""
-        if self._refused is None:
-            self._refused = reason
+        if self.refusal is None:
+            self.refusal = reason
 
     def roll(self, *, now_ms: int) -> None:
         """Close the active segment and start the next. Does nothing if the active one is empty."""
         if self._active.bytes == 0:
             return
-        segment = Segment(
-            self.folder,
-            self.end_offset,
-            interval_bytes=self.config.index_interval_bytes,
-            disk=self.disk,
-        )
-        try:
+        segment = self._new_segment(self.end_offset)
+        with self._refusing("roll", "no space left for a new segment"):
             self._active.seal()
             segment.make_files()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self.refuse_appends(f"roll failed: {error}")
-                raise
-            raise DiskFull("no space left for a new segment") from None
         # The segment and its side files stay open until they are synced.
         self._dirty[self._active.base_offset] = self._active
         segment.last_epoch = self._active.last_epoch
@@ -239,14 +227,30 @@ class Log(ReadableLog):
         self._is_folder_dirty = True
         self._is_rolled = True
 
+    def _new_segment(self, base_offset: int) -> Segment:
+        interval_bytes = self.config.index_interval_bytes
+        return Segment(self.folder, base_offset, interval_bytes=interval_bytes, disk=self.disk)
+
+    @contextmanager
+    def _refusing(self, action: str, full: str | None = None) -> Iterator[None]:
+        """Refuse appends after an error in the block. ``full``: the text of DiskFull, after which
+        the log is unchanged; None: a full disk is an error like any other here."""
+        try:
+            yield
+        except OSError as error:
+            if full is not None and is_full(error):
+                raise DiskFull(full) from None
+            self.refuse_appends(f"{action} failed: {error}")
+            raise
+
     # ── Sync ─────────────────────────────────────────────────────────────────────────────────
 
     def begin_sync(self) -> SyncJob | None:
         """Return a job that syncs what is dirty now; None if nothing is. Only one job at a time:
         the recovery point of a later job would cover what an earlier one has not synced yet."""
-        if self._refused is not None:
-            raise AppendsRefused(self._refused)
-        assert self._job is None, "the job before is finished first"
+        if self.refusal is not None:
+            raise AppendsRefused(self.refusal)
+        assert self._job is None, "a sync job is still in progress"
         if not self._dirty and not self._is_folder_dirty:
             return None
         # Header checks reach the page cache together with their batches, so that they survive a
@@ -271,10 +275,10 @@ class Log(ReadableLog):
 
     def finish_sync(self, job: SyncJob) -> None:
         """Record that the job has run: what it covered is durable."""
-        assert job is self._job, "the job that was begun"
+        assert job is self._job, "not the job in progress"
         self._job = None
-        if self._refused is not None:
-            raise AppendsRefused(self._refused)
+        if self.refusal is not None:
+            raise AppendsRefused(self.refusal)
         self.durable_offset = max(self.durable_offset, job.end_offset)
         self._is_rolled = self._is_rolled or job.is_point_owed
         if not job.is_point_owed:
@@ -289,28 +293,20 @@ class Log(ReadableLog):
         meanwhile, including compaction. The owner must first remove checkpoints that reach beyond
         ``to``."""
         self._assert_at_rest()
-        assert to >= self.start_offset, "a log that loses all it has begins anew: restart"
+        assert to >= self.start_offset, "to drop the whole log, call restart"
         if to >= self.end_offset:
             return self.end_offset
         segment, cut = self._find_cut(to)
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
-        try:
+        with self._refusing("truncation", "no space left to record the truncation of the log"):
             # A pending rewrite would bring back what is cut off.
             if has_rewrite(self.disk, self.folder):
-                clear_spare(self.disk, self.folder)
+                clear_rewritten(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
             write_point(self.folder, point, self.disk)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self.refuse_appends(f"truncation failed: {error}")
-                raise
-            raise DiskFull("no space left to note where the log is to end") from None
         self.sealed_offset = point.offset
-        try:
+        with self._refusing("truncation"):
             self._cut(segment, cut)
-        except OSError as error:
-            self.refuse_appends(f"truncation failed: {error}")
-            raise
         self.lower_low_watermark()
         return self.end_offset
 
@@ -325,9 +321,9 @@ class Log(ReadableLog):
 
     def _cut(self, segment: Segment, cut: Cut) -> None:
         """Remove segments newest first, each durably before the next: the log never has a hole."""
-        taken = self._segments.take_behind(segment)
+        taken = self._segments.take_after(segment)
         self._active = segment
-        self._tail = self._tail.successor()
+        self._cache = self._cache.successor()
         self.end_offset = cut.end_offset
         self.durable_offset = min(self.durable_offset, cut.end_offset)
         for one in reversed(taken):
@@ -342,7 +338,7 @@ class Log(ReadableLog):
         self._dirty[segment.base_offset] = segment
         self._is_folder_dirty = True
         job = self.begin_sync()
-        assert job is not None, "there is something to sync"
+        assert job is not None, "a cut must leave something to sync"
         job.run()
         self.finish_sync(job)
 
@@ -367,25 +363,15 @@ class Log(ReadableLog):
         assert at >= 0
         while self._detached:
             self._detached.pop().remove()  # the new segment may have the name of one of these files
-        try:
+        with self._refusing("restart", "no space left to record the restart of the log"):
             announce_restart(self.disk, self.folder, at)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self.refuse_appends(f"restart failed: {error}")
-                raise
-            raise DiskFull("no space left to note where the log is to begin") from None
-        segment = Segment(
-            self.folder, at, interval_bytes=self.config.index_interval_bytes, disk=self.disk
-        )
-        try:
+        segment = self._new_segment(at)
+        with self._refusing("restart"):
             self._segments.take_all(segment)
             carry_out_restart(self.disk, self.folder, at)
             segment.make_files()
-        except OSError as error:
-            self.refuse_appends(f"restart failed: {error}")
-            raise
         self._active = segment
-        self._tail = self._tail.successor()
+        self._cache = self._cache.successor()
         self._dirty, self._damage = {}, []
         self._is_folder_dirty, self._is_rolled = True, False  # the side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
@@ -394,9 +380,9 @@ class Log(ReadableLog):
         self.lower_low_watermark()
 
     def _assert_at_rest(self) -> None:
-        if self._refused is not None:
-            raise AppendsRefused(self._refused)
-        assert self._job is None, "no sync is under way"
+        if self.refusal is not None:
+            raise AppendsRefused(self.refusal)
+        assert self._job is None, "a sync is in progress"
 
     def _epoch_before(self, segment: Segment) -> int:
         epoch = NO_EPOCH
@@ -434,27 +420,24 @@ class Log(ReadableLog):
 
     def replace_segments(self, made: Segment) -> int | None:
         """Replace segments by the rewritten segment that was made from them and lies ready beside
-        the log (``log/swap.py``). Offsets do not change. Returns the bytes freed; None, with
+        the log (``log/replacement.py``). Offsets do not change. Returns the bytes freed; None, with
         nothing changed, if some of the old segments are gone."""
-        assert not made.is_open, "its files move"
+        assert not made.is_open, "close the rewritten segment before its files are moved"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
             return None
-        assert made.end_offset <= self.sealed_offset, "whole, closed segments"
+        assert made.end_offset <= self.sealed_offset, "only sealed segments are replaced"
         for segment in old:
             self._dirty.pop(segment.base_offset, None)
-            self._segments.let_go(segment)
-        try:
+            self._segments.close_files(segment)
+        # After an error the next opening of the log finishes from the point that was reached.
+        with self._refusing("replacing segments"):
             move_in(self.disk, self.folder, made.base_offset)
             remove_segments(self.disk, self.folder, [each.base_offset for each in old[1:]])
-        except OSError as error:
-            # The next opening of the log finishes the swap from whatever point it has reached.
-            self.refuse_appends(f"replacing segments failed: {error}")
-            raise
         made.folder = self.folder
         names = {segment.path.name for segment in old}
         self._damage = [damage for damage in self._damage if damage.file not in names]
-        self._tail.drop_before(made.end_offset)
+        self._cache.drop_before(made.end_offset)
         self._segments.replace(old, made)
         freed = sum(segment.bytes for segment in old) - made.bytes
         self.size_bytes -= freed
@@ -464,7 +447,7 @@ class Log(ReadableLog):
         """Clear the doubts that ``recovery`` reported, because the owner has dealt with them: the
         next opening reports only new ones. Durable when it returns; safe in a thread while nothing
         is synced or cut."""
-        assert self._job is None, "no sync is under way"
+        assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)
             write_point(self.folder, point._replace(doubts=0), self.disk)
@@ -477,7 +460,7 @@ class Log(ReadableLog):
             return
         self._is_closed = True
         try:
-            if clean and self._refused is None and self._job is None:
+            if clean and self.refusal is None and self._job is None:
                 self._close_cleanly()
         finally:
             self.refuse_appends("the log is closed")

@@ -5,23 +5,22 @@ watermark are here too: they are separate files that do not affect segments. ``l
 other half: appends, syncs and removal.
 """
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.log.checkpoint import (
+from penstock.log.batch_cache import BatchCache
+from penstock.log.segments import Segments
+from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of
+from penstock.log.storage.checkpoint import (
     read_checkpoint,
     remove_checkpoint,
     write_checkpoint,
     write_low_watermark,
 )
-from penstock.log.damage import Damage, DamagedRange, merge_damage
-from penstock.log.files import Disk
-from penstock.log.headers import Epochs, epochs_of
-from penstock.log.segment import NO_EPOCH, Segment, SegmentInfo
-from penstock.log.segments import Segments
-from penstock.log.stretch import Stretch, stretch_of
-from penstock.log.tail import Tail
+from penstock.log.storage.damage import Damage, DamagedRange, merge_damage
+from penstock.log.storage.files import Disk, is_full
+from penstock.log.storage.headers import Epochs, epochs_of
+from penstock.log.storage.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.model.errors import DiskFull, OffsetOutOfRange
 
 
@@ -31,7 +30,7 @@ class ReadableLog:
         folder: Path,
         segments: list[Segment],
         damage: Sequence[Damage],
-        tail: Tail,
+        cache: BatchCache,
         disk: Disk,
     ) -> None:
         self.folder = folder
@@ -39,7 +38,7 @@ class ReadableLog:
         self.end_offset = segments[-1].end_offset
         self._segments = Segments(segments)
         self._dirty: dict[int, Segment] = {}  # appended to since the last sync, by base offset
-        self._tail = tail
+        self._cache = cache
         self._damage = list(damage)
         self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
@@ -83,8 +82,8 @@ class ReadableLog:
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
-        if self._tail.holds(start):
-            return self._tail.read(start, bytes_max=bytes_max, up_to=end)
+        if self._cache.holds(start):
+            return self._cache.read(start, bytes_max=bytes_max, up_to=end)
         segment = self._segments.holding(start)
         try:
             return segment.read(start, bytes_max=bytes_max, up_to=end)
@@ -94,7 +93,7 @@ class ReadableLog:
         finally:
             self._segments.touch(segment, self._dirty)
 
-    def read_stretch(
+    def read_buffers(
         self,
         start: int,
         *,
@@ -102,20 +101,20 @@ class ReadableLog:
         up_to: int | None = None,
         as_slice: bool = False,
         with_empty: bool = False,
-    ) -> Stretch:
+    ) -> BatchBuffers:
         """Like ``read``, for callers that forward the bytes: return a few buffers of many batches
-        each, without empty batches, and at most the bound of ``log/stretch.py``, which also
+        each, without empty batches, and at most the bound of ``batch_buffers.py``, which also
         describes the verification. ``as_slice``: a slice of the file may be returned instead.
         ``with_empty``: include empty batches, as replicas need."""
         end = self._end_of_read(start, up_to)
         if start >= end:
-            return Stretch((), start, 0)
-        if self._tail.holds(start):
-            batches = self._tail.read(start, bytes_max=bytes_max, up_to=end)
-            return stretch_of(batches, start, with_empty=with_empty)
+            return BatchBuffers((), start, 0)
+        if self._cache.holds(start):
+            batches = self._cache.read(start, bytes_max=bytes_max, up_to=end)
+            return buffers_of(batches, start, with_empty=with_empty)
         segment = self._segments.holding(start)
         try:
-            return segment.read_stretch(
+            return segment.read_buffers(
                 start,
                 bytes_max=bytes_max,
                 up_to=end,
@@ -128,11 +127,11 @@ class ReadableLog:
         finally:
             self._segments.touch(segment, self._dirty)
 
-    def age_marks(self) -> None:
+    def expire_recent(self) -> None:
         """Drop the marks that existed at the last call. To be called periodically."""
         for segment in self._segments:
-            if segment.marks:
-                segment.marks.age()
+            if segment.recent:
+                segment.recent.age()
 
     def _end_of_read(self, start: int, up_to: int | None) -> int:
         if not self.start_offset <= start <= self.end_offset:
@@ -183,7 +182,7 @@ class ReadableLog:
         try:
             write_low_watermark(self.folder, offset, self.disk)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
             raise DiskFull("no space left to store the low watermark") from None
         self.stored_low_watermark = offset
@@ -193,7 +192,7 @@ class ReadableLog:
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 
-    def drop_tail(self) -> None:
+    def drop_batch_cache(self) -> None:
         """Free the memory of recent batches. Call this on the thread that appends: the budget is
         shared with other logs, and ``close`` may run on any thread."""
-        self._tail.clear()
+        self._cache.clear()

@@ -6,12 +6,13 @@ damage in the middle of a log is reported and never cut off, because whole recor
 files that are missing, short or wrong are rebuilt.
 """
 
-import errno
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.check import HOLE, header_check
-from penstock.log.checkpoint import (
+from penstock.log.replacement import finish_replacements
+from penstock.log.restart import finish_restart
+from penstock.log.storage.check import HOLE, header_check
+from penstock.log.storage.checkpoint import (
     DOUBT_CRASHED,
     DOUBT_GARBAGE,
     DOUBT_NEW,
@@ -22,10 +23,10 @@ from penstock.log.checkpoint import (
     write_low_watermark,
     write_point,
 )
-from penstock.log.damage import Damage, load_damage, merge_damage, save_damage
-from penstock.log.files import TMP_SUFFIX, Disk, read_whole, replace_durably
-from penstock.log.index import START, Place
-from penstock.log.layout import (
+from penstock.log.storage.damage import Damage, load_damage, merge_damage, save_damage
+from penstock.log.storage.files import TMP_SUFFIX, Disk, is_full, read_whole, replace_durably
+from penstock.log.storage.index import START, BatchStart
+from penstock.log.storage.layout import (
     FORMAT_FILE,
     FORMAT_VERSION,
     LOG_SUFFIX,
@@ -35,10 +36,8 @@ from penstock.log.layout import (
     format_version,
     segment_path,
 )
-from penstock.log.restart import finish_restart
-from penstock.log.scan import ZEROS_REASON, Scan, Scanner, header_fault, is_zero_from
-from penstock.log.segment import NO_EPOCH, Segment
-from penstock.log.swap import finish_swaps
+from penstock.log.storage.scan import ZEROS_REASON, Scan, Scanner, header_fault, is_zero_from
+from penstock.log.storage.segment import NO_EPOCH, Segment
 from penstock.model.errors import Damaged, PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -109,9 +108,17 @@ class Recovery:
         self._has_stale_checks = False  # checks of the last segment were removed but not synced
 
     def run(self) -> RecoveryReport:
+        try:
+            return self._run()
+        except BaseException:
+            for segment in self.segments:
+                segment.close()
+            raise
+
+    def _run(self) -> RecoveryReport:
         self._prepare_folder()
         finish_restart(self.disk, self.folder)
-        finish_swaps(self.disk, self.folder)
+        finish_replacements(self.disk, self.folder)
         bases = self._bases()
         known = [] if not bases else load_damage(self.folder, self.disk)
         point = read_point(self.folder, self.disk)
@@ -185,7 +192,7 @@ class Recovery:
         if version is None or version > FORMAT_VERSION:
             shown = "unknown" if version is None else str(version)
             raise FormatUnsupported(
-                f"{folder}: the log's format is {shown}, this program reads {FORMAT_VERSION}"
+                f"{folder}: log format {shown}; this version reads up to {FORMAT_VERSION}"
             )
 
     def _bases(self) -> list[int]:
@@ -236,7 +243,7 @@ class Recovery:
             write_point(self.folder, point, self.disk)
         except OSError as error:
             # A log on a full disk still opens; this is tried again once the torn end is cut.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
 
     def _segment(self, base_offset: int) -> Segment:
@@ -264,7 +271,7 @@ class Recovery:
             segment.close()
         return is_whole
 
-    def _resume(self, segment: Segment) -> tuple[Place, int, int]:
+    def _resume(self, segment: Segment) -> tuple[BatchStart, int, int]:
         """Return the last indexed batch up to the recovery point: nothing before it can be torn."""
         index, checks = segment.files.index, segment.files.checks
         number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
@@ -282,7 +289,7 @@ class Recovery:
         self,
         segment: Segment,
         next_base: int | None,
-        start: Place,
+        start: BatchStart,
         number: int,
         timestamp: int,
         *,
@@ -308,7 +315,7 @@ class Recovery:
             elif not is_whole:
                 self._reason = f"records up to offset {next_base} were never synced"
         else:
-            assert next_base is not None, "only a closed segment is left as it is"
+            assert next_base is not None, "only the last segment may be cut"
             segment.bytes, segment.end_offset = source.size, next_base
             if not is_whole:
                 self._close_gap(segment, scan, source.size, next_base)
@@ -360,7 +367,7 @@ class Recovery:
             write_point(self.folder, point, self.disk)
         except OSError as error:
             # A log on a full disk still opens: the point only saves time at the next start.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
         else:
             self.sealed_offset = last.end_offset

@@ -14,16 +14,16 @@ of state folded from removed records; the owner writes new ones afterwards.
 
 from pathlib import Path
 
-from penstock.log.checkpoint import DOUBT_NEW, RecoveryPoint, read_point, write_point
-from penstock.log.files import Disk, replace_durably
-from penstock.log.layout import (
+from penstock.log.replacement import SWAP_SUFFIX, clear_rewritten, has_rewrite
+from penstock.log.storage.checkpoint import DOUBT_NEW, RecoveryPoint, read_point, write_point
+from penstock.log.storage.files import Disk, replace_durably
+from penstock.log.storage.layout import (
     CHECKPOINT_SUFFIX,
     DAMAGE_FILE,
     RESTART_SUFFIX,
     base_offset_of,
     segment_path,
 )
-from penstock.log.swap import SWAP_SUFFIX, clear_spare, has_rewrite
 
 
 def restart_path(folder: Path, at: int) -> Path:
@@ -40,7 +40,7 @@ def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
     point = read_point(folder, disk)
     doubts = DOUBT_NEW if point is None else point.doubts
     if has_rewrite(disk, folder):
-        clear_spare(disk, folder)
+        clear_rewritten(disk, folder)
     for name in reversed(disk.names(folder)):
         is_segment = base_offset_of(name) is not None
         if is_segment or name == DAMAGE_FILE or name.endswith((CHECKPOINT_SUFFIX, SWAP_SUFFIX)):

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 
-from penstock.log.segment import Segment
+from penstock.log.storage.segment import Segment
 
 OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
 
@@ -79,7 +79,7 @@ class Segments:
             count += 1
         return self._take(0, count)
 
-    def take_behind(self, segment: Segment) -> list[Segment]:
+    def take_after(self, segment: Segment) -> list[Segment]:
         """Remove, close and return the segments after ``segment``, which becomes active."""
         first = bisect_right(self._bases, segment.base_offset)
         taken = self._take(first, len(self._all))
@@ -101,7 +101,7 @@ class Segments:
             return []
         return found
 
-    def let_go(self, segment: Segment) -> None:
+    def close_files(self, segment: Segment) -> None:
         """Close a segment's files; the segment stays in the list."""
         self._open.pop(segment.base_offset, None)
         segment.close()
@@ -110,8 +110,8 @@ class Segments:
         """Replace neighbouring segments, none of which is active, by one."""
         first = bisect_left(self._bases, made.base_offset)
         after = first + len(old)
-        assert list(old) == self._all[first:after], "neighbours"
-        assert after < len(self._all), "not the active one"
+        assert list(old) == self._all[first:after], "the segments must be neighbours"
+        assert after < len(self._all), "the active segment cannot be replaced"
         self._all[first:after] = [made]
         self._bases[first:after] = [made.base_offset]
 
@@ -120,5 +120,5 @@ class Segments:
         del self._all[first:after]
         del self._bases[first:after]
         for segment in taken:
-            self.let_go(segment)
+            self.close_files(segment)
         return taken

@@ -6,7 +6,7 @@ version of a placement request. The store writes it only if all of these are unc
 knowledge is safe, and so are several nodes that all act as manager (R1, R3).
 
 A replica that may lack committed records never becomes leader, except by an explicit request of an
-operator (``wishes.py``). ``moving.py`` decides which moves begin, and when.
+operator (``operator_requests.py``). ``moving.py`` decides which moves begin, and when.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from penstock.manager.known import Known
+from penstock.manager.cluster_state import ClusterState
 from penstock.manager.placement import choose
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.names import is_internal
@@ -23,7 +23,7 @@ from penstock.model.replication import factor_of, in_sync_min_of
 from penstock.model.topic import Topic
 from penstock.replication import election
 from penstock.replication.election import ABSENT, Standing
-from penstock.replication.row import NOBODY, Change, View
+from penstock.replication.row import NO_NODE, Change, View
 
 
 class Policy(msgspec.Struct):
@@ -42,7 +42,7 @@ class Policy(msgspec.Struct):
     leader_changes_max: int = 50
 
 
-class Why(StrEnum):
+class DecisionKind(StrEnum):
     CREATED = "created"
     ELECTED = "elected"  # the leader was gone
     RECOVERED = "recovered"  # no intact in-sync replica; the longest log leads
@@ -61,13 +61,13 @@ class Decision(NamedTuple):
     matters, the version of the placement request."""
 
     key: PartitionKey
-    why: Why
+    kind: DecisionKind
     version: int  # of the row; 0: there is no row
     change: Change | None = None  # None: the row is unchanged or deleted
     is_row_dropped: bool = False
-    wish: tuple[int, ...] | None = None  # new placement request to write
-    is_wish_dropped: bool = False
-    wish_version: int | None = None  # compared unless None; 0: there is no placement request
+    request: tuple[int, ...] | None = None  # new placement request to write
+    is_request_dropped: bool = False
+    request_version: int | None = None  # compared unless None; 0: there is no placement request
 
 
 class Ask(NamedTuple):
@@ -103,19 +103,19 @@ def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
 
 
 def due(
-    known: Known, key: PartitionKey, topics: Topics, policy: Policy, standings: Standings
+    state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy, standings: Standings
 ) -> Decision | Ask | None:
     """Return the next decision for this partition; None if nothing can be done now."""
-    view = known.rows.get(key)
+    view = state.rows.get(key)
     if topics.tombstone(key.topic_id) is not None:
-        return _deletion(known, key, view)
+        return _deletion(state, key, view)
     topic = topics.find_id(key.topic_id)
     if view is None:
-        return _creation(known, key, topic, policy)
+        return _creation(state, key, topic, policy)
     # A row without a topic or a tombstone means that the catalog lags: the row is kept.
     return (
-        _leader(known, key, view, standings)
-        or _move(known, key, view)
+        _leader(state, key, view, standings)
+        or _move(state, key, view)
         or _settings(key, view, topic, policy)
     )
 
@@ -124,30 +124,30 @@ def due(
 
 
 def _creation(
-    known: Known, key: PartitionKey, topic: Topic | None, policy: Policy
+    state: ClusterState, key: PartitionKey, topic: Topic | None, policy: Policy
 ) -> Decision | None:
     if topic is None or topic.is_share or not 0 <= key.index < topic.partition_count:
         return None
     wants = wanted(topic, policy, key.index)
-    replicas = choose(known.hosts_for_new, known.loads, key.topic_id, count=wants.replicas)
+    replicas = choose(state.hosts_for_new, state.loads, key.topic_id, count=wants.replicas)
     if not replicas:
-        known.waiting[key] = None
+        state.waiting[key] = None
         return None
-    change = election.create(replicas, known.incarnations, in_sync_min=wants.in_sync_min)
-    return Decision(key, Why.CREATED, ABSENT, change)
+    change = election.create(replicas, state.incarnations, in_sync_min=wants.in_sync_min)
+    return Decision(key, DecisionKind.CREATED, ABSENT, change)
 
 
-def _deletion(known: Known, key: PartitionKey, view: View | None) -> Decision | None:
-    wish = known.wishes.get(key)
-    if view is None and wish is None:
+def _deletion(state: ClusterState, key: PartitionKey, view: View | None) -> Decision | None:
+    request = state.requests.get(key)
+    if view is None and request is None:
         return None
     return Decision(
         key,
-        Why.DELETED,
+        DecisionKind.DELETED,
         ABSENT if view is None else view.version,
         is_row_dropped=view is not None,
-        is_wish_dropped=wish is not None,
-        wish_version=ABSENT if wish is None else wish.version,
+        is_request_dropped=request is not None,
+        request_version=ABSENT if request is None else request.version,
     )
 
 
@@ -160,79 +160,83 @@ def _settings(
     if view.row.in_sync_min == in_sync_min:
         return None
     row = msgspec.structs.replace(view.row, in_sync_min=in_sync_min)
-    return Decision(key, Why.SETTINGS, view.version, Change(view.version, row))
+    return Decision(key, DecisionKind.SETTINGS, view.version, Change(view.version, row))
 
 
 # ── Leaders ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _leader(
-    known: Known, key: PartitionKey, view: View, standings: Standings
+    state: ClusterState, key: PartitionKey, view: View, standings: Standings
 ) -> Decision | Ask | None:
     row = view.row
-    if not known.is_led(row):
-        change = _election(known, key, view)
+    if not state.is_led(row):
+        change = _election(state, key, view)
         if change is not None:
-            return Decision(key, Why.ELECTED, view.version, change)
-        return _recovery(known, key, view, standings)
-    if row.leader in known.avoided:
-        change = _election(known, key, view)
-        if change is not None and change.row.leader not in known.avoided:
-            return Decision(key, Why.HANDED_OVER, view.version, change)
+            return Decision(key, DecisionKind.ELECTED, view.version, change)
+        return _recovery(state, key, view, standings)
+    if row.leader in state.avoided:
+        change = _election(state, key, view)
+        if change is not None and change.row.leader not in state.avoided:
+            return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
     return None
 
 
-def _election(known: Known, key: PartitionKey, view: View) -> Change | None:
+def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
     """Elect a leader, if possible one that is not about to stop. If the partition moves, prefer
     its future leader, or at least a replica that stays."""
-    avoided = known.avoided
-    wish = known.wishes.get(key)
-    if wish is not None:
+    avoided = state.avoided
+    request = state.requests.get(key)
+    if request is not None:
         replicas = frozenset(view.row.replicas)
-        for good in (wish.replicas[:1], wish.replicas):
+        for good in (request.replicas[:1], request.replicas):
             bad = avoided | replicas.difference(good)
-            change = election.elect(view, known.incarnations, avoiding=bad)
+            change = election.elect(view, state.incarnations, avoiding=bad)
             if change is not None and change.row.leader not in bad:
                 return change
-    return election.elect(view, known.incarnations, avoiding=avoided)
+    return election.elect(view, state.incarnations, avoiding=avoided)
 
 
 def _recovery(
-    known: Known, key: PartitionKey, view: View, standings: Standings
+    state: ClusterState, key: PartitionKey, view: View, standings: Standings
 ) -> Decision | Ask | None:
     """Elect the longest log. No intact replica is alive here, or it would have been elected."""
     members = view.row.in_sync
-    if not all(node in known.incarnations for node in members):
+    if not all(node in state.incarnations for node in members):
         return None
-    said = standings(key, view)
-    change = election.recover(view, known.incarnations, said)
+    known = standings(key, view)
+    change = election.recover(view, state.incarnations, known)
     if change is not None:
-        return Decision(key, Why.RECOVERED, view.version, change)
-    return Ask(key, tuple(node for node in sorted(members) if node not in said))
+        return Decision(key, DecisionKind.RECOVERED, view.version, change)
+    return Ask(key, tuple(node for node in sorted(members) if node not in known))
 
 
 # ── Moves in progress ────────────────────────────────────────────────────────────────────────
 
 
-def _move(known: Known, key: PartitionKey, view: View) -> Decision | None:
+def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None:
     """Return the next step of a move whose new replicas were added: once they are in sync, the
     first of them leads if it can; then superfluous replicas and the request are removed (R23)."""
-    wish = known.wishes.get(key)
-    if wish is None:
+    request = state.requests.get(key)
+    if request is None:
         return None
-    row, target = view.row, frozenset(wish.replicas)
+    row, target = view.row, frozenset(request.replicas)
     ended = Decision(
-        key, Why.FULFILLED, view.version, is_wish_dropped=True, wish_version=wish.version
+        key,
+        DecisionKind.FULFILLED,
+        view.version,
+        is_request_dropped=True,
+        request_version=request.version,
     )
-    if row.replicas == wish.replicas:
+    if row.replicas == request.replicas:
         return ended
     if not target <= row.whole:
         return None
-    first = wish.replicas[0]
+    first = request.replicas[0]
     if row.leader != first:
-        change = _election(known, key, view)
-        chosen = NOBODY if change is None else change.row.leader
+        change = _election(state, key, view)
+        chosen = NO_NODE if change is None else change.row.leader
         if chosen == first or (chosen in target and row.leader not in target):
-            return Decision(key, Why.HANDED_OVER, view.version, change)
-    change = election.place(view, wish.replicas)
-    return None if change is None else ended._replace(why=Why.FINISHED, change=change)
+            return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
+    change = election.place(view, request.replicas)
+    return None if change is None else ended._replace(kind=DecisionKind.FINISHED, change=change)

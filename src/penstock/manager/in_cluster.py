@@ -6,7 +6,7 @@ guarantees nothing: two nodes may act as manager for a moment, so every change c
 relies on (R3). For the same reason, a node that finds its own entry, written before a restart or in
 a call whose reply was lost, simply manages until the entry disappears.
 
-``tenure.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
+``active_manager.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from penstock.manager import tenure
-from penstock.manager.asking import AskStandings
-from penstock.manager.decisions import Policy, Why
-from penstock.manager.finalizing import Finalizing
-from penstock.manager.known import Known
-from penstock.manager.tenure import Tenure, Times
+from penstock.manager import active_manager
+from penstock.manager.active_manager import ActiveManager, Times
+from penstock.manager.decisions import DecisionKind, Policy
+from penstock.manager.level_raiser import LevelRaiser
+from penstock.manager.log_end_queries import AskStandings
+from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,
     ManagerEntry,
@@ -28,14 +29,12 @@ from penstock.metadata.cluster_entries import (
     decode_manager,
     encode_entry,
 )
-from penstock.metadata.cluster_level import ClusterLevel
-from penstock.metadata.cluster_view import ClusterView
-from penstock.metadata.following import Following
+from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
-from penstock.replication.row import NOBODY, View
+from penstock.replication.row import NO_NODE, View
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
 RETRY_SECONDS: Final = 1.0  # after an error of the store, or while this node has no lease
@@ -48,13 +47,13 @@ class Holder(NamedTuple):
     created: int  # the revision in which the entry was created
 
 
-class Catalog(tenure.Catalog, Protocol):
+class Catalog(active_manager.Catalog, Protocol):
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None: ...
 
     def on_tombstone(self, listener: Callable[[Topic], None]) -> None: ...
 
 
-class Manager:
+class Manager(PrefixWatch):
     def __init__(
         self,
         store: Store,
@@ -71,7 +70,7 @@ class Manager:
     ) -> None:
         """``lease`` returns the lease of this node's registration, 0 while it has none. ``view``,
         ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
-        self._store = store
+        super().__init__(store, MANAGER_KEY)
         self._node = node
         self._view = view
         self._catalog = catalog
@@ -81,16 +80,12 @@ class Manager:
         self._policy = policy or Policy()
         self._times = times or Times()
         self._level = level
-        self.counts: Counter[Why] = Counter()  # decisions written since this node started
+        self.counts: Counter[DecisionKind] = Counter()  # decisions written since this node started
         self.passes = 0  # checks of due partitions, in tenures that have ended
         self._holder: Holder | None = None
-        self._revision = 0
         self._managed: Holder | None = None  # the entry under which this node manages or managed
-        self._tenure: Tenure | None = None
+        self.active: ActiveManager | None = None  # None unless this node manages
         self._changed = asyncio.Event()
-        self._following = Following(
-            store, MANAGER_KEY, fill=self._fill, take=self._take, revision=lambda: self._revision
-        )
         self._task: asyncio.Task[None] | None = None
         view.on_nodes(self._on_nodes)
         view.on_row(self._on_row)
@@ -101,8 +96,7 @@ class Manager:
 
     async def start(self) -> None:
         """Become a candidate. Raises the errors of the store."""
-        assert self._task is None, "a node stands once"
-        await self._following.start()
+        await super().start()
         self._task = asyncio.create_task(self._stand(), name="manager")
 
     async def stop(self) -> None:
@@ -111,7 +105,7 @@ class Manager:
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
-        await self._following.stop()
+        await super().stop()
         await self._give_up()
 
     async def _give_up(self) -> None:
@@ -123,36 +117,22 @@ class Manager:
                 compare_created=((MANAGER_KEY, holder.created),), deletes=(MANAGER_KEY,)
             )
         except PenstockError as error:  # the entry disappears with the lease
-            log.info("the manager's entry was left", extra={"why": str(error)})
-
-    @property
-    def is_managing(self) -> bool:
-        return self._tenure is not None
+            log.info("manager entry not removed", extra={"reason": str(error)})
 
     @property
     def manager(self) -> int:
         """The node that manages, as far as this node knows."""
-        return NOBODY if self._holder is None else self._holder.node
+        return NO_NODE if self._holder is None else self._holder.node
 
     @property
     def tenure_id(self) -> int:
         """The revision in which that node became the manager; it increases with each manager."""
         return 0 if self._holder is None else self._holder.created
 
-    @property
-    def tenure(self) -> Tenure | None:
-        """The current tenure; None unless this node manages."""
-        return self._tenure
-
-    @property
-    def known(self) -> Known | None:
-        """The cluster state for a summary (``overview.py``); None unless this node manages."""
-        return None if self._tenure is None else self._tenure.known
-
     def policy_changed(self) -> None:
         """Called when the policy has been changed in place."""
-        if self._tenure is not None:
-            self._tenure.saw_policy()
+        if self.active is not None:
+            self.active.saw_policy()
 
     # ── Candidacy ────────────────────────────────────────────────────────────────────────────
 
@@ -166,10 +146,10 @@ class Manager:
                     await self._manage(self._holder)
                     is_answered = self._holder is not None
             except PenstockError as error:
-                log.warning("the cluster cannot be managed", extra={"why": str(error)})
+                log.warning("managing the cluster failed", extra={"reason": str(error)})
             except Exception as error:
                 # Another node may succeed where this one failed.
-                log.error("the manager failed", exc_info=error)
+                log.error("manager failed", exc_info=error)
                 await self._give_up()
             try:
                 # If the store did not reply, the watch reports nothing either: retry.
@@ -191,15 +171,15 @@ class Manager:
         except (VersionConflict, OutcomeUnknown, DeadlineExceeded):
             await self._fill()
         else:
-            if self._revision < created:
-                self._revision = created
+            if self.revision < created:
+                self.revision = created
                 self._holder = Holder(self._node, created)
         return self._holder is not None
 
     async def _manage(self, holder: Holder) -> None:
         """Manage until another node does."""
-        log.info("this node manages the cluster", extra={"node": self._node})
-        self._tenure = Tenure(
+        log.info("this node became the manager", extra={"node": self._node})
+        self.active = ActiveManager(
             self._store,
             self._view,
             manager_created=holder.created,
@@ -213,26 +193,26 @@ class Manager:
         self._managed = holder
         finalizing: asyncio.Task[None] | None = None
         if self._level is not None:
-            level = Finalizing(self._store, self._level, manager_created=holder.created)
+            level = LevelRaiser(self._store, self._level, manager_created=holder.created)
             finalizing = asyncio.create_task(level.run(), name="feature level")
         try:
-            await self._tenure.run()
+            await self.active.run()
         finally:
-            self.passes += self._tenure.passes
+            self.passes += self.active.passes
             if finalizing is not None:
                 finalizing.cancel()
                 await asyncio.wait((finalizing,))
-            self._tenure = None
-            log.info("this node manages the cluster no longer", extra={"node": self._node})
+            self.active = None
+            log.info("this node is no longer the manager", extra={"node": self._node})
         await self._fill()
 
     # ── The manager's entry ──────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(MANAGER_KEY)
-        if revision < self._revision:
+        if revision < self.revision:
             return
-        self._revision = revision
+        self.revision = revision
         self._holder = None
         for entry in entries:
             if entry.key == MANAGER_KEY:
@@ -241,9 +221,9 @@ class Manager:
 
     def _take(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if change.version <= self._revision:
+            if change.version <= self.revision:
                 continue
-            self._revision = change.version
+            self.revision = change.version
             if change.key != MANAGER_KEY:
                 continue
             if change.kind is ChangeKind.DELETE:
@@ -255,23 +235,23 @@ class Manager:
         self._tell()
 
     def _tell(self) -> None:
-        if self._tenure is not None and self._holder != self._managed:
-            self._tenure.depose()
+        if self.active is not None and self._holder != self._managed:
+            self.active.depose()
         self._changed.set()
 
     # ── Notifications ────────────────────────────────────────────────────────────────────────
 
     def _on_nodes(self) -> None:
-        if self._tenure is not None:
-            self._tenure.saw_nodes()
+        if self.active is not None:
+            self.active.saw_nodes()
 
     def _on_row(self, key: PartitionKey, view: View | None) -> None:
-        if self._tenure is not None:
-            self._tenure.saw_row(key, view)
+        if self.active is not None:
+            self.active.saw_row(key, view)
 
     def _on_topic(self, before: Topic | None, after: Topic | None) -> None:
-        if self._tenure is not None:
-            self._tenure.saw_topic(before, after)
+        if self.active is not None:
+            self.active.saw_topic(before, after)
 
 
 def _node(value: bytes) -> int:
@@ -279,4 +259,4 @@ def _node(value: bytes) -> int:
     try:
         return decode_manager(MANAGER_KEY, value).node
     except Damaged:
-        return NOBODY
+        return NO_NODE

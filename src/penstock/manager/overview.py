@@ -1,13 +1,13 @@
 """A summary of a cluster: counts, and the names of affected partitions. Pure; computed from a
-manager's state or from one read of the store (``reading.py``)."""
+manager's state or from one read of the store (``state_reader.py``)."""
 
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, Topics, wanted
-from penstock.manager.known import Known
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow
@@ -45,48 +45,38 @@ class Overview(msgspec.Struct, frozen=True):
     orphaned: Named  # have neither a topic nor a tombstone
 
 
-def overview(known: Known, topics: Topics, all_topics: Iterable[Topic], policy: Policy) -> Overview:
+def overview(
+    state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
+) -> Overview:
     under, below, leaderless, lost, orphaned = _Names(), _Names(), _Names(), _Names(), _Names()
     counts: dict[int, list[int]] = {}
-    for key, view in known.rows.items():
+    for key, view in state.rows.items():
         row = view.row
         topic = topics.find_id(key.topic_id)
         if topic is None and topics.tombstone(key.topic_id) is None:
             orphaned.add(key)
-        alive = _alive(known, row)
+        alive = sum(node in state.nodes for node in row.whole)
         factor = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
         if alive < max(factor, len(row.replicas)):
             under.add(key)
         if alive < row.in_sync_min:
             below.add(key)
-        if not known.is_led(row):
+        if not state.is_led(row):
             leaderless.add(key)
         if not row.whole:
             lost.add(key)
         _count(counts, row)
     return Overview(
-        len(known.rows),
-        tuple(_summary(known, node, counts) for node in sorted({*known.nodes, *counts})),
+        len(state.rows),
+        tuple(_summary(state, node, counts) for node in sorted({*state.nodes, *counts})),
         under.named(),
         below.named(),
         leaderless.named(),
         lost.named(),
-        _Names(known.wishes).named(),
-        _Names(_missing(known, all_topics)).named(),
+        _Names(state.requests).named(),
+        _Names(state.missing(all_topics)).named(),
         orphaned.named(),
     )
-
-
-def _alive(known: Known, row: PartitionRow) -> int:
-    """Return the number of live intact replicas."""
-    return sum(node in known.nodes for node in row.whole)
-
-
-def _missing(known: Known, all_topics: Iterable[Topic]) -> Iterable[PartitionKey]:
-    for topic in all_topics:
-        if not topic.is_share:
-            keys = (PartitionKey(topic.topic_id, index) for index in range(topic.partition_count))
-            yield from (key for key in keys if key not in known.rows)
 
 
 def _count(counts: dict[int, list[int]], row: PartitionRow) -> None:
@@ -99,13 +89,13 @@ def _count(counts: dict[int, list[int]], row: PartitionRow) -> None:
         of_node[3] += node not in row.whole
 
 
-def _summary(known: Known, node: int, counts: dict[int, list[int]]) -> NodeSummary:
-    entry = known.nodes.get(node)
+def _summary(state: ClusterState, node: int, counts: dict[int, list[int]]) -> NodeSummary:
+    entry = state.nodes.get(node)
     return NodeSummary(
         node,
         entry is not None,
         entry is not None and entry.is_leaving,
-        node in known.draining,
+        node in state.draining,
         *counts.get(node, (0, 0, 0, 0)),
     )
 
@@ -138,27 +128,16 @@ class StopRisk(msgspec.Struct, frozen=True):
     only_here: int
 
 
-def risk_of_stopping(known: Known, node: int) -> StopRisk:
+def risk_of_stopping(state: ClusterState, node: int) -> StopRisk:
     unavailable = unsendable = only_here = 0
-    for key in known.on(node):
-        row = known.rows[key].row
+    for key in state.on(node):
+        row = state.rows[key].row
         if row.replicas == (node,):
             only_here += 1
             continue
-        others = sum(each in known.nodes for each in row.whole if each != node)
+        others = sum(each in state.nodes for each in row.whole if each != node)
         if not others:
             unavailable += 1
         elif others < row.in_sync_min:
             unsendable += 1
     return StopRisk(unavailable, unsendable, only_here)
-
-
-def is_safe_to_stop(known: Known, node: int) -> bool:
-    """Return whether all partitions with other replicas stay available without this node."""
-    risk = risk_of_stopping(known, node)
-    return not risk.unavailable and not risk.unsendable
-
-
-def is_empty(known: Known, node: int) -> bool:
-    """Return whether a drain is finished: no row names the node any more."""
-    return next(iter(known.on(node)), None) is None

@@ -92,7 +92,7 @@ class Loads:
 
 def _decrease(counts: Counter[T], key: T) -> None:
     counts[key] -= 1
-    assert counts[key] >= 0, "only what was counted goes"
+    assert counts[key] >= 0, "count fell below zero"
     if not counts[key]:
         del counts[key]
 
@@ -213,7 +213,7 @@ class _Plan:
         return {node: len(keys) for node, keys in self._on.items()}
 
     def _put(self, key: PartitionKey, place: tuple[int, ...]) -> None:
-        assert len(set(place)) == len(place), "a node has a partition once"
+        assert len(set(place)) == len(place), "a node has at most one replica of a partition"
         for node in self._places[key]:
             if node in self._on:
                 self._on[node].pop(key, None)

@@ -1,5 +1,5 @@
 """Kafka's admin requests for one partition: reassignments, their cancellation, and elections.
-Pure; ``wishes.py`` writes the changes.
+Pure; ``operator_requests.py`` writes the changes.
 """
 
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.manager.known import is_led
-from penstock.metadata.cluster_entries import PlaceWish
+from penstock.manager.cluster_state import is_led
+from penstock.metadata.cluster_entries import PlacementRequest
 from penstock.replication import election
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -30,25 +30,25 @@ class Reassignment(NamedTuple):
 class Refused(Enum):
     """Why an election changes nothing."""
 
-    NOT_NEEDED = "the leader is the right one"
-    UNAVAILABLE = "no replica that may lead is available"
+    NOT_NEEDED = "no election is needed"
+    UNAVAILABLE = "no eligible replica is available"
 
 
-def reassignment(row: PartitionRow, wish: PlaceWish) -> Reassignment:
+def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
     """Return the move from the row's replicas to the requested ones. A request made by the manager
     does not contain the original replicas: then a replica counts as new until it is in sync."""
-    wanted = frozenset(wish.replicas)
-    old = frozenset(wish.before) or row.whole
-    replicas = (*row.replicas, *(node for node in wish.replicas if node not in row.replicas))
+    wanted = frozenset(request.replicas)
+    old = frozenset(request.before) or row.whole
+    replicas = (*row.replicas, *(node for node in request.replicas if node not in row.replicas))
     adding = tuple(node for node in replicas if node in wanted and node not in old)
     removing = tuple(node for node in replicas if node not in wanted)
     return Reassignment(replicas, adding, removing)
 
 
-def cancelled(view: View, wish: PlaceWish) -> Change | None:
+def cancelled(view: View, request: PlacementRequest) -> Change | None:
     """Return the change that removes the replicas that a move has added. None if there are none, or
     if they are needed: a new replica leads, or too few of the original ones are in sync."""
-    row, original = view.row, reassignment(view.row, wish).original
+    row, original = view.row, reassignment(view.row, request).original
     kept = row.whole.intersection(original)
     if row.replicas == original or row.leader not in kept or len(kept) < row.in_sync_min:
         return None
@@ -69,7 +69,7 @@ def preferred_leader(
     if first not in row.whole or first not in incarnations or first in avoided:
         return Refused.UNAVAILABLE
     change = election.elect(view, incarnations)
-    assert change is not None, "the first replica is able to"
+    assert change is not None, "the first replica is eligible"
     return change
 
 

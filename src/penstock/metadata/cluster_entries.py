@@ -5,28 +5,38 @@ feature level, and requests of operators.
                                    the entry is the node's incarnation
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
     /manager                       the present manager; removed when its lease ends
-    /level                         the feature level in force (``cluster_level.py``)
+    /frontends/<random id>         a live frontend; the value is the name of its node
+    /level                         the feature level in force (``membership/cluster_level.py``)
     /wishes/drains/<id>            request to move all replicas away from this node
     /wishes/places/<topic id>/<n>  placement request: the replicas that a partition shall have
 """
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 import msgspec
 
 from penstock.model.errors import Damaged
 from penstock.model.levels import LEVEL_FIRST, Levels
+from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow
+
+T = TypeVar("T")
 
 NODES_PREFIX: Final = "/nodes/"
 PARTITIONS_PREFIX: Final = "/partitions/"
 MANAGER_KEY: Final = "/manager"
 LEVEL_KEY: Final = "/level"
 DRAINS_PREFIX: Final = "/wishes/drains/"
-PLACES_PREFIX: Final = "/wishes/places/"
+PLACEMENTS_PREFIX: Final = "/wishes/places/"
+
+FRONTENDS_PREFIX: Final = "/frontends/"
 
 NODES_MAX: Final = 1_000
 NODE_ID_MAX: Final = 2**31 - 1
+# Each writes every two seconds (``membership/frontends.py``), and all are notified of each write.
+FRONTENDS_MAX: Final = 100
+FRONTEND_NAME_CHARS_MAX: Final = 255
 
 
 class PartitionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -67,7 +77,7 @@ class ManagerEntry(msgspec.Struct, frozen=True):
     node: int
 
 
-class PlaceWish(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlacementRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: tuple[int, ...]
     before: tuple[int, ...] = ()  # replicas before an operator's request; empty: the manager's
 
@@ -89,8 +99,14 @@ def drain_key(node: int) -> str:
     return f"{DRAINS_PREFIX}{node}"
 
 
-def place_key(key: PartitionKey) -> str:
-    return f"{PLACES_PREFIX}{key.topic_id}/{key.index}"
+def placement_key(key: PartitionKey) -> str:
+    return f"{PLACEMENTS_PREFIX}{key.topic_id}/{key.index}"
+
+
+def partitions_of(topic: Topic) -> Iterable[PartitionKey]:
+    """Return the partitions of a topic; a share has none."""
+    count = 0 if topic.is_share else topic.partition_count
+    return (PartitionKey(topic.topic_id, index) for index in range(count))
 
 
 def node_of(key: str) -> int:
@@ -111,47 +127,29 @@ def partition_of(key: str) -> PartitionKey:
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_decode_node = msgspec.json.Decoder(NodeEntry).decode
-_decode_row = msgspec.json.Decoder(PartitionRow).decode
-_decode_manager = msgspec.json.Decoder(ManagerEntry).decode
-_decode_wish = msgspec.json.Decoder(PlaceWish).decode
-_decode_level = msgspec.json.Decoder(LevelEntry).decode
 
 
-def encode_entry(value: NodeEntry | PartitionRow | ManagerEntry | PlaceWish | LevelEntry) -> bytes:
+def encode_entry(
+    value: NodeEntry | PartitionRow | ManagerEntry | PlacementRequest | LevelEntry,
+) -> bytes:
     return _encode(value)
 
 
-def decode_node(key: str, value: bytes) -> NodeEntry:
-    try:
-        return _decode_node(value)
-    except msgspec.MsgspecError as error:
-        raise Damaged(key, 0, str(error)) from None
+def _decoder(kind: type[T]) -> Callable[[str, bytes], T]:
+    """Return a function that decodes a value of this type, given its key. Raises Damaged."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(key: str, value: bytes) -> T:
+        try:
+            return decoder.decode(value)
+        except (msgspec.MsgspecError, AssertionError) as error:
+            raise Damaged(key, 0, str(error)) from None
+
+    return decode
 
 
-def decode_row(key: str, value: bytes) -> PartitionRow:
-    try:
-        return _decode_row(value)
-    except (msgspec.MsgspecError, AssertionError) as error:
-        raise Damaged(key, 0, str(error)) from None
-
-
-def decode_manager(key: str, value: bytes) -> ManagerEntry:
-    try:
-        return _decode_manager(value)
-    except msgspec.MsgspecError as error:
-        raise Damaged(key, 0, str(error)) from None
-
-
-def decode_wish(key: str, value: bytes) -> PlaceWish:
-    try:
-        return _decode_wish(value)
-    except msgspec.MsgspecError as error:
-        raise Damaged(key, 0, str(error)) from None
-
-
-def decode_level(key: str, value: bytes) -> LevelEntry:
-    try:
-        return _decode_level(value)
-    except msgspec.MsgspecError as error:
-        raise Damaged(key, 0, str(error)) from None
+decode_node = _decoder(NodeEntry)
+decode_row = _decoder(PartitionRow)
+decode_manager = _decoder(ManagerEntry)
+decode_placement = _decoder(PlacementRequest)
+decode_level = _decoder(LevelEntry)

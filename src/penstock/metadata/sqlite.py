@@ -34,7 +34,7 @@ from penstock.metadata.store import (
     Compacted,
     Entry,
     LeaseGone,
-    SingleWrites,
+    Store,
     StoreUnusable,
     check_changes,
     check_ttl,
@@ -118,11 +118,11 @@ class _Database:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (table_count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if application_id != APPLICATION_ID and (application_id or version or table_count):
-            raise StoreUnusable(f"{self._path}: is the database of another program")
+            raise StoreUnusable(f"{self._path}: the database belongs to another program")
         if version > SCHEMA_VERSION:
             raise StoreUnusable(
-                f"{self._path}: was written by a newer Penstock (schema {version}, this one knows"
-                f" {SCHEMA_VERSION})"
+                f"{self._path}: schema {version} is of a newer Penstock; this version reads up to"
+                f" {SCHEMA_VERSION}"
             )
         if version == 0 and table_count:
             raise StoreUnusable(f"{self._path}: has tables but no schema version")
@@ -155,7 +155,7 @@ class _Database:
             if code == sqlite3.SQLITE_FULL:
                 raise DiskFull("no space left on the disk for metadata") from exc
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise Throttled("the metadata is locked by another process") from exc
+                raise Throttled("the metadata database is locked by another process") from exc
             if code in FATAL:
                 self._failure = f"{self._path}: {exc}; restart to check the file"
                 raise StoreUnusable(self._failure) from exc
@@ -184,8 +184,8 @@ class _Database:
             revision, _ = self._head()
         if revision < min_revision:
             raise StoreUnusable(
-                f"{self._path}: is at revision {revision}, though {min_revision} was seen: an"
-                " older copy"
+                f"{self._path}: revision {revision} is older than {min_revision}, which was seen"
+                " before: the file is an older copy"
             )
         return [Entry(key.decode(), value, v, c) for key, value, v, c in rows], revision
 
@@ -205,7 +205,7 @@ class _Database:
             for key, created in compare_created:
                 _, actual = self._revisions(key)
                 if actual != created:
-                    raise conflict(key, actual=actual, expected=created, what="of revision")
+                    raise conflict(key, actual=actual, expected=created, what="of create revision")
             if lease and puts and not self._has_lease(lease):
                 raise LeaseGone(lease)
             present = [key for key in deletes if self._revisions(key)[0]]
@@ -228,9 +228,9 @@ class _Database:
         with _transaction(self._connection):
             (count,) = self._connection.execute("SELECT count(*) FROM lease").fetchone()
             if count >= LEASES_MAX:
-                raise Throttled("Too many leases are held.")
+                raise Throttled(f"Too many leases: {LEASES_MAX} exist; retry.")
             added = self._connection.execute("INSERT INTO lease (ttl_ms) VALUES (?)", (ttl_ms,))
-            assert added.lastrowid, "numbers start at 1"
+            assert added.lastrowid, "SQLite row ids start at 1"
             return added.lastrowid
 
     def end_lease(self, lease: int) -> None:
@@ -265,7 +265,7 @@ class _Database:
             # The last revision may be cut by the limit: it is read whole the next time.
             next_revision = rows[-1][0]
             rows = [row for row in rows if row[0] < next_revision]
-            assert rows, "a read of history holds more than one transaction"
+            assert rows, "a read must fit more than one transaction"
         changes = [
             Change(ChangeKind.DELETE, key.decode(), b"", revision)
             if value is None
@@ -327,8 +327,8 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         raise
 
 
-class SqliteStore(SingleWrites):
-    """Implements ``store.Store``. Call ``open``."""
+class SqliteStore(Store):
+    """Call ``open``."""
 
     def __init__(
         self, database: _Database, thread: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop
@@ -436,7 +436,7 @@ class SqliteStore(SingleWrites):
                 for lease in self._leases.ended(now_ms=self._now_ms()):
                     await self.revoke(lease)
             except PenstockError as error:
-                log.warning("leases cannot be ended", extra={"why": str(error)})
+                log.warning("ending leases failed", extra={"reason": str(error)})
                 await asyncio.sleep(ENDING_RETRY_SECONDS)
                 continue
             end_ms = self._leases.next_end_ms()
@@ -467,7 +467,7 @@ class SqliteStore(SingleWrites):
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
-            raise Throttled("Too many metadata calls are waiting.")
+            raise Throttled(f"Too many metadata calls: {CALLS_MAX} are waiting; retry.")
         self._call_count += 1
         try:
             return await self._loop.run_in_executor(self._thread, self._database.guarded, work)

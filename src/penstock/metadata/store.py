@@ -3,7 +3,7 @@
 It follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with the same
 calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is the
 revision of its last change, so a version is never reused, and "changed since it was read" is one
-comparison of integers. ``catalog.py``, ``moves.py`` and others define the values; no store is
+comparison of integers. ``topics/catalog.py`` and others define the values; no store is
 called on the path of a message.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
@@ -16,7 +16,6 @@ Every other error of ``txn`` means that nothing was changed, except StoreUnusabl
 nothing that this store returns can be trusted.
 """
 
-from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -57,7 +56,7 @@ class Compacted(PenstockError):
     """A watch requested history that is gone; the watcher must list again and continue there."""
 
     def __init__(self, oldest_revision: int) -> None:
-        super().__init__(f"History before revision {oldest_revision} is no longer kept.")
+        super().__init__(f"History before revision {oldest_revision} was compacted.")
         self.oldest_revision = oldest_revision
 
 
@@ -83,31 +82,8 @@ class LeaseGone(PenstockError):
         self.lease = lease
 
 
-class SingleWrites:
-    """Puts and deletes of one key, for stores that implement ``txn``."""
-
-    @abstractmethod
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int: ...
-
-    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, puts=((key, value),))
-
-    async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, deletes=(key,))
-
-
 class Store(Protocol):
-    """The interface of all stores. Any call may also raise StoreUnusable, or an Overloaded if a
+    """The base class of all stores. Any call may also raise StoreUnusable, or an Overloaded if a
     retry may succeed."""
 
     async def get(self, key: str) -> Entry | None: ...
@@ -122,11 +98,13 @@ class Store(Protocol):
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
         """Write a value durably and return the new revision. ``if_version``: None always writes, 0
         only if the key is absent, any other only over that version. Raises VersionConflict."""
-        ...
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, puts=((key, value),))
 
     async def delete(self, key: str, *, if_version: int | None = None) -> int:
         """Return the revision of the delete, or the present one if the key was absent."""
-        ...
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, deletes=(key,))
 
     async def txn(
         self,
@@ -175,7 +153,7 @@ def check_changes(
 ) -> None:
     """Check the limits of all stores. Raises InvalidRequest."""
     keys = [*(key for key, _ in puts), *deletes]
-    assert len(keys) == len(set(keys)), "a key changes once in a transaction"
+    assert len(keys) == len(set(keys)), "a transaction changes each key at most once"
     compared = [key for key, _ in (*compare, *compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(compared) > CHANGES_PER_TXN_MAX:
         raise InvalidRequest(
@@ -190,13 +168,13 @@ def check_changes(
             raise InvalidRequest(f"{key}: a metadata value has at most {VALUE_BYTES_MAX} bytes.")
         size += len(value)
     if size > TXN_BYTES_MAX:
-        raise InvalidRequest(f"A transaction has at most {TXN_BYTES_MAX} bytes.")
+        raise InvalidRequest(f"A transaction has at most {TXN_BYTES_MAX} bytes, not {size}.")
 
 
 def check_ttl(ttl_ms: int) -> None:
     """Raises InvalidRequest if the TTL is out of range."""
     if not 0 < ttl_ms <= LEASE_TTL_MS_MAX:
-        raise InvalidRequest(f"A lease lasts from 1 to {LEASE_TTL_MS_MAX} ms.")
+        raise InvalidRequest(f"A lease TTL must be 1 to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}.")
 
 
 def conflict(key: str, *, actual: int, expected: int, what: str = "at version") -> VersionConflict:

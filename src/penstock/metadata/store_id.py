@@ -21,5 +21,5 @@ async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
             return drawn.decode()
         except VersionConflict:
             entry = await store.get(KEY)
-            assert entry is not None, "it is never deleted"
+            assert entry is not None, "the store id is never deleted"
     return entry.value.decode("ascii", "replace")

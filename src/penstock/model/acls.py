@@ -60,15 +60,10 @@ class Permission(IntEnum):
     ALLOW = 3
 
 
-# A key is allowed to whoever is allowed one of its operations, unless a rule denies the key itself.
+# An operation that is allowed if one of its values is allowed, unless a rule denies it itself.
 IMPLYING: Final[Mapping[Operation, tuple[Operation, ...]]] = MappingProxyType(
     {
-        Operation.DESCRIBE: (
-            Operation.READ,
-            Operation.WRITE,
-            Operation.DELETE,
-            Operation.ALTER,
-        ),
+        Operation.DESCRIBE: (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER),
         Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
     }
 )
@@ -79,7 +74,7 @@ _OPERATIONS: Final[Mapping[Permission, Mapping[Operation, tuple[int, ...]]]] = {
 }
 
 T = TypeVar("T")
-_Hosts = dict[str, int]  # with the number of rules: an address can be written in several ways
+_Hosts = dict[str, int]  # number of rules by host: an address can be written in several ways
 
 
 class Acl(msgspec.Struct, frozen=True):
@@ -108,22 +103,17 @@ class _Patterns:
     def __bool__(self) -> bool:
         return bool(self.literal or self.prefixed)
 
-    def add(self, pattern_type: int, name: str, host: str) -> None:
-        is_prefix = pattern_type == PatternType.PREFIXED
+    def count(self, rule: Acl, change: int) -> None:
+        """Add a rule (1) or remove one (-1)."""
+        is_prefix, name = rule.pattern_type == PatternType.PREFIXED, rule.resource_name
         named = self.prefixed if is_prefix else self.literal
-        if is_prefix and name not in named:
+        if is_prefix and change > 0 and name not in named:
             _count(self.lengths, len(name), 1)
-        _count(named.setdefault(name, {}), host, 1)
-
-    def remove(self, pattern_type: int, name: str, host: str) -> None:
-        is_prefix = pattern_type == PatternType.PREFIXED
-        named = self.prefixed if is_prefix else self.literal
-        _count(named[name], host, -1)
-        if named[name]:
-            return
-        del named[name]
-        if is_prefix:
-            _count(self.lengths, len(name), -1)
+        _count(named.setdefault(name, {}), host_of(rule.host), change)
+        if not named[name]:
+            del named[name]
+            if is_prefix:
+                _count(self.lengths, len(name), -1)
 
     def match(self, name: str, host: str) -> bool:
         literal = self.literal
@@ -145,7 +135,7 @@ class AclIndex:
     __slots__ = ("_patterns", "_rules")
 
     def __init__(self) -> None:
-        self._rules: dict[Acl, None] = {}  # in the order in which they came
+        self._rules: dict[Acl, None] = {}  # in the order in which they were added
         # By permission, operation, principal and resource type:
         self._patterns: dict[tuple[int, int, str, int], _Patterns] = {}
 
@@ -159,31 +149,26 @@ class AclIndex:
         return rule in self._rules
 
     def add(self, rule: Acl) -> None:
-        if rule in self._rules:
-            return
-        self._rules[rule] = None
-        patterns = self._patterns.setdefault(_place(rule), _Patterns())
-        patterns.add(rule.pattern_type, rule.resource_name, host_of(rule.host))
+        if rule not in self._rules:
+            self._rules[rule] = None
+            self._patterns.setdefault(_key(rule), _Patterns()).count(rule, 1)
 
     def remove(self, rule: Acl) -> None:
-        if rule not in self._rules:
-            return
-        del self._rules[rule]
-        patterns = self._patterns[_place(rule)]
-        patterns.remove(rule.pattern_type, rule.resource_name, host_of(rule.host))
-        if not patterns:
-            del self._patterns[_place(rule)]
+        if rule in self._rules:
+            del self._rules[rule]
+            patterns = self._patterns[_key(rule)]
+            patterns.count(rule, -1)
+            if not patterns:
+                del self._patterns[_key(rule)]
 
     def decide(
         self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
     ) -> Permission | None:
         """Return None if no rule matches. ``host``: the client's address, made by ``host_of``."""
-        for patterns in self._of(Permission.DENY, operation, resource_type, principal):
-            if patterns.match(name, host):
-                return Permission.DENY
-        for patterns in self._of(Permission.ALLOW, operation, resource_type, principal):
-            if patterns.match(name, host):
-                return Permission.ALLOW
+        for permission in (Permission.DENY, Permission.ALLOW):
+            for patterns in self._of(permission, operation, resource_type, principal):
+                if patterns.match(name, host):
+                    return permission
         return None
 
     def decide_somewhere(
@@ -203,13 +188,13 @@ class AclIndex:
         self, permission: Permission, operation: Operation, resource_type: int, principal: str
     ) -> Iterator[_Patterns]:
         for each in _OPERATIONS[permission][operation]:
-            for who in (principal, EVERY_USER):
-                patterns = self._patterns.get((permission, each, who, resource_type))
+            for user in (principal, EVERY_USER):
+                patterns = self._patterns.get((permission, each, user, resource_type))
                 if patterns is not None:
                     yield patterns
 
 
-@lru_cache(maxsize=4_096)  # the client's address is asked for with every check
+@lru_cache(maxsize=4_096)  # called with the client's address in every check
 def host_of(text: str) -> str:
     """Return an address in its canonical form, and any other text unchanged. The IPv6 form of an
     IPv4 address, which IPv6 sockets show, becomes the IPv4 address."""
@@ -221,7 +206,7 @@ def host_of(text: str) -> str:
     return str(mapped or address)
 
 
-def _place(rule: Acl) -> tuple[int, int, str, int]:
+def _key(rule: Acl) -> tuple[int, int, str, int]:
     return rule.permission_type, rule.operation, rule.principal, rule.resource_type
 
 
@@ -229,9 +214,9 @@ def _has(hosts: _Hosts | None, host: str) -> bool:
     return hosts is not None and (EVERY in hosts or host in hosts)
 
 
-def _count(counts: dict[T, int], what: T, change: int) -> None:
-    count = counts.get(what, 0) + change
+def _count(counts: dict[T, int], key: T, change: int) -> None:
+    count = counts.get(key, 0) + change
     if count:
-        counts[what] = count
+        counts[key] = count
     else:
-        del counts[what]
+        del counts[key]

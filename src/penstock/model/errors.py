@@ -1,15 +1,15 @@
-"""The one error tree. Errors say what is wrong in our words; each protocol maps them in one table.
+"""The error tree. Each protocol maps it to its own errors in one table.
 
 PenstockError
-├── InvalidRequest           the caller's fault, and asking again will not help
-│   ├── MissingParameter     a required field is absent
-│   ├── InvalidMessage       the body has characters a queue cannot carry
+├── InvalidRequest           an error of the caller: a retry does not help
+│   ├── MissingParameter     a required field is missing
+│   ├── InvalidMessage       the body has characters that are not allowed
 │   ├── InvalidReceipt       not a receipt of this queue
-│   ├── ExpiredReceipt       the lease behind a FIFO receipt has ended
-│   ├── NotLeased            the record is gone or was never leased
-│   ├── OffsetOutOfRange     no such place in the log
-│   ├── QuotaExceeded        there may be no more of it, for this tenant or on this node
-│   └── ProducerRefused      a producer's sequence or epoch does not fit; carries the code
+│   ├── ExpiredReceipt       the lease of a FIFO receipt has ended
+│   ├── NotLeased            the record is deleted or not leased
+│   ├── OffsetOutOfRange     the offset is not in the log
+│   ├── QuotaExceeded        the limit of this tenant or node is reached
+│   └── ProducerRefused      wrong sequence or epoch of a producer, with Kafka's code
 ├── NotFound
 │   └── TopicNotFound
 ├── Conflict
@@ -17,16 +17,16 @@ PenstockError
 │   ├── TopicDeletedRecently
 │   ├── PurgeInProgress
 │   └── VersionConflict      a store entry changed between read and write
-├── AccessDenied             who asks is known, and may not
-├── Overloaded               asking later may help
+├── AccessDenied             the principal is known, but not allowed
+├── Overloaded               a later retry may help
 │   ├── Throttled
 │   ├── InFlightLimit        too many leased records
-│   ├── DiskFull             appends of messages refused; leases and acks go on
-│   ├── Draining             this node is about to stop
-│   ├── NotLeader            another node leads the partition, or nobody at the moment
-│   ├── LeaderMoved          the same, and nobody knows whether it was done before that
-│   └── NotEnoughReplicas    too few nodes hold the partition to promise what its topic asks
-├── Damaged                  the log on disk is not what was written
+│   ├── DiskFull             appends are rejected; leases and acks still work
+│   ├── Draining             this node is stopping
+│   ├── NotLeader            another node leads the partition, or none; nothing was done
+│   ├── LeaderMoved          another node leads now; outcome unknown
+│   └── NotEnoughReplicas    fewer replicas in sync than the topic requires
+├── Damaged                  the log on disk is damaged
 └── SetupError               a server cannot start: configuration, files, ports
 """
 
@@ -34,34 +34,25 @@ PenstockError
 class PenstockError(Exception):
     """Base of all errors that reach a client or an operator."""
 
-    # What clients are told where the text of the error names addresses; empty: the text itself.
-    public = ""
+    public = ""  # the text for clients, if the text of the error contains addresses
 
 
 def client_text(error: PenstockError) -> str:
-    """Return what a client is told of an error: never an address of ours."""
+    """Return the text for clients, without addresses of nodes."""
     return error.public or str(error)
 
 
-# Exit codes of a command that could not start a server; ``cli/failure.py`` has all of them.
+# Exit codes of a command that could not start a server; ``cli/terminal/failure.py`` has all of
+# them.
 FAILED, USAGE, CONFLICT = 1, 2, 6
 
 
 class SetupError(PenstockError):
-    """A server that cannot start before its operator has changed something."""
-
     WHAT = "the server did not start"
 
-    def __init__(
-        self,
-        why: str,
-        do: str = "",
-        *,
-        what: str = WHAT,
-        code: int = FAILED,
-    ) -> None:
-        told = (what if what != SetupError.WHAT else "", why, do)
-        super().__init__(": ".join(part for part in told if part))
+    def __init__(self, why: str, do: str = "", *, what: str = WHAT, code: int = FAILED) -> None:
+        parts = (what if what != SetupError.WHAT else "", why, do)
+        super().__init__(": ".join(part for part in parts if part))
         self.what = what
         self.why = why
         self.do = do
@@ -95,8 +86,6 @@ class NotLeased(InvalidRequest):
 
 
 class OffsetOutOfRange(InvalidRequest):
-    """Asked for a record that is gone or not there yet."""
-
     def __init__(self, offset: int, start_offset: int, end_offset: int) -> None:
         super().__init__(f"offset {offset} is outside of [{start_offset}, {end_offset}]")
         self.offset = offset
@@ -156,7 +145,7 @@ class Throttled(Overloaded):
     def __init__(self, message: str, *, retry_after_ms: int = 1_000, held_ms: int = 0) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
-        self.held_ms = held_ms  # for so long the answer is kept back: it is one of very many
+        self.held_ms = held_ms  # the reply is delayed: there are very many of these errors
 
 
 class InFlightLimit(Overloaded):
@@ -172,8 +161,7 @@ class Draining(Overloaded):
 
 
 class NotLeader(Overloaded):
-    """Nothing has been done: whoever knows the leader may ask it at once. An answer that a change
-    of leaders has made unknown is an Overloaded, not this."""
+    """Nothing was done, so that the call may be sent to the leader at once."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
         super().__init__(
@@ -187,7 +175,7 @@ class NotLeader(Overloaded):
 
 
 class LeaderMoved(Overloaded):
-    """Another node leads since, and whether this was done is not known."""
+    pass
 
 
 class NotEnoughReplicas(Overloaded):
@@ -195,8 +183,6 @@ class NotEnoughReplicas(Overloaded):
 
 
 class Damaged(PenstockError):
-    """Names the file and the byte where it was found: never silence, never a wrong byte."""
-
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at byte {position}: {reason}")
         self.path = path

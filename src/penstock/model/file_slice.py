@@ -1,12 +1,11 @@
-"""Bytes that are still in a file: what a reader who only passes them on may be given instead of the
-bytes themselves. Whoever has the socket lets the kernel move them, or reads them after all."""
+"""A slice of a file in place of its bytes, so that the kernel can send it without a copy."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 
 class OpenFile(Protocol):
-    """Open as long as anybody refers to it, whatever becomes of its name meanwhile."""
+    """A file that stays open as long as there is a reference to it, even if it is deleted."""
 
     @property
     def fd(self) -> int: ...
@@ -28,7 +27,7 @@ class FileSlice:
     def read(self) -> bytes:
         data = self.file.pread(self.size, self.position)
         if len(data) < self.size:
-            raise OSError(f"{self.size} bytes were here, {len(data)} are left")
+            raise OSError(f"the slice has {self.size} bytes, the file has {len(data)} left")
         return data
 
 
@@ -36,5 +35,5 @@ Piece: TypeAlias = bytes | memoryview | FileSlice
 
 
 def in_memory(pieces: Sequence[Piece]) -> Sequence[bytes | memoryview]:
-    """For those who have to look at the bytes, or at a socket that takes nothing else."""
+    """Return the pieces with all file slices read."""
     return [piece.read() if isinstance(piece, FileSlice) else piece for piece in pieces]

@@ -1,9 +1,7 @@
-"""Who may ask: tenants, users, keys and what they are allowed, as the metadata store keeps them.
+"""Tenants, users and keys, as the metadata store has them.
 
-A tenant is an account: twelve digits under which its queues, topics, groups and users live apart
-from everybody else's. A user belongs to one tenant and signs with access keys. What a user may do
-is written in policies of the usual form (effect, actions, resources, conditions); nothing is
-allowed that no statement allows, and a denial outweighs everything.
+A tenant is an account of twelve digits with its own queues, topics, groups and users. A user
+belongs to one tenant and signs with access keys. Policies of AWS's form say what a user may do.
 """
 
 from enum import StrEnum
@@ -16,25 +14,25 @@ ADMIN_POLICY = (
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A leaky bucket: so many per second in the long run, ``burst`` at once. Zero: no limit."""
+    """A leaky bucket: ``per_s`` on average, ``burst`` at once. Zero: no limit."""
 
     per_s: float = 0.0
     burst: float = 0.0
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How fast. Requests cost one each; bytes are those of messages going in and out."""
+    """Rates. Bytes are those of messages that are sent and received."""
 
     tenant_requests: Rate | None = None  # None: not set, the default applies
     tenant_bytes: Rate = Rate()
     user_requests: Rate = Rate()
     queue_requests: Rate = Rate()
-    operations: dict[str, Rate] = {}  # by action, as policies name it: "sqs:ReceiveMessage"
+    operations: dict[str, Rate] = {}  # by action, for example "sqs:ReceiveMessage"
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much. None: not set, the default applies (``model/quotas.py``). Zero: no limit but the
-    node's own. An older version reads a missing quota as zero, and writes no zeros."""
+    """Amounts. None: not set, the default applies (``model/quotas.py``). Zero: no limit for the
+    tenant. An older version reads a missing quota as zero, and stores no zeros."""
 
     queues_max: int | None = None
     stored_bytes_max: int | None = None
@@ -50,7 +48,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     account: str
     name: str
     created_at_ms: int
-    is_suspended: bool = False  # everything is refused, nothing is lost
+    is_suspended: bool = False  # all requests are rejected
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
 
@@ -60,7 +58,7 @@ class User(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     created_at_ms: int
     is_operator: bool = False  # may use the admin API for every tenant
-    policies: dict[str, str] = {}  # JSON text by the policy's name, checked when set
+    policies: dict[str, str] = {}  # JSON text by name, checked when set
 
 
 class KeyStatus(StrEnum):
@@ -72,14 +70,14 @@ class AccessKey(msgspec.Struct, frozen=True, omit_defaults=True):
     key_id: str
     account: str
     user: str
-    sealed_secret: bytes  # by the key ring; a signature cannot be checked without the secret
+    sealed_secret: bytes  # encrypted by the key ring; needed to check signatures
     created_at_ms: int
     status: KeyStatus = KeyStatus.ACTIVE
     last_used_at_ms: int = 0  # to the minute
 
 
 class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a server needs to check a password without knowing it."""
+    """The values by which a server checks a password without knowing it."""
 
     account: str
     user: str
@@ -96,26 +94,26 @@ class DelegationToken(msgspec.Struct, frozen=True):
 
     token_id: str
     account: str
-    owner: str  # names of users of the account
-    owner_created_at_ms: int  # a user of that name who is created later does not get the token
+    owner: str  # name of a user of the account
+    owner_created_at_ms: int  # a later user of the same name does not get the token
     requester: str
-    renewers: tuple[str, ...]  # users beside the owner who may renew and expire the token
+    renewers: tuple[str, ...]  # other users who may renew and expire the token
     issued_at_ms: int
     expires_at_ms: int
-    max_at_ms: int  # no renewal lasts longer
+    max_at_ms: int  # end of the longest renewal
 
     def is_expired(self, *, now_ms: int) -> bool:
         return now_ms > self.expires_at_ms
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, once it is known: what the stages behind authentication go by."""
+    """The authenticated principal of a request."""
 
     account: str
     user: str
     key_id: str = ""
     is_operator: bool = False
-    is_trusted: bool = False  # authentication is off: nothing is asked of policies
+    is_trusted: bool = False  # authentication is off: policies are not checked
 
     @property
     def arn(self) -> str:
@@ -123,7 +121,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Circumstances(msgspec.Struct, frozen=True):
-    """What conditions of a policy may ask about a request."""
+    """The values of a request that conditions of a policy may test."""
 
     source_ip: str = ""
     is_tls: bool = False

@@ -1,31 +1,31 @@
-"""Feature levels: what the nodes of a cluster may say to each other and write down.
+"""Feature levels: what the nodes of a cluster may send to each other and store.
 
-A version of Penstock speaks a range of levels; the cluster is at one of them, which an operator
-raises once every node can (``penstock cluster upgrade``). Until then nothing is sent or written
-that an older node would not understand, so that a cluster can be upgraded node by node, and back
-again as long as the level was not raised. It is never lowered.
+A version of Penstock supports a range of levels. The cluster is at one level, which an operator
+raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until then
+nothing is sent or stored that an older node does not understand, so a cluster can be upgraded, and
+downgraded again, node by node.
 
 | level | adds |
 | --- | --- |
 | 1 | everything before there were levels |
-| 2 | a leader tells its followers where its logs end: they know how far they are behind |
+| 2 | a leader sends its followers the end offsets of its logs: they know their lag |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
 | 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
-A new one: raise LEVEL_MAX, name what it adds here, and ask for it where that is sent or written.
-LEVEL_MIN follows in the release after next.
+For a new level: raise LEVEL_MAX, add a row here, and check the level where the new thing is sent
+or stored. LEVEL_MIN follows in the release after next.
 """
 
 from typing import Final, NamedTuple
 
-LEVEL_FIRST: Final = 1  # of a cluster that says nothing of levels
+LEVEL_FIRST: Final = 1  # of nodes from before there were levels
 LEVEL_MIN: Final = 1
 LEVEL_MAX: Final = 7
 
-LEADERS_TELL_ENDS: Final = 2
+LEADERS_SEND_ENDS: Final = 2
 GROUP_CONFIGS_STORED: Final = 3
 LOW_WATERMARK_FILES: Final = 4
 STREAMS_GROUPS: Final = 5
@@ -34,7 +34,7 @@ BROKER_CONFIGS_STORED: Final = 7
 
 
 class Levels(NamedTuple):
-    """Those that a node speaks."""
+    """The levels that a node supports."""
 
     lowest: int = LEVEL_MIN
     highest: int = LEVEL_MAX

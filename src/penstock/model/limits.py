@@ -1,75 +1,76 @@
-"""Every bound, with its reason. Nothing in Penstock grows without one of these in its way."""
+"""All limits, with their reasons. Everything that grows has one."""
 
 KIB = 1_024
 MIB = 1_048_576
 SECOND_MS = 1_000
 MINUTE_MS = 60_000
 
-# ── What SQS clients know ────────────────────────────────────────────────────────────────────
+# ── Limits of SQS ────────────────────────────────────────────────────────────────────────────
 MESSAGE_BYTES_MAX = MIB  # body + attributes; also the sum over one batch call
 BATCH_ENTRIES_MAX = 10
 ATTRIBUTES_PER_MESSAGE_MAX = 10
 LEASE_MS_MAX = 43_200 * SECOND_MS  # twelve hours, extensions included
 DELAY_MS_MAX = 900 * SECOND_MS
-ATTEMPTS_MAX = 2**31 - 1  # receive counts stop there: SDKs read them as 32-bit numbers
+ATTEMPTS_MAX = 2**31 - 1  # SDKs read receive counts as 32-bit numbers
 WAIT_MS_MAX = 20 * SECOND_MS
 DEDUP_WINDOW_MS = 5 * MINUTE_MS
-ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long a receive request's attempt id answers the same
+ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long the same attempt id gets the same reply
+QUEUE_PARTITIONS_MAX = 64  # opened together: each costs files and a cursor
 PURGE_INTERVAL_MS = MINUTE_MS
 DELETED_NAME_MS = MINUTE_MS
-IN_FLIGHT_MAX = 120_000  # per queue; also what bounds a cursor's memory
+IN_FLIGHT_MAX = 120_000  # per queue; also limits the memory of a cursor
 TAGS_MAX = 50
 
 # ── Cursor memory ────────────────────────────────────────────────────────────────────────────
-# Records passed over (delayed, group locked, noisy neighbour) are remembered by offset: beyond
-# this the cursor stops reading ahead, so later records wait instead of memory growing.
+# Records that were passed over (delayed, group locked, unfair) are remembered by offset. Beyond
+# this limit the cursor stops reading ahead.
 DEFERRED_MAX = 120_000
 DEDUP_ENTRIES_MAX = 1_000_000  # per partition, about 180 MB at worst; more is throttled
 ATTEMPT_IDS_MAX = 10_000
-LOCKS_SHOWN_MAX = 10  # locked message groups in one explanation: more than anybody reads
-# Messages of a group in front of the one in flight that peek looks through. Usually there is none;
-# 10 peeked messages with this many each take about a millisecond.
+LOCKS_SHOWN_MAX = 10  # locked message groups in one explanation
+# Messages of a group before the one in flight that peek scans, usually none. 10 peeked messages
+# with this many each take about a millisecond.
 LOCK_STEPS_MAX = 1_000
-WINDOW_RECORDS_MAX = 512  # decoded records waiting in front of the cursor
+WINDOW_RECORDS_MAX = 512  # decoded records ahead of the cursor
 WINDOW_BYTES_MAX = MIB
 READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
-# Of ``__groups`` that one fetch of a partition of ``__consumer_offsets`` decodes: about 600 rows,
-# which take some 10 ms.
+# Of ``__groups``, decoded by one fetch of a partition of ``__consumer_offsets``: about 600 rows in
+# 10 ms.
 OFFSETS_VIEW_BYTES_MAX = 64 * KIB
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
 SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENT_AGE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS
-SCRUB_BYTES_PER_SECOND = 4 * MIB  # of logs, read over again to find damage
+SCRUB_BYTES_PER_SECOND = 4 * MIB  # of logs, read again to find damage
 SCRUB_INTERVAL_MS = 24 * 3_600 * SECOND_MS
 INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
-TAILS_BYTES_MAX = 64 * MIB  # and for all partitions of a node together
+TAILS_BYTES_MAX = 64 * MIB  # for all partitions of a node
 BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
 # A producer's batch for a topic whose records the server opens: a queue, or an encrypted topic.
 OPENED_BATCH_RECORDS_MAX = 10_000  # the default of librdkafka
 OPENED_BATCH_BYTES_MAX = 16 * MIB  # decompressed
-# One record of such a batch for a queue: a message of 1 MiB, and what a record adds to it. Streams
-# take larger records; those above 4 MiB are not delivered if the stream becomes a queue.
+# One record of such a batch for a queue: a message of 1 MiB and the overhead of a record. Streams
+# accept larger records; those above 4 MiB are not delivered if the stream becomes a queue.
 OPENED_RECORD_BYTES_MAX = MIB + 64 * KIB
 DELIVERED_RECORD_BYTES_MAX = 4 * MIB
-# Of such batches with many records that are kept decompressed for receives, by all queues of a node
+# Of such batches that all queues of a node keep decompressed for receives
 OPENED_BYTES_MAX = 64 * MIB
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 # Rows of one coordinator topic that operators have skipped, one by one: 100 KB in the catalog.
 SKIPPED_ROWS_MAX = 1_000
-DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written
-DISK_RESERVE_SHARE = 0.05  # the same on small disks, where 64 MiB would be most of the space
+DISK_RESERVE_BYTES = 64 * MIB  # kept free for leases and acks
+DISK_RESERVE_SHARE = 0.05  # of the space of small disks
 
 # ── Configs of groups and other resources, in the metadata store ─────────────────────────────
 # In the memory of every node: a group with all 17 configs takes about 2 KB.
 RESOURCE_CONFIGS_MAX = 100_000
 RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
-# Users and client ids of one tenant with quotas of their own, except for the nodes' own tenant: all
-# tenants share RESOURCE_CONFIGS_MAX, and every node has them in memory.
+# Users and client ids with quotas, of one tenant except the nodes' own: all tenants together have
+# RESOURCE_CONFIGS_MAX.
 CLIENT_QUOTAS_PER_TENANT_MAX = 1_000
-# Of a user or client id that quotas are counted for. Clients choose their ids, up to 32 KiB, and a
-# node remembers thousands of them: a longer id counts as its first characters.
+# Of a user or client id with quotas. Clients choose ids of up to 32 KiB, and a node remembers
+# thousands: a longer id counts as its first characters.
 CLIENT_NAME_CHARS_MAX = 256
 
 # ── Access rules of Kafka (ACLs), in the metadata store ──────────────────────────────────────
@@ -88,7 +89,7 @@ TOKEN_RENEWAL_MS_MAX = 24 * 3_600 * SECOND_MS  # as in Kafka
 
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
-# a request is decoded in less than 10 ms; the action then works in slices (frontend/slices.py).
+# a request is decoded in less than 10 ms; the action then works in slices (net/slices.py).
 KAFKA_PARTITIONS_MAX = 10_000  # partitions, topics that are read, and tagged fields
 KAFKA_ENTRIES_MAX = 1_000  # groups, configs, ACLs, topics to change
 # Bad records named in one Produce reply, about 100 bytes each: a few kilobytes of compressed
@@ -96,9 +97,9 @@ KAFKA_ENTRIES_MAX = 1_000  # groups, configs, ACLs, topics to change
 RECORD_ERRORS_MAX = 10_000
 # A topic pattern (RE2 syntax). At these sizes it is compiled in less than 15 ms.
 PATTERN_CHARS_MAX = 2_048
-PATTERN_DEPTH_MAX = 100  # nested groups: the parser calls itself
+PATTERN_DEPTH_MAX = 100  # nested groups: the parser is recursive
 PATTERN_STATES_MAX = 5_000  # enough for x{0,1000}; also bounds the time of one step of a match
-# States of the compiled patterns that one tenant's groups keep, about 150 bytes each. Beyond it
+# States of compiled patterns that one tenant's groups keep, about 150 bytes each. Beyond this,
 # patterns are compiled again when a topic is created.
 PATTERN_STATES_KEPT_MAX = 200_000
 KAFKA_USERS_MAX = 100  # whose passwords change in one request
@@ -120,8 +121,8 @@ STREAMS_MEMBER_BYTES_MAX = 16 * 1024
 HEADER_BYTES_MAX = 16 * KIB
 # A 1 MiB body can grow sixfold when every character is escaped in JSON, threefold in a form.
 REQUEST_BYTES_MAX = 8 * MIB
-# A body above this is hashed and decoded in pieces, with other requests served in between: the
-# most expensive 64 KiB (escapes of a form) take about 10 ms to decode.
+# A larger body is hashed and decoded in slices: the most expensive 64 KiB (escapes of a form) take
+# about 10 ms to decode.
 WHOLE_BODY_BYTES_MAX = 64 * KIB
 FORM_BYTES_MAX = 4 * MIB  # 1 MiB of messages with every byte escaped is 3 MiB
 # A JSON body above WHOLE_BODY_BYTES_MAX: names and values in quotes, and all bytes outside of them.
@@ -131,23 +132,22 @@ JSON_STRUCTURE_BYTES_MAX = 64 * KIB
 JSON_STRING_CHARS_MAX = 2 * MIB  # of one value: the largest message in base64 has 1.4 million
 JSON_ENTRIES_MAX = 1_000  # of one list or map
 CONNECTIONS_MAX = 20_000
-BODIES_BYTES_MAX = 256 * MIB  # of request bodies under way; those that come in one piece are free
+BODIES_BYTES_MAX = 256 * MIB  # of incomplete request bodies
 # Of a password, as Kafka's tools allow. The server computes as many for each PLAIN login: 16,384
-# take 10 to 20 ms of a processor. Larger counts that were stored earlier still work.
+# take 10 to 20 ms. Larger numbers that were stored earlier still work.
 SCRAM_ITERATIONS_MIN = 4_096  # RFC 7677
 SCRAM_ITERATIONS_MAX = 16_384
-DERIVATIONS_MAX = 4  # at once, in threads: more would take the processor from other requests
+DERIVATIONS_MAX = 4  # at once, in threads: more would delay other requests
 HEADER_SECONDS_MAX = 10.0
 BODY_SECONDS_MAX = 30.0
 IDLE_SECONDS_MAX = 75.0
-WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
+WRITE_STALL_SECONDS_MAX = 30.0  # for a client that does not read
 WAITS_PER_PARTITION_MAX = 20_000
-# Remembered per node that is called, with one circuit breaker each: about 3 MiB.
+# Per callee, with one circuit breaker each: about 3 MiB.
 FAILING_PARTITIONS_MAX = 10_000
 
 # ── One tenant ───────────────────────────────────────────────────────────────────────────────
-# Default quotas of every tenant except the node's own: enough for an application of average size,
-# and far below what stops a node. ``model/quotas.py`` has the shares that go with them.
+# Default quotas of every tenant except the node's own, enough for an application of average size.
 TENANT_QUEUES_MAX = 500  # queues, topics and shares
 TENANT_PARTITIONS_MAX = 500
 TENANT_GROUPS_MAX = 500  # consumer and share groups
@@ -155,13 +155,13 @@ TENANT_OFFSET_BYTES_MAX = 16 * MIB  # committed offsets in memory: about 130,000
 TENANT_TRANSACTIONAL_IDS_MAX = 1_000
 TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
-# Percent of a bound that all tenants have in common, for what has no quota.
-TENANT_BODIES_PERCENT = 25  # of request bodies under way, by address: nobody knows the tenant yet
-TENANT_CALLS_PERCENT = 50  # of calls to one callee under way
-TENANT_HELD_PERCENT = 10  # of refusals that are answered late
+# Percent of a common limit that one tenant may use, where there is no quota.
+TENANT_BODIES_PERCENT = 25  # of incomplete request bodies, by address: the tenant is not known yet
+TENANT_CALLS_PERCENT = 50  # of calls in progress to one callee
+TENANT_HELD_PERCENT = 10  # of delayed error replies
 TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
 TENANT_FACTS_PERCENT = 10  # of denials in the audit trail, of rows of usage and telemetry
-TENANT_TAILS_PERCENT = 12.5  # of tails that wait: eight of 64
+TENANT_TAILS_PERCENT = 12.5  # of waiting tails: eight of 64
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
 TENANT_REQUESTS_BURST = 4_000.0
 TENANT_WAITS_MAX = 2_000  # parked long polls, divided among the frontends

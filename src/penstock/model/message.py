@@ -1,6 +1,6 @@
-"""What a client sends (message), the same with its place in the log (record), and one lease of it
-(delivery). These pass through the hot path, so they are msgspec structs: measured three times
-cheaper to build than frozen dataclasses, and invisible to the garbage collector."""
+"""A message of a client, a record (a message with an offset), and a delivery (a lease of a record).
+They are msgspec structs because these cost a third of frozen dataclasses to create, and are not
+tracked by the garbage collector."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ import msgspec
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
     """A message attribute. ``data_type`` is ``String``, ``Number`` or ``Binary`` with an optional
-    ``.label``; text values are held as UTF-8, so that a record header can carry them unchanged."""
+    ``.label``; text is stored as UTF-8, as in a record header."""
 
     data_type: str
     value: bytes
@@ -20,32 +20,31 @@ class Attribute(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    message_id: bytes  # 16 bytes, made by the frontend
+    message_id: bytes  # 16 bytes, chosen by the frontend
     body: bytes
     attributes: Mapping[str, Attribute] | None = None
-    group: str | None = None  # order (FIFO) or fairness (standard); the record's key
+    group: str | None = None  # for order (FIFO) or fairness (standard); the key of the record
     dedup_id: str | None = None
-    delay_ms: int | None = None  # None: the queue's own delay, as it was when the message was sent
+    delay_ms: int | None = None  # None: the delay of the queue when the message was sent
     sender: str = ""
     trace_header: str | None = None
-    # What a message keeps when it is dead-lettered:
-    attempts: int = 0  # leases used up in the queues it came from
-    source_arn: str | None = None  # the queue it was dead-lettered from
-    sent_at_ms: int | None = None  # its first append; None: the record's own time
-    # The body is a sealed one with the attributes inside: for delivery the frontend opens it.
-    is_sealed: bool = False
+    # Of a dead letter:
+    attempts: int = 0  # leases in the queues before
+    source_arn: str | None = None  # the queue it comes from
+    sent_at_ms: int | None = None  # of its first append; None: that of the record
+    is_sealed: bool = False  # the body is encrypted, with the attributes inside
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
     offset: int
-    appended_at_ms: int  # wall clock of the leader at append, never decreasing along the log
+    appended_at_ms: int  # wall clock of the leader, never decreasing along the log
     message: Message
 
     @property
     def sent_at_ms(self) -> int:
         sent_at_ms = self.message.sent_at_ms
         appended_at_ms = self.appended_at_ms
-        # The clock of the node where the message died may be ahead of this leader's clock.
+        # The clock of the node that sent a dead letter may be ahead of this leader's.
         return appended_at_ms if sent_at_ms is None else min(sent_at_ms, appended_at_ms)
 
 
@@ -54,13 +53,17 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     partition: int
     record: Record
-    lease_seq: int  # distinguishes this lease of the record from every other
-    attempt: int  # how often it has been leased, this time included, earlier queues included
+    lease_seq: int  # distinguishes the leases of a record
+    attempt: int  # number of leases, this one and those in earlier queues included
     first_leased_at_ms: int  # wall clock
+
+    @property
+    def claim(self) -> "Claim":
+        return Claim(self.partition, self.record.offset, self.lease_seq)
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a receipt proves: that this record was leased under this number."""
+    """The lease that a receipt proves."""
 
     partition: int
     offset: int
@@ -70,5 +73,5 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 class Appended(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
-    message_id: bytes  # of the first message where this one was a duplicate
+    message_id: bytes  # of a duplicate: that of the first message
     is_duplicate: bool = False

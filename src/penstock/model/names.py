@@ -1,23 +1,33 @@
-"""Identifiers and their grammar. NewTypes, so that the type checker keeps an offset from being a
-count."""
+"""Identifiers and their grammar, and the form in which ids of Kafka clients carry an account.
+
+Groups and transactions of all tenants are kept together, so inside the server their ids carry the
+account of the tenant:
+
+    tenant         id of the client      id in the server
+    the node's     orders                orders
+    the node's     123456789012/orders   000000000000/123456789012/orders
+    another        orders                123456789012/orders
+
+The second line keeps the node's own tenant from using the ids of the third. Empty ids stay empty.
+"""
 
 import re
-from typing import NewType
+from typing import Final, NewType
 from urllib.parse import quote, unquote
 
 AccountId = NewType("AccountId", str)  # twelve digits; who pays
 Region = NewType("Region", str)  # a namespace of names, as AWS clients know it
-TopicName = NewType("TopicName", str)  # what users see; never becomes a path
-TopicId = NewType("TopicId", str)  # 32 hex digits, one per incarnation; names the folder on disk
+TopicName = NewType("TopicName", str)  # never becomes a path
+TopicId = NewType("TopicId", str)  # 32 hex digits, new for each creation; the name of the folder
 Offset = NewType("Offset", int)  # position of a record in one partition's log
 
 ACCOUNT_DEFAULT = AccountId("000000000000")
 REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
-SHARE_MARK = ":"  # in no name of a topic or a queue
+SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
-# Streams that belong to the server itself, and those that clients look for on another one. An exact
-# list: other tools have names of their own that begin like these.
+# Streams of the server itself, and names of Kafka's own topics. Not a prefix: other tools have
+# names that begin with two underscores as well.
 INTERNAL_NAMES = frozenset(
     {
         "__groups",
@@ -29,14 +39,17 @@ INTERNAL_NAMES = frozenset(
         "__transaction_state",
     }
 )
-# Made and written by programs of operators, and by nobody else: what stands there moves partitions.
+# Only operators may write these: their records move partitions.
 OPERATOR_NAMES = frozenset({"__plans"})
+
+_ACCOUNT_CHARS: Final = 12
+PREFIX_CHARS: Final = _ACCOUNT_CHARS + 1  # of an id that carries an account
 
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
 _SHARE_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
-# Groups in which the Spark sink and the job `replay` keep what they have written: one row for each
-# query (Spark names it by a UUID), and for each partition of a replay. Nobody reads with them.
+# Groups in which the Spark sink and the job `replay` record what they have written: one row for
+# each query (Spark names it by a UUID), and for each partition of a replay. They have no readers.
 _BOOKKEEPING_GROUP = re.compile(
     r"(?:spark-sink-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|penstock-replay\.[A-Za-z0-9_-]{1,64}\.[0-9]{1,10})\Z"
@@ -53,32 +66,27 @@ def is_region(text: str) -> bool:
 
 
 def is_queue_name(text: str) -> bool:
-    """1 to 80 of ``[A-Za-z0-9_-]``; a FIFO queue's ``.fifo`` counts towards the eighty."""
-    if len(text) > 80:
-        return False
-    stem = text.removesuffix(FIFO_SUFFIX)
-    return _QUEUE_NAME.match(stem) is not None
+    """1 to 80 characters, ``.fifo`` of a FIFO queue included."""
+    return len(text) <= 80 and _QUEUE_NAME.match(text.removesuffix(FIFO_SUFFIX)) is not None
 
 
 def is_share_name(text: str) -> bool:
-    """``topic:group``, the group written as ``share_name`` writes it."""
     return _SHARE_NAME.match(text) is not None
 
 
 def share_name(topic: str, group: str) -> str:
-    """What the share of a group on a topic is called. A group id may hold anything: what would not
-    read well in a URL is written as percent signs."""
+    """Return ``topic:group``, with the group percent-encoded: it may contain any character."""
     return f"{topic}{SHARE_MARK}{quote(group, safe='')}"
 
 
 def split_share(name: str) -> tuple[str, str] | None:
-    """Topic and group of a share's name; None for the name of anything else."""
+    """Return the topic and the group of a share; None for any other name."""
     topic, mark, group = name.partition(SHARE_MARK)
     return (topic, unquote(group)) if mark else None
 
 
 def is_bookkeeping_group(group: str) -> bool:
-    """Whether a group is a notebook of the pipeline: its offsets are not positions of a reader, so
+    """Return whether a group belongs to a pipeline job. Its offsets are not those of a reader, so
     it has no lag."""
     return _BOOKKEEPING_GROUP.match(group) is not None
 
@@ -88,7 +96,7 @@ def is_internal(name: str) -> bool:
 
 
 def is_for_operators(name: str) -> bool:
-    """Whether a topic of this name is for nobody else to see or to write."""
+    """Return whether only operators may see and write a topic of this name."""
     return name in INTERNAL_NAMES or name in OPERATOR_NAMES
 
 
@@ -97,13 +105,31 @@ def queue_arn(account: str, region: str, name: str) -> str:
 
 
 def arn_partition(region: str) -> str:
-    """AWS keeps some regions apart, and their resource names say so."""
+    """Return the AWS partition of a region, which is part of its resource names."""
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 def uuid_text(raw: bytes) -> str:
-    """Sixteen bytes in the 8-4-4-4-12 form that message ids have. Cheaper than uuid.UUID."""
+    """Return sixteen bytes in the form of message ids, 8-4-4-4-12. Cheaper than uuid.UUID."""
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
+    """Return the id in the server for the id of a client. ``own_account``: the node's."""
+    if not plain_id or (account == own_account and not _has_account(plain_id)):
+        return plain_id
+    return f"{account}/{plain_id}"
+
+
+def split_scoped(scoped: str, *, own_account: str) -> tuple[str, str]:
+    """Return the account and the id as the client knows it."""
+    if not _has_account(scoped):
+        return own_account, scoped
+    return scoped[:_ACCOUNT_CHARS], scoped[PREFIX_CHARS:]
+
+
+def _has_account(text: str) -> bool:
+    return text[_ACCOUNT_CHARS:PREFIX_CHARS] == "/" and is_account(text[:_ACCOUNT_CHARS])

@@ -1,6 +1,5 @@
-"""The narrow seams between roles. A frontend knows a broker only as ``Backend`` and the metadata
-only as ``Catalog``: in one process they are plain objects, in a cluster they are remote. Which of
-the two is decided in ``node/compose.py`` and nowhere else."""
+"""The interfaces between roles, and the values of their calls. In one process the implementations
+are plain objects, in a cluster they are remote; ``node/compose.py`` chooses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,17 +9,17 @@ import msgspec
 from penstock.model.acls import AclIndex
 from penstock.model.file_slice import Piece
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
-from penstock.model.message import Appended, Claim, Delivery, Message, Record
-from penstock.model.topic import PeekState, QueueSettings, QueueStats, Topic
+from penstock.model.message import Record
+from penstock.model.topic import PeekState, QueueSettings, Topic
 
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Milliseconds since 1970; may jump. For timestamps people see and for retention."""
+        """Milliseconds since 1970; may jump. For timestamps and retention."""
         ...
 
     def mono_ms(self) -> int:
-        """Milliseconds of a clock that only goes forward. For leases and delays."""
+        """Milliseconds of a monotonic clock. For leases and delays."""
         ...
 
 
@@ -36,12 +35,12 @@ class Peeked(msgspec.Struct, frozen=True):
     record: Record
     state: PeekState
     attempts: int = 0  # in all queues that the message has been in
-    until_ms: int | None = None  # the end of the lease or delay, or of the lease it waits for
-    blocked_by: int | None = None  # FIFO: offset of the message in flight that locks its group
+    until_ms: int | None = None  # end of the lease or delay, or of the lease that blocks it
+    blocked_by: int | None = None  # FIFO: offset of the message in flight that locks the group
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Moving dead letters back. Kept in the store, so that a restart goes on with it."""
+    """A task that moves dead letters back. It is stored, so that it survives a restart."""
 
     task_id: str
     source_arn: str
@@ -52,64 +51,9 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
     moved: int = 0
     to_move: int = 0
     failure_reason: str | None = None
-    # Without a destination: the queues that the caller may send to. None: not recorded, because an
-    # older version created the task; then the queues that send their dead letters to the source.
+    # Without a destination: the queues that the caller may send to. None: the task is of an older
+    # version; then the queues that send their dead letters to the source.
     origin_arns: tuple[str, ...] | None = None
-
-
-class Backend(Protocol):
-    """The broker's calls. An append, ack, extend or purge returns once it is durable as the topic
-    is configured; errors are those of ``model.errors``."""
-
-    async def append(
-        self, topic: Topic, partition: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]: ...
-
-    async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
-        """From any partition of the topic; parks for ``wait_ms`` when there is nothing. Raises
-        InFlightLimit on a standard queue that is full of leases when wait_ms is 0. A cancelled
-        call consumes nothing."""
-        ...
-
-    async def ack(
-        self, topic: Topic, partition: int, claims: Sequence[Claim]
-    ) -> Sequence[Exception | None]:
-        """One result per claim: None, or ExpiredReceipt (FIFO). A gone record is a success."""
-        ...
-
-    async def extend(
-        self,
-        topic: Topic,
-        partition: int,
-        claims: Sequence[tuple[Claim, int]],
-        *,
-        is_strict: bool = False,
-    ) -> Sequence[Exception | None]:
-        """Set each lease's time left (ms, 0 releases). Results: None, NotLeased, InvalidRequest
-        (twelve hours exceeded) or ExpiredReceipt (FIFO). ``is_strict``: of a lease that still runs;
-        whoever gives back what reached nobody must not release what another has leased since."""
-        ...
-
-    async def purge(self, topic: Topic) -> None: ...
-
-    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
-        """``is_detailed``: with ``obstacles``, which looks at every message that is in flight or
-        was passed over."""
-        ...
-
-    async def peek(
-        self, topic: Topic, *, partition: int, start: int, count: int
-    ) -> tuple[Sequence[Peeked], int]:
-        """Records at or behind ``start`` without leasing them, and where to go on from."""
-        ...
-
-    async def start_move(self, task: MoveTask) -> None: ...
-
-    async def cancel_move(self, task_id: str) -> MoveTask | None: ...
-
-    def moves(self, source_arn: str) -> Sequence[MoveTask]:
-        """Newest first, ended ones included (a bounded history)."""
-        ...
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
@@ -122,204 +66,63 @@ class Marker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerSeen(msgspec.Struct, frozen=True, gc=False):
-    """What a partition remembers of one producer; -1 stands for none."""
+    """A producer as a partition knows it; -1 means none."""
 
     producer_id: int
     producer_epoch: int
     last_sequence: int
     seen_at_ms: int  # wall clock
     coordinator_epoch: int
-    transaction_start: int  # first offset of its open transaction
+    transaction_start: int  # first offset of the open transaction
 
 
 class StreamEnds(msgspec.Struct, frozen=True, gc=False):
-    """Where a partition begins and how far its readers may go."""
+    """The start of a partition, and how far its readers may read."""
 
     start_offset: int
     high_watermark: int
-    last_stable_offset: int  # below the first open transaction
+    last_stable_offset: int  # start of the first open transaction
     leader_epoch: int = 0
-    # False: a leader has just changed, and there may be more than it can vouch for yet.
-    is_settled: bool = True
+    is_settled: bool = True  # False: a new leader does not know yet how much is committed
 
 
 class BatchAppended(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
-    appended_at_ms: int  # -1: the producer's own times were kept
+    appended_at_ms: int  # -1: the records keep the timestamps of the producer
     start_offset: int
     is_duplicate: bool = False
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):
-    """What is there from an offset on, in as few buffers as it was read in: to be passed on, not to
-    be looked at (``record.batch.split_batches`` is for those who must)."""
+    """Batches of a partition, in as few buffers as they were read in. To look at single batches,
+    use ``record.batch.split_batches``."""
 
     ends: StreamEnds
-    # Whole batches in order, many to a buffer; the first may begin below the offset asked for.
-    # Slices of files only for those who said that they take them.
+    # Whole batches in order; the first may begin before the requested offset. File slices only if
+    # the request accepts them.
     buffers: Sequence[Piece] = ()
-    next_offset: int = -1  # behind the last batch; -1 when there is none
-    record_count: int = 0  # without those of control batches
+    next_offset: int = -1  # after the last batch; -1 if there is none
+    record_count: int = 0  # without control batches
     aborted: Sequence[tuple[int, int]] = ()  # (producer id, first offset), for committed reads
-
-
-class Streams(Protocol):
-    """The broker's calls for readers by offset and for producers of whole batches. A topic that is
-    a queue is a stream as well; its control batches are handed out as they are, for clients skip
-    them by themselves."""
-
-    async def append_batches(
-        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
-    ) -> BatchAppended:
-        """Checked batches of one produce call. Returns once they are committed (acks 1 and -1) or
-        written (0). Raises ProducerRefused, DiskFull, Overloaded, TopicNotFound."""
-        ...
-
-    async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
-        """End a transaction here; returns once that is committed. Again is harmless. Raises
-        ProducerRefused when the marker comes from the past."""
-        ...
-
-    async def is_in_transaction(
-        self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
-    ) -> bool:
-        """Whether this producer has an open transaction with records here."""
-        ...
-
-    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
-        """Those with a number of their own that are remembered, longest silent first."""
-        ...
-
-    async def ends(self, topic: Topic, partition: int) -> StreamEnds: ...
-
-    async def fetch(
-        self,
-        topic: Topic,
-        partition: int,
-        *,
-        offset: int,
-        bytes_max: int,
-        is_committed: bool,
-        as_slices: bool = False,
-    ) -> Fetched:
-        """What is there now; never waits for more. ``as_slices``: where it can be had as pieces of
-        files, these will do. Raises OffsetOutOfRange and Damaged."""
-        ...
-
-    async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        """The first record at or after a time: (offset, its time), or (-1, -1)."""
-        ...
-
-    async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
-        """The newest record's (offset, time), or (-1, -1)."""
-        ...
-
-    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
-        """Everything below ``before`` (-1: the high watermark) is gone; returns the new start."""
-        ...
-
-    async def log_bytes(self, topic: Topic, partition: int) -> int: ...
-
-    def on_advance(
-        self, topic: Topic, partition: int, listener: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call ``listener`` whenever the ends have moved: there may be more to read, or less at
-        the start. Returns what ends that. The partition has been opened by an earlier call."""
-        ...
 
 
 SETTINGS_DEFAULT = QueueSettings()
 NO_TAGS: Mapping[str, str] = {}
-EARLIEST = -2  # in place of an offset: the first record there is
-LATEST = -1  # behind the last
+EARLIEST = -2  # instead of an offset: the first record
+LATEST = -1  # instead of an offset: after the last record
 
 
 class Acquired(msgspec.Struct, frozen=True, gc=False):
-    """What one member of a share group got from one partition."""
+    """Records of one partition that are leased to a member of a share group."""
 
-    start_offset: int  # everything below is finished with, for this group
-    batches: Sequence[bytes]  # whole, in order; hold the records below and perhaps others
+    start_offset: int  # all records below are finished for this group
+    batches: Sequence[bytes]  # whole batches in order, perhaps with other records too
     picks: Sequence[tuple[int, int, int]] = ()  # (offset, lease_seq, attempt), ascending
 
 
-class Shares(Protocol):
-    """Named lease cursors over a topic: the queue called ``topic:group``. Each is an entry of the
-    catalog (``Topic.source_id`` is set) with settings of its own and no records of its own."""
-
-    async def open_share(
-        self,
-        source: Topic,
-        group: str,
-        *,
-        start: int,
-        settings: QueueSettings = SETTINGS_DEFAULT,
-        tags: Mapping[str, str] = NO_TAGS,
-        attempts_max: int | None = None,
-    ) -> Topic:
-        """The share of this group, made if it is missing. ``start``: where a new one begins in
-        every partition, EARLIEST or LATEST. ``attempts_max``: after so many deliveries a record
-        is finished with, unless a dead-letter rule in the settings says otherwise. Raises
-        InvalidRequest for a source that cannot be shared."""
-        ...
-
-    def find_share(self, source: Topic, group: str) -> Topic | None: ...
-
-    async def close_share(self, source: Topic, group: str) -> bool:
-        """Forget it; False when there was none."""
-        ...
-
-    async def acquire(
-        self,
-        share: Topic,
-        partition: int,
-        *,
-        count: int,
-        bytes_max: int,
-        lease_ms: int,
-        is_strict: bool = False,
-    ) -> Acquired:
-        """Lease up to ``count`` records from one partition now; never waits for more. The batches
-        that hold them have at most ``bytes_max``; a larger first batch comes alone, and not at all
-        if ``is_strict``. Records out of attempts are dead-lettered where the
-        share has a rule for that, and finished with otherwise. A cancelled call leases nothing."""
-        ...
-
-    async def finish(
-        self, share: Topic, partition: int, claims: Sequence[Claim], *, is_rejected: bool = False
-    ) -> Sequence[Exception | None]:
-        """Acknowledge, or reject for good. Only the lease that still runs counts: NotLeased
-        otherwise. Returns once committed."""
-        ...
-
-    async def prolong(
-        self, share: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
-    ) -> Sequence[Exception | None]:
-        """Set each lease's time left (ms; 0 releases). NotLeased unless the lease still runs."""
-        ...
-
-    def on_available(
-        self, share: Topic, partition: int, listener: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call ``listener`` whenever ``acquire`` may bring something again: new records, a release,
-        a lease that ran out. Returns what ends that."""
-        ...
-
-    async def share_start(self, share: Topic, partition: int) -> int:
-        """The first offset that is not finished with."""
-        ...
-
-    async def share_lag(self, share: Topic, partition: int) -> int:
-        """How many records are not finished with, those in flight included."""
-        ...
-
-    async def restart_share(self, share: Topic, partition: int, offset: int) -> None:
-        """Begin again at an offset, EARLIEST or LATEST: leases and attempts are forgotten."""
-        ...
-
-
 class Catalog(Protocol):
-    """Topics by name and by id, from memory. Changes go to the store first and are seen by the
-    caller when the call returns."""
+    """Topics by name and by id, in memory. A change is stored first, and visible to the caller when
+    the call returns."""
 
     def find(self, account: str, region: str, name: str) -> Topic | None: ...
 
@@ -342,20 +145,20 @@ class Catalog(Protocol):
         ...
 
     async def create(self, topic: Topic) -> Topic:
-        """Raises TopicExists when the name is taken."""
+        """Raises TopicExists if the name is used."""
         ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Apply a pure function to the newest value and store it, again when someone was faster.
-        Raises TopicNotFound."""
+        """Apply a pure function to the newest value and store the result; again if another change
+        was faster. Raises TopicNotFound."""
         ...
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
-        """Called with (before, after) for each change, ours or another node's."""
+        """Call ``listener`` with (before, after) for each change, of this node or another."""
         ...
 
 
@@ -363,25 +166,24 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class KeyRing(Protocol):
-    """The master key, wherever it lives: wraps small secrets and data keys, never messages."""
+    """The master keys, which wrap small secrets and data keys."""
 
     @property
     def master_id(self) -> str:
-        """Which master key wraps now; written beside what it has wrapped."""
+        """The id of the current master key, stored with each wrapped secret."""
         ...
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
-        """``context`` must be the same again to unwrap: what is wrapped for one entry is of no use
-        in another."""
+        """``context`` must be the same to unwrap, so that no other entry can use the secret."""
         ...
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """By whichever known master key it was wrapped. Raises Damaged when it cannot be."""
+        """Unwrap with any known master key. Raises Damaged."""
         ...
 
 
 class Identities(Protocol):
-    """Tenants, users, keys and policies, from memory; a watch keeps them fresh."""
+    """Tenants, users, keys and policies, in memory; a watch keeps them current."""
 
     def tenant(self, account: str) -> Tenant | None: ...
 
@@ -396,14 +198,14 @@ class Identities(Protocol):
     def keys(self, account: str, user: str) -> Sequence[AccessKey]: ...
 
     def secret(self, key: AccessKey) -> bytes:
-        """The secret of an access key, in the clear."""
+        """Return the secret of an access key as plain text."""
         ...
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
-        """The number of users by account and by the iterations of their password; counts above
-        SCRAM_ITERATIONS_MAX, which older versions stored, are left out."""
+        """Return the number of users by account and by the iterations of their password, without
+        iterations above SCRAM_ITERATIONS_MAX, which older versions stored."""
         ...
 
     def acls(self, account: str) -> AclIndex | None:
@@ -412,9 +214,9 @@ class Identities(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Raised by every change: decisions remembered under an older one are void."""
+        """Raised by every change: cached decisions of an earlier epoch are invalid."""
         ...
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
-        """The key has signed something; written down now and then, to the minute."""
+        """Note that the key was used; stored now and then, to the minute."""
         ...

@@ -1,9 +1,7 @@
-"""Quotas of one tenant: the default of each, and the largest share of a bound that all tenants have
-in common.
+"""Quotas of one tenant: their defaults, and the part of a common limit that one tenant may use.
 
-A quota that an operator set (``penstock quota set``) replaces the default and the share. Zero
-stands for "no limit". The node's own tenant has no defaults: a server with a single tenant can use
-all of each bound."""
+A quota that an operator sets (``penstock quota set``) replaces both. Zero means no limit. The
+node's own tenant has no defaults: a server with a single tenant can use all of each limit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +18,15 @@ class Quota(NamedTuple):
     field: str  # of ``model.identity.Quotas``
     what: str
     default: int
-    percent: int  # largest share of the bound
+    percent: int  # largest part of the limit that all tenants have in common
 
     @property
     def name(self) -> str:
-        """In metrics."""
+        """The name in metrics."""
         return self.field.removesuffix("_max")
 
     def exceeded(self, used: int, most: int, added: int = 1) -> str:
-        """The text of a refusal."""
+        """Return the error text."""
         return (
             f"Quota exceeded: this tenant has {used:,} of {most:,} {self.what}, and {added:,} more"
             " do not fit. Delete some, or have an operator raise the quota (penstock quota set"
@@ -43,7 +41,7 @@ CONNECTIONS: Final = Quota("connections_max", "connections", limits.TENANT_CONNE
 WAITS: Final = Quota("waits_max", "waiting long polls", limits.TENANT_WAITS_MAX, 25)
 GROUPS: Final = Quota("groups_max", "groups", limits.TENANT_GROUPS_MAX, 10)
 GROUP_CONFIGS: Final = GROUPS._replace(what="groups with settings")
-# No bound for all tenants together, so no share either.
+# There is no common limit for these.
 OFFSET_BYTES: Final = Quota(
     "offset_bytes_max", "bytes of committed offsets", limits.TENANT_OFFSET_BYTES_MAX, 100
 )
@@ -66,7 +64,7 @@ REQUESTS: Final = Rate(limits.TENANT_REQUESTS_PER_SECOND, limits.TENANT_REQUESTS
 
 
 def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
-    """Return how many requests per second the tenant may make; a rate of zero is no limit."""
+    """Return the request rate of a tenant; zero means no limit."""
     rate = tenant.limits.tenant_requests
     if rate is not None:
         return rate
@@ -74,15 +72,13 @@ def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
 
 
 def share_of(bound: int, percent: float) -> int:
-    """Return the largest share of one tenant: at least 1, so that every tenant is served."""
+    """Return the part of a limit that one tenant may use, at least 1."""
     return max(1, int(bound * percent / 100))
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return how much the tenant may have of ``bound``; NO_LIMIT if nothing limits it.
-
-    ``own_account``: account of the node's own tenant. An account without a tenant (authentication
-    is off) has no quotas."""
+    """Return the quota of a tenant, or NO_LIMIT. ``bound``: the limit of all tenants. An account
+    without a tenant (authentication is off) has no quotas."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)
@@ -93,14 +89,12 @@ def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int
     return min(quota.default, share_of(bound, quota.percent))
 
 
-class Shares:
-    """What each holder has of one bound: a tenant's account, or the address of a client that nobody
-    knows yet. A holder may have its share, the node's own tenant all of it."""
-
-    __slots__ = ("_counts", "bound", "most", "own_account", "total")
+class SharedLimit:
+    """A limit that holders have in common, counted by holder: the account of a tenant, or the
+    address of an unknown client. A holder may use ``percent`` of it, the node's own tenant all."""
 
     def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
-        """``own_account`` None: every holder may have all."""
+        """``own_account`` None: every holder may use all."""
         self.bound = bound
         self.most = bound if own_account is None else share_of(bound, percent)
         self.total = 0
@@ -111,11 +105,11 @@ class Shares:
         return self._counts.get(holder, 0)
 
     def is_full(self, added: int = 1) -> bool:
-        """Whether so many more do not fit, whoever asks."""
+        """Return whether ``added`` more exceed the limit of all holders."""
         return self.total + added > self.bound
 
     def is_used_up(self, holder: str, added: int = 1) -> bool:
-        """Whether so many more are beyond the share of the holder."""
+        """Return whether ``added`` more exceed the part of the holder."""
         if self.own_account is None or holder == self.own_account:
             return False
         return self._counts.get(holder, 0) + added > self.most
@@ -130,7 +124,7 @@ class Shares:
 
     @contextmanager
     def holding(self, holder: str, what: str) -> Iterator[None]:
-        """Count one more for as long as the block runs. Raises Throttled beyond the share."""
+        """Count one more while the block runs. Raises Throttled beyond the part of the holder."""
         if self.is_used_up(holder):
             raise Throttled(f"This tenant has {self.of(holder):,} of {self.most:,} {what}.")
         self.add(holder)

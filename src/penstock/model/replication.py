@@ -1,11 +1,9 @@
-"""How many replicas the partitions of a topic have, and how many of them must be in sync.
+"""The number of replicas of a topic's partitions, and how many of them must be in sync.
 
-A topic says so in its configs: ``replication.factor`` for all of its partitions and
-``replication.factor.<index>`` for a partition that was moved to another number of nodes. Both are
-left out where the cluster's defaults hold.
-
-``penstock.placement`` is ``manual`` for a topic whose replicas a client has assigned: the manager
-then moves its partitions only away from nodes that are drained, not for the sake of balance.
+Both are configs of the topic, if they differ from the defaults of the cluster:
+``replication.factor``, and ``replication.factor.<index>`` for a partition with another number.
+``penstock.placement`` is ``manual`` if a client has assigned the replicas: the manager then moves
+them only away from drained nodes, not for balance.
 """
 
 from collections.abc import Mapping
@@ -19,13 +17,13 @@ REPLICATION_FACTOR: Final = "replication.factor"
 IN_SYNC_MIN: Final = "min.insync.replicas"
 PLACEMENT: Final = "penstock.placement"
 AUTO, MANUAL = "auto", "manual"
-FACTOR_MAX: Final = 32  # a commit waits for every one of them
+FACTOR_MAX: Final = 32  # a commit waits for all replicas
 
 
 def factor_of(topic: Topic, index: int | None, default: int) -> int:
-    """Return the number of replicas of a partition; without an index, of partitions to come."""
+    """Return the number of replicas of a partition; without an index, of new partitions."""
     if not topic.configs:
-        return _bounded(default)  # as a rule; and this is asked of every partition there is
+        return _bounded(default)  # the usual case, and this is called for every partition
     factor = _number(topic, REPLICATION_FACTOR, default)
     if index is not None:
         factor = _number(topic, _config_of(index), factor)
@@ -33,8 +31,7 @@ def factor_of(topic: Topic, index: int | None, default: int) -> int:
 
 
 def in_sync_min_of(topic: Topic, factor: int, default: int) -> int:
-    """Return how many replicas must be in sync. More than there are would mean that nothing could
-    ever be sent."""
+    """Return how many replicas must be in sync, at most the number of replicas."""
     return max(1, min(_number(topic, IN_SYNC_MIN, default), factor))
 
 
@@ -43,7 +40,7 @@ def is_manual(topic: Topic) -> bool:
 
 
 def with_factors(topic: Topic, counts: Mapping[int, int], default: int) -> Topic:
-    """Return the topic with these numbers of replicas, by partition."""
+    """Return the topic with the given numbers of replicas by partition."""
     now = {at: counts.get(at, factor_of(topic, at, default)) for at in range(topic.partition_count)}
     common = factor_of(topic, None, default)
     configs = {
@@ -67,10 +64,7 @@ def _bounded(factor: int) -> int:
 
 
 def _number(topic: Topic, name: str, default: int) -> int:
-    value = topic.configs.get(name)
-    if value is None:
-        return default
     try:
-        return int(value)
-    except ValueError:  # values were checked where they came in
+        return int(topic.configs.get(name, default))
+    except ValueError:  # values are checked when they are set
         return default

@@ -1,17 +1,13 @@
-"""How a topic behaves as a stream: ``Topic.configs`` resolved into values that code can use.
+"""The settings of a topic as a stream: ``Topic.configs``, which are Kafka's names and texts checked
+by ``frontend/kafka/configs/topic_configs.py``, as numbers and flags.
 
-A topic keeps its stream settings as Kafka's names and texts, checked when they were given
-(``frontend/kafka/configs.py``); here they become numbers and flags, with the defaults filled in.
-Who appends and who cleans asks ``settings_of`` and needs to know neither the names nor whether the
-topic is a queue.
+Values that a topic does not set come from ``TopicDefaults``, which operators may change while the
+node runs. The server's own topics keep the built-in defaults, so that a changed retention does not
+delete rows of coordinators.
 
-Topics that set no value get the node's default, which operators may change while the node runs
-(``TopicDefaults``). Topics of the node's own keep the built-in defaults: a retention that an
-operator sets for everybody must not take rows of coordinators away.
-
-A queue differs from a stream in what its other readers rely on: its records carry the time of the
-leader and never go back (a lease cursor counts ages by it), its retention is the queue's own, and
-nothing but age may take a message that nobody has acknowledged."""
+In a queue, records have the timestamp of the leader, which never decreases (a lease cursor counts
+ages by it); the retention is that of the queue, and only age deletes a message that is not acked.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -22,13 +18,12 @@ from penstock.model.limits import SEGMENT_AGE_MS_MAX, SEGMENT_BYTES_MAX
 from penstock.model.names import is_internal
 from penstock.model.topic import Topic
 
-FOREVER = -1  # how configs write "no bound"
-LONG_MAX = 2**63 - 1  # how configs of Kafka write it elsewhere
+FOREVER = -1  # "no limit" in configs
+LONG_MAX = 2**63 - 1  # "no limit" in other configs
 
 RETENTION_MS_DEFAULT = 7 * 24 * 3_600_000
-# One MiB of records and the header of a batch: what producers take for granted.
-MESSAGE_BYTES_DEFAULT = 1_048_588
-# A clock an hour ahead is wrong; a producer may well replay what happened years ago.
+MESSAGE_BYTES_DEFAULT = 1_048_588  # 1 MiB of records and the header of a batch, as in Kafka
+# A clock that is an hour ahead is wrong; a producer may replay records of years ago.
 TIMESTAMP_AFTER_MS_DEFAULT = 3_600_000
 TIMESTAMP_BEFORE_MS_DEFAULT = LONG_MAX
 TOMBSTONE_MS_DEFAULT = 24 * 3_600_000
@@ -41,50 +36,47 @@ CREATE_TIME = "CreateTime"
 
 
 class StreamSettings(msgspec.Struct, frozen=True):
-    retention_ms: int | None = RETENTION_MS_DEFAULT  # None: records do not grow too old
+    retention_ms: int | None = RETENTION_MS_DEFAULT  # None: no limit
     retention_bytes: int | None = None  # of one partition
-    is_deleted: bool = True  # by retention; False: only compaction removes anything
+    is_deleted: bool = True  # by retention; False: only by compaction
     is_compacted: bool = False
-    message_bytes_max: int = MESSAGE_BYTES_DEFAULT  # of one batch as it is stored
-    is_append_time: bool = False  # records get the leader's time instead of their producer's
-    timestamp_before_ms_max: int = TIMESTAMP_BEFORE_MS_DEFAULT  # how old a producer's time may be
-    timestamp_after_ms_max: int = TIMESTAMP_AFTER_MS_DEFAULT  # how far ahead
+    message_bytes_max: int = MESSAGE_BYTES_DEFAULT  # of one stored batch
+    is_append_time: bool = False  # records get the leader's timestamp instead of the producer's
+    timestamp_before_ms_max: int = TIMESTAMP_BEFORE_MS_DEFAULT  # age of a producer's timestamp
+    timestamp_after_ms_max: int = TIMESTAMP_AFTER_MS_DEFAULT  # how far in the future it may be
     segment_bytes: int = SEGMENT_BYTES_MAX
     segment_ms: int = SEGMENT_AGE_MS_MAX
     # Compaction:
     dirty_ratio_min: float = DIRTY_RATIO_DEFAULT
     compaction_lag_ms_min: int = 0
     compaction_lag_ms_max: int = LONG_MAX
-    tombstone_ms: int = TOMBSTONE_MS_DEFAULT  # how long a compacted log keeps that a key is gone
+    tombstone_ms: int = TOMBSTONE_MS_DEFAULT  # how long a compacted log keeps tombstones
 
 
 DEFAULTS = StreamSettings()
 
 
 def policies_of(text: str) -> frozenset[str]:
-    """The parts of a ``cleanup.policy``."""
+    """Return the parts of a ``cleanup.policy``."""
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
 class TopicDefaults:
-    """What topics of this node get that set no value themselves. One object for all who ask; its
-    values are replaced when an operator changes a default."""
-
-    __slots__ = ("_listeners", "configs", "settings")
+    """The default settings of topics. Changed in place when an operator changes a default."""
 
     def __init__(self, configs: Mapping[str, str] | None = None) -> None:
         self._listeners: list[Callable[[], None]] = []
         self.replace(configs or {})
 
     def replace(self, configs: Mapping[str, str]) -> None:
-        """``configs``: the defaults that an operator has set, by the names of topic configs."""
+        """``configs``: the defaults that an operator has set, by config name."""
         self.configs: Mapping[str, str] = MappingProxyType(dict(configs))
         self.settings = _stream_settings(self.configs) if configs else DEFAULTS
         for listener in self._listeners:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever the values have been replaced."""
+        """Call ``listener`` after every change."""
         self._listeners.append(listener)
 
 
@@ -92,7 +84,7 @@ BUILT_IN = TopicDefaults()  # never replaced
 
 
 def settings_of(topic: Topic, defaults: TopicDefaults = BUILT_IN) -> StreamSettings:
-    """Cheap for a topic without configs; others are best asked once per call, not per record."""
+    """Return the settings of a topic. Cheap only for a topic without configs."""
     configs = topic.configs
     if not topic.is_queue:
         if defaults.configs and is_internal(topic.name):
@@ -122,7 +114,7 @@ def _stream_settings(configs: Mapping[str, str]) -> StreamSettings:
         timestamp_after_ms_max=_whole(
             configs, "message.timestamp.after.max.ms", TIMESTAMP_AFTER_MS_DEFAULT
         ),
-        # A segment may be asked to be smaller than ours, never larger.
+        # Segments may be smaller than the default, never larger.
         segment_bytes=min(_whole(configs, "segment.bytes", SEGMENT_BYTES_MAX), SEGMENT_BYTES_MAX),
         segment_ms=min(_whole(configs, "segment.ms", SEGMENT_AGE_MS_MAX), SEGMENT_AGE_MS_MAX),
         dirty_ratio_min=float(configs.get("min.cleanable.dirty.ratio", DIRTY_RATIO_DEFAULT)),
@@ -150,5 +142,5 @@ def _whole(configs: Mapping[str, str], name: str, default: int) -> int:
 
 def _bound(configs: Mapping[str, str], name: str, default: int) -> int | None:
     """None: there is no bound."""
-    asked = _whole(configs, name, default)
-    return None if asked == FOREVER else asked
+    value = _whole(configs, name, default)
+    return None if value == FOREVER else value

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from heapq import nsmallest
-from typing import Any
+from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from penstock.model.limits import LOCKS_SHOWN_MAX
 from penstock.model.names import queue_arn
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Kind(StrEnum):
@@ -18,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Fsync(StrEnum):
-    """When an append counts as durable: after fdatasync, within an interval, or once written."""
+    """When an append is durable: after fdatasync, within an interval, or once written."""
 
     ALWAYS = "always"
     INTERVAL = "interval"
@@ -31,7 +34,7 @@ class DedupScope(StrEnum):
 
 
 class Redrive(msgspec.Struct, frozen=True):
-    """Dead-letter rule: after ``attempts_max`` leases a record moves to ``target_arn``."""
+    """After ``attempts_max`` leases a message moves to the dead-letter queue ``target_arn``."""
 
     target_arn: str
     attempts_max: int
@@ -48,14 +51,14 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str | None = None  # JSON text as given
     kms_key: str | None = None
     kms_reuse_s: int = 300
-    is_sse_managed: bool | None = None  # None: never said; shown as true, done as the node does
+    is_sse_managed: bool | None = None  # None: not set, reported as true; the node default applies
     is_content_dedup: bool = False
-    dedup_scope: DedupScope = DedupScope.QUEUE  # what is shown
+    dedup_scope: DedupScope = DedupScope.QUEUE  # as reported; ``Topic.dedup_scope`` is in force
     throughput_limit: str = "perQueue"
 
 
 class SkippedRow(msgspec.Struct, frozen=True):
-    """A row of a coordinator's topic that an operator has told its readers to skip."""
+    """A row of a coordinator's topic that an operator has skipped."""
 
     partition: int
     offset: int
@@ -63,7 +66,7 @@ class SkippedRow(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
-    topic_id: str  # a re-created topic is another one
+    topic_id: str  # a topic that is created again has another id
     account: str
     region: str
     name: str
@@ -74,13 +77,12 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     receipt_key: bytes  # signs this queue's receipts
     fsync: Fsync | None = None  # None: the node's default
     settings: QueueSettings = QueueSettings()
-    # The scope in force is the one given at creation; settings.dedup_scope is only what is shown.
-    dedup_scope: DedupScope = DedupScope.QUEUE
+    dedup_scope: DedupScope = DedupScope.QUEUE  # as given at creation
     tags: dict[str, str] = {}
-    configs: dict[str, str] = {}  # stream settings that differ from their defaults, as Kafka names
-    source_id: str | None = None  # a share: a lease cursor over that topic, without records here
-    deleted_at_ms: int | None = None  # set on a tombstone, which only guards the name for a minute
-    skipped_rows: tuple[SkippedRow, ...] = ()  # of the topics that coordinators keep their rows in
+    configs: dict[str, str] = {}  # Kafka topic configs that differ from their defaults
+    source_id: str | None = None  # of a share: the topic that this lease cursor reads
+    deleted_at_ms: int | None = None  # set on a tombstone, which reserves the name for a minute
+    skipped_rows: tuple[SkippedRow, ...] = ()  # of the topics of coordinators
 
     @property
     def is_fifo(self) -> bool:
@@ -141,17 +143,13 @@ class Obstacles(msgspec.Struct, frozen=True):
 
 def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
     """Return the obstacles of several partitions or nodes as those of one queue."""
-    return Obstacles(
-        available=sum(each.available for each in parts),
-        blocked=sum(each.blocked for each in parts),
-        locked_groups=sum(each.locked_groups for each in parts),
+    return _sum(
+        Obstacles,
+        parts,
         locks=worst_locks(lock for each in parts for lock in each.locks),
-        exhausted=sum(each.exhausted for each in parts),
-        expired=sum(each.expired for each in parts),
         lease_ends_ms=_first(each.lease_ends_ms for each in parts),
         delay_ends_ms=_first(each.delay_ends_ms for each in parts),
         is_read_ahead_full=any(each.is_read_ahead_full for each in parts),
-        uncommitted=sum(each.uncommitted for each in parts),
         in_flight_max=max((each.in_flight_max for each in parts), default=0),
     )
 
@@ -167,14 +165,19 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
     return min((each for each in times_ms if each is not None), default=None)
 
 
+def _sum(kind: type[S], parts: Sequence[S], **values: Any) -> S:
+    """Return a struct of these values and, in all other fields, the sums over the parts."""
+    summed = [name for name in kind.__struct_fields__ if name not in values]
+    return kind(**values, **{name: sum(getattr(p, name) for p in parts) for name in summed})
+
+
 class QueueStats(msgspec.Struct, frozen=True):
-    """Counts of one queue, summed over its partitions. Cheap to ask for: nothing is scanned, except
-    for ``obstacles``."""
+    """Counts of one queue, summed over its partitions. Only ``obstacles`` needs a scan."""
 
     visible: int = 0
     in_flight: int = 0
     delayed: int = 0
-    oldest_sent_at_ms: int | None = None  # oldest record not yet acknowledged
+    oldest_sent_at_ms: int | None = None  # of the oldest message that is not acked
     log_bytes: int = 0
     sent: int = 0  # since the partition was opened by this process
     received: int = 0
@@ -182,7 +185,27 @@ class QueueStats(msgspec.Struct, frozen=True):
     dead_lettered: int = 0
     expired: int = 0
     waits: int = 0  # parked long polls
-    obstacles: Obstacles | None = None  # None: not asked for, or the node is of an older version
+    obstacles: Obstacles | None = None  # None: not requested, or not known to an older node
+
+
+def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
+    """Return the counts of several nodes as those of one queue."""
+    if len(parts) == 1:
+        return parts[0]
+    found = [each.obstacles for each in parts if each.obstacles is not None]
+    return _sum(
+        QueueStats,
+        parts,
+        oldest_sent_at_ms=_first(each.oldest_sent_at_ms for each in parts),
+        waits=max(each.waits for each in parts),  # one long poll is parked at all nodes
+        obstacles=join_obstacles(found) if len(found) == len(parts) else None,
+    )
+
+
+def partition_of_group(group: str, partition_count: int) -> int:
+    """Return the partition of a message group. The hash must never change: the messages of a group
+    in a FIFO queue on disk must stay in one partition."""
+    return crc32(group.encode()) % partition_count if partition_count > 1 else 0
 
 
 class PeekState(StrEnum):

@@ -116,7 +116,7 @@ def no_operator() -> Trouble:
     return Trouble(
         Kind.NO_OPERATOR,
         "operator",
-        "no operator has an access key: nobody can manage users, keys or the cluster",
+        "no operator has an access key, so users, keys and the cluster cannot be managed",
         "restart the server: it creates a key for root and prints it once, or uses the key in"
         " PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
         over="an operator has an access key again",

@@ -1,8 +1,4 @@
-"""Durations and sizes as people write them: ``90``, ``90s``, ``1.5h``; ``64MB``, ``256KiB``.
-
-Durations are counted in milliseconds and sizes in bytes. Options of the CLI, settings files and the
-environment read them here, and errors name bounds in the same words.
-"""
+"""Durations (in milliseconds) and sizes (in bytes) as text: ``90``, ``90s``, ``1.5h``; ``64MB``."""
 
 import re
 from collections.abc import Mapping
@@ -13,9 +9,9 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
 
 class Kind(NamedTuple):
     noun: str
-    units: Mapping[str, int]  # the plain ones first, which ``written`` uses: the largest that fits
-    plain: int  # how many of the units ``written`` uses
-    below: str  # what a value below its bound is
+    units: Mapping[str, int]  # those that ``written`` uses first
+    plain: int  # the number of units that ``written`` uses
+    below: str  # for a value below its minimum
     above: str
 
 
@@ -71,7 +67,7 @@ def written(value: int, kind: Kind) -> str:
 
 
 def misfit(text: str, value: float, kind: Kind, low: int | None, high: int | None) -> str | None:
-    """Return why a value is out of bounds, in the words it was written in, or None."""
+    """Return the reason why a value is out of range, or None."""
     if low is not None and value < low:
         return f"{text} is {kind.below}: at least {written(low, kind)}"
     if high is not None and value > high:

@@ -1,7 +1,7 @@
-"""What every listener does alike: bind, count its connections, sweep their deadlines, drain.
+"""The base of all listeners: binds, counts connections, checks deadlines, drains.
 
-Deadlines are kept by one sweep over all connections rather than by a timer per request: a
-connection only notes, on the sweep's coarse clock, when its phase began.
+One periodic sweep checks the deadlines of all connections instead of a timer per request. A
+connection notes when its phase began, by the coarse clock of the sweep.
 """
 
 import asyncio
@@ -18,39 +18,37 @@ NO_LIMIT = 2**31 - 1
 
 
 class Peer(asyncio.BaseProtocol):
-    """One client's connection, as its listener sees it. How it gets its bytes is its own affair:
-    in pieces that the loop makes (``Connection``), or into memory of its own."""
+    """A connection of a client."""
 
     counted_for: object = None  # the tenant for which ``quotas.claim`` was called last
-    _lost: tuple[Callable[[], None], ...] = ()  # most have none, and share this one
+    _lost: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` once, when the connection has ended."""
         self._lost = (*self._lost, listener)
 
-    def tell_lost(self) -> None:
-        told, self._lost = self._lost, ()
-        for listener in told:
+    def notify_lost(self) -> None:
+        listeners, self._lost = self._lost, ()
+        for listener in listeners:
             listener()
 
-    def close_when_answered(self) -> None:
-        """End it behind the answer to the request under way. Where a protocol has no answer for
-        this, whoever asks hangs up instead."""
+    def close_after_reply(self) -> None:
+        """Close the connection after the reply to the request in progress."""
 
     @abstractmethod
     def check_deadline(self, now: float) -> None:
-        """End it if it has been in its phase for too long."""
+        """Close the connection if its phase has lasted too long."""
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """End it unless a request is being answered, which ends it afterwards."""
+        """Close the connection, after the reply to a request in progress."""
 
     @abstractmethod
     def abort(self) -> None: ...
 
 
 class Connection(Peer, asyncio.Protocol):
-    """One that is handed its bytes."""
+    pass
 
 
 class Listener:
@@ -58,13 +56,13 @@ class Listener:
         """``per_address_max``: connections of one client address; 0: no limit."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
-        self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
+        self.now = self.loop.time()  # set by the sweep, so up to half a second old
         self.is_draining = False
         self.is_tls = False
         self._most = self._connections_max = connections_max
         self._per_address_max = per_address_max
         self._per_address: dict[str, int] = {}
-        self._addresses: Mapping[str, int] = {}  # those with a limit of their own
+        self._addresses: Mapping[str, int] = {}  # limits of single addresses
         self.admits: Callable[[str], bool] | None = None  # whether an address may connect now
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -82,8 +80,8 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Bind and serve; returns the bound ``host:port``. ``reuse_port``: other processes that say
-        so too may have the same one, and the kernel spreads connections over all of them."""
+        """Bind and serve; returns the bound ``host:port``. ``reuse_port``: several processes may
+        bind the same port, and the kernel spreads connections over them."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -100,7 +98,7 @@ class Listener:
         return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
 
     async def drain(self, *, seconds_max: float) -> None:
-        """Stop accepting, let requests under way finish, then close what is left."""
+        """Stop accepting, let requests in progress finish, then close the rest."""
         self.is_draining = True
         if self._server is not None:
             self._server.close()
@@ -117,8 +115,8 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """False: there are too many, in all or from that address, or too many a second, or the node
-        is stopping."""
+        """Return False if there are too many connections, in all, from this address or per second,
+        or if the node is stopping."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):
@@ -137,9 +135,9 @@ class Listener:
     def limit(
         self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
     ) -> None:
-        """Set other limits; connections that are open stay. More connections than the listener was
-        made for are never accepted. It must have had a limit by address from the start, or it has
-        not counted who is there."""
+        """Set other limits; open connections stay, and the first ``connections_max`` is never
+        exceeded. The listener must have had a limit per address from the start, or it has not
+        counted addresses."""
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
@@ -147,7 +145,7 @@ class Listener:
 
     def closed(self, connection: Peer) -> None:
         self.connections.discard(connection)
-        connection.tell_lost()
+        connection.notify_lost()
         if not self.connections:
             self._all_closed.set()
 
@@ -164,11 +162,11 @@ class Listener:
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def swept(self) -> None:
-        """What else a listener renews twice a second."""
+        """Called by the sweep, twice a second."""
 
 
 def source_of(address: str) -> str:
-    """Whose an address is, as far as it tells: of IPv6 everybody has 2^64."""
+    """Return the address to count: of an IPv6 address its /64 network, which one client has."""
     if ":" not in address:
         return address
     try:

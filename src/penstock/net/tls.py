@@ -1,8 +1,7 @@
 """Certificates of a listener: one context for all its connections, renewed in place.
 
-A new certificate is read into a context of its own first; only one that is whole and fits its key
-replaces what is in use. Connections that are open go on under the old one, the next handshake has
-the new. Version 1.2 is the least, 1.3 what two modern sides agree on.
+A new certificate is loaded into a separate context first, so that an unusable one never replaces
+the current one. Open connections keep the old certificate.
 """
 
 import ssl
@@ -15,11 +14,9 @@ from penstock.model.errors import USAGE, SetupError
 
 
 class CertificateUnusable(SetupError):
-    """One line says which file and why."""
-
-    def __init__(self, what: str, why: str, do: str = "") -> None:
+    def __init__(self, what: str, reason: str, do: str = "") -> None:
         do = do or "give PEM files that fit, or make new ones: `penstock generate certs`"
-        super().__init__(why, do, what=what, code=USAGE)
+        super().__init__(reason, do, what=what, code=USAGE)
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
@@ -28,7 +25,7 @@ class CertificateUnusable(SetupError):
 class TlsFiles(NamedTuple):
     certificate: Path
     key: Path
-    client_ca: Path | None = None  # whose certificates clients must show
+    client_ca: Path | None = None  # authority of the certificates that clients must show
 
 
 class Certificates:
@@ -40,12 +37,12 @@ class Certificates:
         self.expires_at_ms = _expiry_ms(files.certificate)
 
     def renew(self) -> bool:
-        """Take over files that have changed. False when they have not; raises
-        CertificateUnusable, and goes on with the old ones, when they cannot be used."""
+        """Load files that have changed. Returns False if they have not. Raises
+        CertificateUnusable; the old certificate then stays in use."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return False
-        self._stamps = stamps  # looked at once, usable or not: the next change is a new chance
+        self._stamps = stamps  # unusable files are tried again after their next change
         _context(self._files)
         self.expires_at_ms = _expiry_ms(self._files.certificate)
         _load(self.context, self._files)
@@ -59,8 +56,8 @@ class Certificates:
             try:
                 found = path.stat()
             except OSError as error:
-                why = error.strerror or str(error)
-                raise CertificateUnusable(f"{path} cannot be read", why) from error
+                reason = error.strerror or str(error)
+                raise CertificateUnusable(f"{path} cannot be read", reason) from error
             stamps.append((found.st_mtime_ns, found.st_ino))
         return tuple(stamps)
 
@@ -68,7 +65,7 @@ class Certificates:
 def _context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Renegotiation and compression have each been a hole; forward secrecy is what 1.3 has anyway.
+    # Renegotiation and compression have had vulnerabilities. The ciphers have forward secrecy.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
     _load(context, files)
@@ -82,11 +79,11 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
             context.load_verify_locations(files.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
-        raise why_unusable(error, files.certificate, files.key) from error
+        raise unusable(error, files.certificate, files.key) from error
 
 
-def why_unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusable:
-    """Return what is wrong with a certificate and its key that could not be loaded."""
+def unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusable:
+    """Return the error for a certificate and key that could not be loaded."""
     reason = getattr(error, "reason", None) or ""
     if reason == "KEY_VALUES_MISMATCH":
         return CertificateUnusable(

@@ -1,8 +1,7 @@
-"""Records of large batches, decompressed outside of the event loop.
+"""Decompresses the records of large batches in threads.
 
-Batches that come to at most 1 MiB are decompressed at once: that takes about a millisecond. Others
-are decompressed in a thread, two at a time in all and one at a time for each tenant, so that a
-tenant with many large batches waits for itself.
+Batches of up to 1 MiB are decompressed at once, which takes about a millisecond. Larger ones are
+decompressed in a thread: two at a time, and one at a time for each tenant.
 """
 
 import asyncio
@@ -20,8 +19,8 @@ THREADS_MAX: Final = 2
 
 
 def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
-    """The records of a batch, if that takes no more than about a millisecond; None if it takes
-    longer. Raises MalformedBatch."""
+    """Return the records of a batch; None if that would take more than about a millisecond. Raises
+    MalformedBatch."""
     if header.codec == Codec.NONE:
         return records_blob(batch, header)
     if len(batch) > QUICK_PACKED_BYTES_MAX:
@@ -35,8 +34,8 @@ def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
 async def unpacked(
     batch: bytes, header: BatchHeader, *, tenant: str, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """The records of a batch, however long it takes. Raises MalformedBatch, or TooLarge for more
-    than ``bytes_max`` bytes."""
+    """Return the records of a batch. Raises MalformedBatch, or TooLarge for more than ``bytes_max``
+    bytes."""
     blob = unpacked_now(batch, header)
     if blob is not None:
         if len(blob) > bytes_max:

@@ -1,7 +1,7 @@
-"""A node's life: read the configuration, start, say ``ready``, serve until told to stop, drain.
+"""The life of a node: load the configuration, start, print ``ready``, serve until a signal, drain.
 
-The exit code is part of the contract: 0 after a drain, 1 when the node had to give up; a start that
-fails is a SetupError with a code of its own.
+The exit code is part of the contract: 0 after a drain, 1 after a forced stop; a start that fails is
+a SetupError with its own code.
 """
 
 import asyncio
@@ -17,48 +17,50 @@ import uvloop
 
 from penstock import __version__
 from penstock.model.errors import PenstockError
-from penstock.node import config as node_config
-from penstock.node import open_files, private
-from penstock.node.allocator import keep_freed_blocks
-from penstock.node.compose import AnyNode, make_node
-from penstock.node.config import Config
-from penstock.node.metadata_link import GivenUp
-from penstock.node.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.settings import Loaded, describe
-from penstock.node.start_errors import explained
+from penstock.node.compose import Node, make_node
+from penstock.node.configuration import config as node_config
+from penstock.node.configuration.config import Config
+from penstock.node.configuration.settings import Loaded, describe
+from penstock.node.metadata.metadata_link import GivenUp
+from penstock.node.metadata.metadata_node import MetadataNode
+from penstock.node.process import file_modes, open_files
+from penstock.node.process.allocator import keep_freed_blocks
+from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
+from penstock.node.process.start_errors import explained
 from penstock.telemetry import logs
 
 log_ = logging.getLogger(__name__)
 
+AnyNode = Node | MetadataNode
+
 EXIT_OK, EXIT_FAILED = 0, 1
 
-# Requests make short-lived objects that reference counting frees; a collector that looks after
-# every 700 of them only costs time. One that looks after 10,000 takes 2 to 4 ms at a stretch, and
-# one at the survivors of five such rounds at most 10 ms.
+# Objects of requests are freed by reference counting, so a collection per 700 of them (the default)
+# only costs time. One per 10,000 takes 2 to 4 ms; one of the survivors of five takes at most 10 ms.
 GC_THRESHOLDS = (10_000, 5, 200)
 
 
 def serve(
     flags: dict[str, object], *, config_file: str | None, print_config: bool, hints: bool
 ) -> int:
-    """Returns the exit code of a server that has run. Raises SetupError."""
+    """Run a server and return its exit code. Raises SetupError."""
     files = node_config.config_files(Path(config_file) if config_file else None)
     loaded = node_config.load(flags, os.environ, files)
     if print_config:
         for row in describe(loaded):
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
         return EXIT_OK
-    private.set_umask()
+    file_modes.set_umask()
     manager = ServiceManager(os.environ)
     telemetry = loaded.config.telemetry
     name = loaded.config.node.name or platform.node()
     logs.configure(telemetry.level, telemetry.format, node=name)
     open_files.raise_limit()
     if loaded.config.node.workers:
-        from penstock.node import workers  # a process by itself need not know of them
+        from penstock.node import workers
 
-        told = partial(_hints, config=loaded.config) if hints else None
-        return workers.serve(loaded, flags, config_file=config_file, hints=told, manager=manager)
+        shown = partial(_hints, config=loaded.config) if hints else None
+        return workers.serve(loaded, flags, config_file=config_file, hints=shown, manager=manager)
     keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, manager, hints=hints))
@@ -68,7 +70,7 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _asked_to_stop, stop)
+        loop.add_signal_handler(number, _on_stop_signal, stop)
     node: AnyNode | None = None
     try:
         node = make_node(loaded)
@@ -78,7 +80,7 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
         return EXIT_OK
     except (PenstockError, OSError) as error:
         if node is not None and (lines := _root_key(node)):
-            # The next start finds the key and makes no other: this is the only time to show it.
+            # Shown now, because the next start finds this key and creates no other.
             print("\n".join(lines), flush=True)  # noqa: T201
         raise explained(error) from error
     loop.add_signal_handler(signal.SIGHUP, node.reread)
@@ -94,16 +96,16 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
     return EXIT_OK
 
 
-def _asked_to_stop(stop: asyncio.Event) -> None:
+def _on_stop_signal(stop: asyncio.Event) -> None:
     if stop.is_set():
-        # Asked twice: whatever is committed is safe; do not keep the operator waiting.
+        # The second signal: stop at once. Everything committed is safe.
         os._exit(EXIT_FAILED)
     stop.set()
 
 
 def _announce(node: AnyNode, config: Config, *, hints: bool) -> None:
     if not node.is_auth_on and node.http_url:
-        log_.warning("authentication is off: any credentials are accepted, and none")
+        log_.warning("authentication is off: requests are accepted with any credentials or none")
     lines = [*_root_key(node), f"ready {node.ready_text}"]
     if hints and node.http_url:
         lines += _hints(node.http_url, config)
@@ -111,13 +113,13 @@ def _announce(node: AnyNode, config: Config, *, hints: bool) -> None:
 
 
 def _root_key(node: AnyNode) -> list[str]:
-    """The first key, once: nobody can get in without it, and it is written down nowhere else."""
+    """Return the lines that show the first access key: it is stored nowhere else."""
     made = node.root_key
     if made is None:
         return []
     return [
         "",
-        "No operator had an access key: this start has made one for root. It is shown this once:",
+        "No operator had an access key: this start created one for root, shown only once:",
         "",
         "  [penstock]",
         f"  aws_access_key_id = {made.key.key_id}",
@@ -141,5 +143,5 @@ def _hints(url: str, config: Config) -> list[str]:
         "  shell:   AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x AWS_DEFAULT_REGION=us-east-1 \\",
         f"             aws --endpoint-url {url} sqs create-queue --queue-name hello",
         "",
-        "Ctrl-C stops it; nothing that was answered is lost.",
+        "Ctrl-C stops the server; no acknowledged message is lost.",
     ]

@@ -1,14 +1,13 @@
-"""What is decided about the workers of one machine, before anything is started: whether a data
-folder is theirs, which settings each process gets, and how long to wait before one is started
-again. ``workers.py`` carries it out.
+"""Decisions about the workers of one machine: whether a data folder is theirs, the settings of each
+process, and the delay before a restart. ``workers.py`` carries them out.
 
-    DATA/workers.json     how many there are; what makes the folder theirs
-    DATA/master.key       the key that all of them share, unless one is given
-    DATA/metadata/        of the process that keeps topics, users, keys and who has which partition
-    DATA/worker-1/ ...    of the others: logs, each as a node of a cluster has it
+    DATA/workers.json     number of workers; marks the folder as theirs
+    DATA/master.key       the shared master key, unless one is configured
+    DATA/metadata/        of the metadata process: topics, users, keys, placement
+    DATA/worker-1/ ...    of the workers: logs, as of a cluster node
 
-A worker is an ordinary node of a cluster with one replica of everything. What makes it a worker is
-settings alone, so that nothing else in the program has to know of workers.
+A worker is an ordinary cluster node with one replica of everything, made by settings only: no other
+module knows about workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.broker.partitions import TOPICS_FOLDER
-from penstock.node.addresses import Place, parse_listen
-from penstock.node.config import KAFKA_OFF, WORKERS_MAX, Config
-from penstock.node.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable, unusable
-from penstock.node.roles import ATTACHED, SERVICE, Role
-from penstock.node.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
+from penstock.broker.partition.partitions import TOPICS_FOLDER
+from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration.config import KAFKA_OFF, WORKERS_MAX, Config
+from penstock.node.configuration.roles import ATTACHED, SERVICE, Role
+from penstock.node.configuration.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
+from penstock.node.process.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable, unusable
 
 MARKER_NAME: Final = "workers.json"
 LOOPBACK: Final = "127.0.0.1"
@@ -31,9 +30,9 @@ PARTITIONS: Final = "queue.partitions"
 
 PAUSE_MS_MIN: Final = 200
 PAUSE_MS_MAX: Final = 30_000
-STEADY_MS: Final = 60_000  # whoever has served for so long is not about to die again
+STEADY_MS: Final = 60_000  # after this time the delay is reset
 
-# Given as flags, for whoever looks at a list of processes; everything else by the environment.
+# Passed as flags, to be visible in a list of processes; all others by the environment.
 _FLAGS: Final = {
     "node.data": "data",
     "node.roles": "role",
@@ -51,7 +50,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class Addresses(NamedTuple):
-    """Where the processes listen; all but the first two are of this machine's choice."""
+    """Addresses of the processes; all except the first two are any free ports."""
 
     http: str
     kafka: Sequence[str]  # by worker, "off" for each or an address
@@ -65,7 +64,7 @@ class Addresses(NamedTuple):
 
 
 def read_marker(folder: Path) -> int:
-    """How many workers a folder is for; 0: it is not for workers. Raises FolderUnusable."""
+    """Return the number of workers of a folder, 0 if it is not theirs. Raises FolderUnusable."""
     file = folder / MARKER_NAME
     try:
         count = msgspec.json.decode(file.read_bytes(), type=Marker).workers
@@ -76,31 +75,32 @@ def read_marker(folder: Path) -> int:
     except msgspec.MsgspecError as error:
         raise FolderUnusable(f"{file} is damaged: {error}") from error
     if not 1 <= count <= WORKERS_MAX:
-        raise FolderUnusable(f"{file} is damaged: it tells of {count} workers")
+        raise FolderUnusable(f"{file} is damaged: it names {count} workers")
     return count
 
 
-def check_folder(folder: Path, asked: int) -> int:
-    """Whether so many workers may use it; returns how many did before. Raises FolderUnusable."""
+def check_folder(folder: Path, count: int) -> int:
+    """Check that this number of workers may use the folder; returns their number before. Raises
+    FolderUnusable."""
     before = read_marker(folder)
     if not before:
         used = (METADATA_NAME, TOPICS_FOLDER, IDENTITY_NAME)
         if any((folder / name).exists() for name in used):
             raise FolderUnusable(
-                f"the data folder {folder} was used by a single process, whose messages workers"
-                " cannot take over",
+                f"the data folder {folder} belongs to a single process; workers cannot use its"
+                " messages",
                 "start it without --workers, or choose another folder with --data",
             )
-    elif asked < before:
+    elif count < before:
         raise FolderUnusable(
-            f"the data folder {folder} has {before} workers, each with messages of its own",
+            f"the data folder {folder} has messages of {before} workers",
             f"start it with --workers {before}, or more",
         )
     return before
 
 
 def check_not_of_workers(folder: Path) -> None:
-    """For a process that is none: it would find the folder empty. Raises FolderUnusable."""
+    """Check that a single process may use the folder. Raises FolderUnusable."""
     count = read_marker(folder)
     if count:
         raise FolderUnusable(
@@ -116,20 +116,20 @@ def write_marker(folder: Path, count: int) -> None:
     new.replace(file)
 
 
-# ── What each is started with ────────────────────────────────────────────────────────────────
+# ── Settings ─────────────────────────────────────────────────────────────────────────────────
 
 
-def kafka_wishes(config: Config, host: str, port: int) -> Sequence[tuple[str, int]]:
-    """Addresses that the workers would have, one behind the other; port 0 is any."""
+def kafka_addresses(config: Config, host: str, port: int) -> Sequence[tuple[str, int]]:
+    """Return the addresses of the workers' Kafka listeners: successive ports, or any (0)."""
     return [(host, port + at if port else 0) for at in range(config.node.workers)]
 
 
 def advertised(config: Config, worker: int) -> str:
-    """Where clients are told to find a worker's Kafka listener, if not where it listens."""
+    """Return the advertised address of a worker's Kafka listener; empty: where it listens."""
     if not config.kafka.advertised:
         return ""
     host, port = parse_listen(config.kafka.advertised)
-    return str(Place(host, port + worker - 1))
+    return str(NodeAddress(host, port + worker - 1))
 
 
 def metadata_settings(folder: Path, name: str, at: Addresses) -> dict[str, str]:
@@ -139,7 +139,7 @@ def metadata_settings(folder: Path, name: str, at: Addresses) -> dict[str, str]:
         "node.name": f"{name}-{METADATA}",
         "internal.listen": at.metadata,
         "admin.listen": at.metadata_admin,
-        # It serves no clients, whatever the others do.
+        # It serves no clients.
         "http.listen": f"{LOOPBACK}:0",
         "kafka.listen": KAFKA_OFF,
     }
@@ -167,8 +167,8 @@ def worker_settings(
 
 
 def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
-    """Whether callers are asked who they are depends on all addresses together, and a worker knows
-    its own; between themselves they need no certificates, for they never leave the machine."""
+    """Return settings of all processes. Authentication depends on all addresses, of which a worker
+    knows only its own. Connections between workers stay on the machine and need no certificates."""
     return {
         "node.workers": "0",
         "auth.mode": "on" if is_auth_on else "off",
@@ -181,9 +181,8 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Each partition is on one worker: where nobody says how many a new queue gets, it gets enough
-    for all of them. FIFO queues whose deduplication ids count for the whole queue have one anyway.
-    """
+    """Return the partition count of new queues: unless configured, at least one per worker. FIFO
+    queues with queue-wide deduplication have one partition anyway."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config
@@ -199,7 +198,7 @@ def _roles(roles: frozenset[Role]) -> str:
 
 
 def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]:
-    """Of ``penstock serve``: those settings that have a flag."""
+    """Return the arguments of ``penstock serve`` for settings that are passed as flags."""
     found = [] if config_file is None else ["--config", config_file]
     for key, flag in _FLAGS.items():
         if key in settings:
@@ -210,7 +209,7 @@ def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]
 def environment(
     settings: Mapping[str, str], flags: Mapping[str, object], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """The caller's own, above it the flags that were given here, above those what is settled."""
+    """Return the caller's environment, overridden by the given flags and the settings."""
     given = {_variable(key): _text(value) for key, value in flags.items() if value is not None}
     settled = {_variable(key): value for key, value in settings.items()}
     return {**env, **given, **settled}
@@ -224,18 +223,17 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ── Starting again ───────────────────────────────────────────────────────────────────────────
+# ── Restarts ─────────────────────────────────────────────────────────────────────────────────
 
 
 class Pauses:
-    """How long to wait before one that has ended is started again: twice as long each time, until
-    it has served for a while."""
+    """Delays before restarts: twice as long each time, until the process has served for a while."""
 
     def __init__(self) -> None:
         self._next_ms = PAUSE_MS_MIN
 
     def next_ms(self, served_ms: int) -> int:
-        """``served_ms``: from when it was ready to its end; 0: it never was."""
+        """``served_ms``: time from ready to the end; 0: it was never ready."""
         if served_ms >= STEADY_MS:
             self._next_ms = PAUSE_MS_MIN
         pause_ms = self._next_ms

@@ -1,22 +1,18 @@
-"""``penstock serve --workers N``: a small process that starts others and keeps them.
+"""``penstock serve --workers N``: a supervisor process that starts worker processes.
 
-One process of Python uses one core. So there are N of them behind one address: each an ordinary
-node of a cluster that has this machine to itself, and one more process with the metadata, in place
-of an etcd. All listen for SQS on the same port, and the kernel gives each connection to one of
-them; whoever is asked finds the leader of a partition, as in any cluster. For Kafka, whose clients
-look for leaders themselves, each has a port of its own.
+A Python process uses one core. So N workers share one address: each is an ordinary node of a
+cluster on this machine, and one more process keeps the metadata instead of an etcd. All listen for
+SQS on the same port, and the kernel distributes connections among them; each worker routes requests
+to the leader of a partition, as in any cluster. For Kafka, whose clients find leaders themselves,
+each worker has its own port.
 
-This process serves nothing and holds no messages. It keeps ports for the others, starts them, says
-``ready`` when all are, starts again who dies, hands signals on, and goes last. When it is killed,
-the kernel kills the others with it: what was answered is on their disks, and processes without
-anybody who looks after them would stand in the way of the next start.
-
-What each of them is started with is decided in ``worker_plan.py``.
-"""
+The supervisor serves nothing. It reserves ports, starts the processes, prints ``ready`` when all
+are, restarts processes that end, passes signals on, and ends last. If it is killed, the kernel
+kills the workers too: acknowledged messages are on disk, and orphaned processes would block the
+next start. ``worker_plan.py`` decides the settings of each process."""
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import platform
@@ -30,22 +26,22 @@ from pathlib import Path
 from typing import Final
 
 from penstock.model.errors import PenstockError, SetupError
+from penstock.net.child_process import start_child
 from penstock.node import worker_plan as plan
-from penstock.node.addresses import Place, parse_listen
-from penstock.node.binding import binding
-from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
-from penstock.node.exposure import is_auth_on
-from penstock.node.folder import DataFolder
-from penstock.node.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
-from penstock.node.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.settings import Loaded
-from penstock.node.start_errors import explained
+from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
+from penstock.node.configuration.exposure import is_auth_on
+from penstock.node.configuration.settings import Loaded
+from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
+from penstock.node.keys.worker_secret import SECRET_ENV, draw_secret, pipe_with
+from penstock.node.listening.binding import binding
+from penstock.node.process.folder import DataFolder
+from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
+from penstock.node.process.start_errors import explained
 from penstock.node.worker_plan import Addresses, Pauses
-from penstock.node.worker_secret import SECRET_ENV, draw_secret, pipe_with
 
-PR_SET_PDEATHSIG: Final = 1
-STOP_SECONDS_MAX: Final = 30.0  # beyond node.drain_ms, for one that was told to stop
-LINE_BYTES_MAX: Final = 65_536  # of what a process says on its standard output
+STOP_SECONDS_MAX: Final = 30.0  # in addition to node.drain_ms, until a process is killed
+LINE_BYTES_MAX: Final = 65_536  # of the output of a process
 READ_BYTES: Final = 65_536
 
 EXIT_OK: Final = 0
@@ -57,7 +53,7 @@ Hints = Callable[[str], Sequence[str]]  # by the URL of the endpoint
 
 
 class NotStarted(SetupError):
-    """One of the processes ended before it was ready; it has said why by itself."""
+    """A process ended before it was ready; its own error is in the output."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -72,8 +68,7 @@ def serve(
     hints: Hints | None = None,
     manager: ServiceManager,
 ) -> int:
-    """Returns the exit code. ``flags`` were given to this process, by dotted key. Raises
-    SetupError."""
+    """Return the exit code. ``flags``: of this process, by dotted key. Raises SetupError."""
     config = loaded.config
     folder = Path(config.node.data)
     try:
@@ -89,7 +84,7 @@ def serve(
             supervisor = Supervisor(
                 children,
                 stop_seconds_max=STOP_SECONDS_MAX + config.node.drain_ms / 1_000,
-                # The first start of all makes the first user, and only one may.
+                # The very first start creates the first user, in one process only.
                 is_first_alone=auth and not before,
                 hints=hints,
                 manager=manager,
@@ -109,31 +104,31 @@ def _children(
     config_file: str | None,
     secret: bytes,
 ) -> "list[Child]":
-    """The metadata first."""
-    folder, name = Path(config.node.data), config.node.name or platform.node()
-    everybody = [(plan.METADATA, plan.metadata_settings(folder, name, at))]
+    """Return the processes, the metadata first."""
+    folder, node = Path(config.node.data), config.node.name or platform.node()
+    processes = [(plan.METADATA, plan.metadata_settings(folder, node, at))]
     for worker in range(1, config.node.workers + 1):
-        settings = plan.worker_settings(config, worker, folder, name, at)
-        everybody.append((f"worker {worker}", settings))
+        settings = plan.worker_settings(config, worker, folder, node, at)
+        processes.append((f"worker {worker}", settings))
     return [
         Child(
-            who,
+            name,
             [sys.executable, "-m", "penstock", "serve", *plan.arguments(settings, config_file)],
             plan.environment({**shared, **settings}, flags, os.environ),
             secret=secret,
         )
-        for who, settings in everybody
+        for name, settings in processes
     ]
 
 
 def _share_master(config: Config, folder: Path) -> dict[str, str]:
-    """One key for all of them: the one that is given, or one that is made here once. Raises
+    """Return the settings of the shared master key: the configured one, or one created here. Raises
     KeyRingUnusable."""
     keys = config.keys
     asyncio.run(start_key_ring(keys, folder, env=os.environ))
     made = folder / MASTER_NAME
     if keys.kms_command:
-        # Wrapped by the service: each opens it for itself.
+        # Wrapped by the service: each process unwraps it.
         for worker in range(1, config.node.workers + 1):
             own = plan.worker_folder(folder, worker)
             own.mkdir(parents=True, exist_ok=True)
@@ -142,7 +137,7 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
         return {"keys.master_file": str(made)}
     if not made.exists():
         return {}
-    # From before another one was given: what it has sealed is still there.
+    # From before another key was configured: secrets wrapped by it still exist.
     old = [keys.old_master_files] if keys.old_master_files else []
     return {"keys.old_master_files": ",".join([*old, str(made)])}
 
@@ -151,8 +146,8 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
 
 
 def _hold_addresses(config: Config, held: contextlib.ExitStack) -> Addresses:
-    """Ports are kept by sockets that never listen: nobody else is given them while a worker is
-    away. Raises SetupError when one that was asked for by name is taken."""
+    """Reserve ports by sockets that never listen, so that no other process gets the port of a
+    worker that restarts. Raises SetupError if a configured port is in use."""
     host, port = parse_listen(config.http.listen)
     with binding("SQS", "--http", host, port):
         http = _hold(held, host, port, is_shared=True)
@@ -176,38 +171,39 @@ def _hold_kafka(config: Config, held: contextlib.ExitStack) -> Sequence[str]:
     if listen == KAFKA_OFF:
         return [KAFKA_OFF] * config.node.workers
     if listen:
-        places = []
-        for wish in plan.kafka_wishes(config, *parse_listen(listen)):
-            with binding("Kafka", "--kafka", *wish):
-                places.append(str(_hold(held, *wish)))
-        return places
+        reserved = []
+        for host, port in plan.kafka_addresses(config, *parse_listen(listen)):
+            with binding("Kafka", "--kafka", host, port):
+                reserved.append(str(_hold(held, host, port)))
+        return reserved
     host, port = KAFKA_LISTEN_DEFAULT
     _, http_port = parse_listen(config.http.listen)
     if http_port:
         with contextlib.suppress(OSError), contextlib.ExitStack() as trying:
-            wishes = plan.kafka_wishes(config, host, port)
-            found = [str(_hold(trying, *wish)) for wish in wishes]
+            found = [str(_hold(trying, *one)) for one in plan.kafka_addresses(config, host, port)]
             held.push(trying.pop_all())
             return found
-    # Nobody asked for those ports by name.
+    # The default ports are in use, or not wanted.
     return [str(_hold(held, host, 0)) for _ in range(config.node.workers)]
 
 
-def _hold_admin(config: Config, http: Place, held: contextlib.ExitStack) -> str:
+def _hold_admin(config: Config, http: NodeAddress, held: contextlib.ExitStack) -> str:
     if config.admin.listen:
         host, port = parse_listen(config.admin.listen)
         with binding("admin API", "--admin", host, port):
             return str(_hold(held, host, port))
-    _, asked = parse_listen(config.http.listen)
-    if asked and http.port < 65_535:
+    _, configured = parse_listen(config.http.listen)
+    if configured and http.port < 65_535:
         with contextlib.suppress(OSError):
             return str(_hold(held, http.host, http.port + 1))
     return str(_hold(held, http.host, 0))
 
 
-def _hold(held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool = False) -> Place:
-    """``is_shared``: several processes will listen there. Whether others do already can only be
-    seen by a socket that would not share."""
+def _hold(
+    held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool = False
+) -> NodeAddress:
+    """Reserve a port. ``is_shared``: several processes will listen on it; whether other processes
+    already do is detected by binding a socket without SO_REUSEPORT first."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -225,9 +221,9 @@ def _hold(held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool =
     except OSError as error:
         if isinstance(error, socket.gaierror):
             raise
-        raise OSError(error.errno, f"{error.strerror}: {Place(host, port)}") from error
+        raise OSError(error.errno, f"{error.strerror}: {NodeAddress(host, port)}") from error
     held.enter_context(keeping)
-    return Place(host, bound[1])
+    return NodeAddress(host, bound[1])
 
 
 def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
@@ -242,18 +238,18 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
 
 
 class Child:
-    """One of the processes, from start to end and again."""
+    """A process that can be restarted."""
 
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
     ) -> None:
-        """``secret``: what the processes prove to each other; each start passes it on again."""
+        """``secret``: shared by the processes to authenticate each other."""
         self.name = name
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
         self.has_ended.set()
         self.ready_line = ""
-        self.how = ""  # it ended
+        self.how = ""  # exit code or signal of the run that has ended
         self.code = 0
         self.served_ms = 0  # of the run that has ended
         self._command = command
@@ -266,34 +262,26 @@ class Child:
 
     def start(self) -> None:
         """Raises OSError."""
-        assert self.has_ended.is_set(), "one at a time"
-        parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded before the fork
-
-        def end_with_parent() -> None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it was faster
-                os._exit(EXIT_FAILED)
-
+        assert self.has_ended.is_set(), "the process still runs"
         secret_pipe = pipe_with(self._secret)
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - this very program
+            self._process = start_child(
                 self._command,
                 stdin=secret_pipe,
                 stdout=subprocess.PIPE,
                 env=self._env,
-                start_new_session=True,  # a Ctrl-C is for this process, which hands it on in order
-                preexec_fn=end_with_parent,  # there are no threads here
+                end=signal.SIGKILL,
             )
         finally:
             os.close(secret_pipe)
         self.is_ready.clear()
         self.has_ended.clear()
         self.ready_line, self._line, self._ready_at = "", b"", 0.0
-        # As long as it has not been waited for, its number cannot be another's.
+        # Until the process is waited for, its pid is not reused.
         self._descriptor = os.pidfd_open(self._process.pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._descriptor, self._ended)
-        loop.add_reader(self._stdout(), self._said)
+        loop.add_reader(self._stdout(), self._read_output)
 
     def _stdout(self) -> int:
         assert self._process.stdout is not None, "started with a pipe"
@@ -304,19 +292,19 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
-    def _said(self) -> None:
-        told = os.read(self._stdout(), READ_BYTES)
-        if not told:
+    def _read_output(self) -> None:
+        data = os.read(self._stdout(), READ_BYTES)
+        if not data:
             asyncio.get_running_loop().remove_reader(self._stdout())
             return
-        *lines, rest = (self._line + told).split(b"\n")
+        *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-LINE_BYTES_MAX:]
         for line in lines:
-            self._heard(line.decode("utf-8", "replace"))
+            self._on_line(line.decode("utf-8", "replace"))
 
-    def _heard(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         if self.ready_line or not line.startswith("ready "):
-            print(line, flush=True)  # noqa: T201 - the first key, which is shown once
+            print(line, flush=True)  # noqa: T201 - the first access key
             return
         self.ready_line = line
         self._ready_at = asyncio.get_running_loop().time()
@@ -337,7 +325,7 @@ class Child:
         self.has_ended.set()
 
     async def ready(self) -> None:
-        """Raises NotStarted."""
+        """Wait until the process is ready. Raises NotStarted."""
         ready = asyncio.create_task(self.is_ready.wait())
         ended = asyncio.create_task(self.has_ended.wait())
         try:
@@ -376,14 +364,14 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._hand_on, signal.SIGHUP)
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._send_all, signal.SIGHUP)
         starting = asyncio.create_task(self._start())
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                log_.info("stopped before everything was ready")
+                log_.info("stopped before all processes were ready")
             elif starting.exception() is None:
                 self._announce()
                 await stopped
@@ -398,7 +386,7 @@ class Supervisor:
     # ── Start ────────────────────────────────────────────────────────────────────────────────
 
     async def _start(self) -> None:
-        """Returns when all are ready. Raises NotStarted."""
+        """Start all and wait until they are ready. Raises NotStarted."""
         await self._start_some([self._metadata])
         if self._is_first_alone:
             await self._start_some(self._workers[:1])
@@ -415,7 +403,7 @@ class Supervisor:
         await asyncio.gather(*(child.ready() for child in children))
 
     def _announce(self) -> None:
-        """As a single process does: what clients are told to use is the first worker's."""
+        """Print what a single process prints, with the addresses of the first worker."""
         line = self._workers[0].ready_line
         url = next((part[5:] for part in line.split() if part.startswith("http=")), "")
         log_.info("workers are ready", extra={"workers": len(self._workers)})
@@ -423,42 +411,42 @@ class Supervisor:
         print("\n".join([line, *hints]), flush=True)  # noqa: T201
         self._manager.tell(READY)
 
-    # ── While they serve ─────────────────────────────────────────────────────────────────────
+    # ── Restarts ─────────────────────────────────────────────────────────────────────────────
 
     async def _keep(self, child: Child) -> None:
-        """Started again for as long as this goes on. Its partitions wait for it meanwhile."""
+        """Restart the process whenever it ends. Its partitions are unavailable meanwhile."""
         pauses = Pauses()
         while True:
             await child.has_ended.wait()
             pause_ms = pauses.next_ms(child.served_ms)
             log_.error(
-                "a process has ended: it is started again",
-                extra={"who": child.name, "how": child.how, "pause_ms": pause_ms},
+                "process ended, restarting it",
+                extra={"worker": child.name, "reason": child.how, "pause_ms": pause_ms},
             )
             await asyncio.sleep(pause_ms / 1_000)
             try:
                 child.start()
                 await child.ready()
             except (NotStarted, OSError) as error:
-                log_.warning("not started again yet", extra={"reason": str(error)})
+                log_.warning("process not restarted yet", extra={"reason": str(error)})
             else:
-                log_.info("a process is back", extra={"who": child.name})
+                log_.info("process restarted", extra={"worker": child.name})
 
-    def _hand_on(self, number: signal.Signals) -> None:
+    def _send_all(self, number: signal.Signals) -> None:
         for child in self._all:
             child.send(number)
 
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
+    # ── Stopping ─────────────────────────────────────────────────────────────────────────────
 
-    def _asked_to_stop(self) -> None:
+    def _on_stop_signal(self) -> None:
         if self._stop.is_set():
-            # Asked twice: whatever is committed is safe; do not keep the operator waiting.
-            self._hand_on(signal.SIGKILL)
+            # The second signal: stop at once. Everything committed is safe.
+            self._send_all(signal.SIGKILL)
             os._exit(EXIT_FAILED)
         self._stop.set()
 
     async def _end(self) -> bool:
-        """Workers first: they take leave of the metadata. Whether all ended by themselves."""
+        """Stop workers before the metadata. Returns whether all stopped cleanly."""
         for keeper in self._keepers:
             keeper.cancel()
         if self._keepers:
@@ -482,9 +470,11 @@ class Supervisor:
         except TimeoutError:
             for child in running:
                 if not child.has_ended.is_set():
-                    log_.error("it has to end now", extra={"who": child.name})
+                    log_.error(
+                        "process did not stop in time, killing it", extra={"worker": child.name}
+                    )
                     child.send(signal.SIGKILL)
             for child in running:
                 await child.has_ended.wait()
-        # By the signal itself: it had not got far enough to have anything to finish.
+        # Ended by the signal itself: it was still starting.
         return all(child.code in (EXIT_OK, -signal.SIGTERM) for child in running)

@@ -1,33 +1,62 @@
-"""``map_in_arrow``: ``DataFrame.mapInArrow`` on an installation without pandas.
+"""Arrow schemas and batches, and ``map_in_arrow``, which applies a function to them in executors.
 
-PySpark's method passes Arrow batches to a function and never makes a pandas object, but fails if
-pandas is not installed, because it uses the decorator of pandas functions. This module builds the
-same plan without that decorator.
+``map_in_arrow`` is ``DataFrame.mapInArrow`` on an installation without pandas. PySpark's method
+never makes a pandas object, but fails if pandas is not installed, because it uses the decorator of
+pandas functions. This module builds the same plan without that decorator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+
+
+def schema_of(text: str) -> pa.Schema:
+    """Parse a schema in Spark's notation, such as "topic string, offset long"."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "double": pa.float64(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "list<string>": pa.list_(pa.string()),
+        "list<long>": pa.list_(pa.int64()),
+    }
+    fields = [field.split() for field in text.split(",")]
+    return pa.schema([(name, types[kind]) for name, kind in fields])
+
+
+def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows, which are tuples, as one batch."""
+    import pyarrow as pa
+
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def map_in_arrow(
     df: DataFrame,
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: StructType | str,
+    schema: pa.Schema,
 ) -> DataFrame:
     """Apply ``function`` to the batches of each partition, in the executors."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.pandas import functions
+    from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.util import PythonEvalType
 
-    assert isinstance(df, ClassicDataFrame), "a plan is only built in the driver's own process"
+    assert isinstance(df, ClassicDataFrame), "plans are built in the driver process only"
     make: Any = vars(functions)["vectorized_udf"]  # has no type in PySpark
-    mapped = make(function, schema, PythonEvalType.SQL_MAP_ARROW_ITER_UDF, "pandas")
+    row = from_arrow_schema(schema)
+    mapped = make(function, row, PythonEvalType.SQL_MAP_ARROW_ITER_UDF, "pandas")
     column = mapped(*[df[name] for name in df.columns])
     return ClassicDataFrame(df._jdf.mapInArrow(column._jc, False, None), df.sparkSession)

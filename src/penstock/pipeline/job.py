@@ -60,13 +60,13 @@ class JobMisused(Exception):
 class NotFound(JobMisused):
     """Raised by a job that needs a topic or a table that does not exist. ``fix`` is a command."""
 
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__(why, fix)
-        self.why = why
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason, fix)
+        self.reason = reason
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.why}: {self.fix}"
+        return f"{self.reason}: {self.fix}"
 
 
 def require_table(lake: Lake, table: str, *, job: str) -> None:
@@ -162,4 +162,4 @@ class Job:
     is_draining: bool = False  # the job checks context.stopping and ends at a safe point
 
     def __post_init__(self) -> None:
-        assert is_job_name(self.name), f"'{self.name}' cannot name a job: it names a folder too"
+        assert is_job_name(self.name), f"'{self.name}' is not a valid job and folder name"

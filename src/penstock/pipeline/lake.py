@@ -10,12 +10,14 @@ A read takes the list of files from the log and passes it to Spark's Parquet rea
 must be local or mounted on all executors; object stores are not supported unless mounted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from penstock.pipeline.arrow_map import map_in_arrow
-from penstock.pipeline.parts import PART_SCHEMA, Part, part_batches, write_parts
+from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts, write_parts
 from penstock.pipeline.table import (
     Commit,
     Ends,
@@ -31,7 +33,6 @@ from penstock.pipeline.table import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
@@ -55,7 +56,7 @@ class Lake:
 
     def __init__(self, path: str | Path) -> None:
         if "://" in str(path):
-            raise LakeError(f"a lake is a folder, and {path} is an address: mount it first")
+            raise LakeError(f"a lake must be a local folder, not the URL {path}: mount it first")
         self.path = Path(path).absolute()
 
     def table(self, name: str) -> "Table":
@@ -72,64 +73,43 @@ class Lake:
 
     def append(
         self,
-        df: "DataFrame",
+        rows: "DataFrame | pa.Table",
         table: str,
         *,
         app: str,
         batch_id: int,
         partition_by: Sequence[str] = (),
-        metadata: Mapping[str, Any] | None = None,
         is_tracked: bool = False,
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Append the rows of a DataFrame, once for each (app, batch_id).
+        """Append the rows of a DataFrame, or a few rows of the driver, once for each
+        (app, batch_id).
 
         ``turn`` is ``turn_of`` plus 1: the commit is rejected if another query took this turn, so
         rows can contain the turn as an increasing number. ``replace_where`` is a condition on
         partition columns: the commit also removes the files that it selects."""
         target = self.table(table)
-        done = target.version_of(app)
-        if done is not None and done >= batch_id:
+        if target.has(app, batch_id):
             return Commit(target.version, batch_id, is_new=False)
-        target.ensure(df.schema, partition_by)
-        root, by = str(target.path), tuple(partition_by)
+        target.ensure(rows.schema, partition_by)
+        if isinstance(rows, pa.Table):
+            batches = rows.to_batches()
+            parts = write_parts(batches, target.path, partition_by, is_tracked=is_tracked)
+        else:
+            root, by = target.path, tuple(partition_by)
 
-        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            return part_batches(batches, root, by, is_tracked=is_tracked)
+            def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return part_batches(batches, root, by, is_tracked=is_tracked)
 
-        rows = map_in_arrow(df, write, PART_SCHEMA).collect()
-        parts = [Part.from_row(tuple(row)) for row in rows]
+            parts = read_parts(map_in_arrow(rows, write, PART_SCHEMA))
         return target.commit(
             parts,
             app=app,
             batch_id=batch_id,
-            metadata=metadata,
             is_tracked=is_tracked,
             turn=turn,
             replace_where=replace_where,
-        )
-
-    def append_arrow(
-        self,
-        rows: "pa.Table",
-        table: str,
-        *,
-        app: str,
-        batch_id: int,
-        partition_by: Sequence[str] = (),
-        metadata: Mapping[str, Any] | None = None,
-        replace_where: str | None = None,
-    ) -> Commit:
-        """Append a few rows of the driver, as ``append`` does. Needs no Spark."""
-        target = self.table(table)
-        done = target.version_of(app)
-        if done is not None and done >= batch_id:
-            return Commit(target.version, batch_id, is_new=False)
-        target.ensure_arrow(rows.schema, partition_by)
-        parts = write_parts(rows.to_batches(), target.path, partition_by, is_tracked=False)
-        return target.commit(
-            parts, app=app, batch_id=batch_id, metadata=metadata, replace_where=replace_where
         )
 
     def read(

@@ -58,7 +58,7 @@ def root_of(items: Iterable[bytes]) -> bytes:
 
 def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
     """Return the hashes that, from the leaf upwards, lead from one leaf to the root."""
-    assert 0 <= index < len(items), "there is such a leaf"
+    assert 0 <= index < len(items), "leaf index out of range"
     if len(items) == 1:
         return []
     split = _split(len(items))

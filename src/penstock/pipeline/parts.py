@@ -24,12 +24,17 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from penstock.pipeline.arrow_map import batch_of, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 ROW_GROUP_BYTES: Final = 32 * 1_048_576  # readers hold one row group; larger ones compress better
 ROW_GROUP_ROWS_MAX: Final = 1_048_576
@@ -39,7 +44,9 @@ STAT_TEXT_CHARS_MAX: Final = 64  # longer texts have no minimum and maximum in t
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 
 # Executors return one such row for each file to the driver.
-PART_SCHEMA: Final = "path string, size long, rows long, written_at_ms long, detail string"
+PART_SCHEMA: Final = schema_of(
+    "path string, size long, rows long, written_at_ms long, detail string"
+)
 
 # Columns with the origin of a row that comes from a log.
 TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
@@ -76,13 +83,7 @@ class Part:
 
     def to_row(self) -> tuple[str, int, int, int, str]:
         spans = [[topic, p, s.first, s.last, s.count] for (topic, p), s in self.spans.items()]
-        detail = json.dumps(
-            {
-                "values": dict(self.values),
-                "stats": self.stats,
-                "spans": spans,
-            }
-        )
+        detail = json.dumps({"values": dict(self.values), "stats": self.stats, "spans": spans})
         return self.path, self.size, self.rows, self.written_at_ms, detail
 
     @classmethod
@@ -90,15 +91,7 @@ class Part:
         path, size, rows, written_at_ms, text = row
         detail = json.loads(text)
         spans = {(t, p): Span(first, last, n) for t, p, first, last, n in detail["spans"]}
-        return cls(
-            path=path,
-            size=size,
-            rows=rows,
-            written_at_ms=written_at_ms,
-            values=detail["values"],
-            stats=detail["stats"],
-            spans=spans,
-        )
+        return cls(path, size, rows, written_at_ms, detail["values"], detail["stats"], spans)
 
 
 class Piece(NamedTuple):
@@ -110,15 +103,16 @@ class Piece(NamedTuple):
 
 
 def part_batches(
-    batches: Iterable[pa.RecordBatch], root: str, partition_by: Sequence[str], *, is_tracked: bool
+    batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> Iterator[pa.RecordBatch]:
     """Call ``write_parts`` and yield its result as one batch, for use with ``mapInArrow``."""
-    parts = write_parts(batches, Path(root), partition_by, is_tracked=is_tracked)
-    columns = list(zip(*(part.to_row() for part in parts), strict=True)) or [()] * 5
-    kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string())
-    names = [each.split()[0] for each in PART_SCHEMA.split(", ")]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-    yield pa.RecordBatch.from_arrays(arrays, names)
+    parts = write_parts(batches, root, partition_by, is_tracked=is_tracked)
+    yield batch_of([part.to_row() for part in parts], PART_SCHEMA)
+
+
+def read_parts(rows: "DataFrame") -> list[Part]:
+    """Run the tasks that yield ``part_batches``, and return their files."""
+    return [Part.from_row(row) for row in rows.collect()]
 
 
 def write_parts(
@@ -191,14 +185,14 @@ def _text(value: Any) -> str | None:
         case bool():
             return "true" if value else "false"
         case datetime.datetime():
-            raise TypeError("a table is partitioned by dates, numbers and texts, not by timestamps")
+            raise TypeError("partition values must be dates, numbers or texts, not timestamps")
         case str() if not value.isascii():
             # Readers encode such folder names differently.
-            raise ValueError("a table is divided by ASCII texts only")
+            raise ValueError("partition values must be ASCII")
         case str() | int() | datetime.date():
             # Delta does not distinguish an empty text from null in a folder's name.
             return str(value) or None
-    raise TypeError(f"no partition value: {type(value).__name__}")
+    raise TypeError(f"not a partition value: {type(value).__name__}")
 
 
 class _PartFile:
@@ -234,7 +228,7 @@ class _PartFile:
 
     def add(self, piece: Piece) -> None:
         rows = piece.rows
-        _add_spans(self._spans, piece.spans)
+        add_spans(self._spans, piece.spans)
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self._waiting_rows += rows.num_rows
@@ -295,7 +289,7 @@ def _spans_of(rows: pa.RecordBatch) -> Spans:
     }
 
 
-def _add_spans(spans: Spans, more: Spans) -> None:
+def add_spans(spans: Spans, more: Spans) -> None:
     for place, span in more.items():
         spans[place] = spans[place] + span if place in spans else span
 
@@ -305,7 +299,7 @@ def spans_of_file(path: str) -> Spans:
     spans: Spans = {}
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
-            _add_spans(spans, _spans_of(batch))
+            add_spans(spans, _spans_of(batch))
     return spans
 
 

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.java import Java, find_java, wait_or_kill
+from penstock.pipeline.spark.class_archive import archive_options
+from penstock.pipeline.spark.java import Java, find_java, wait_or_kill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def open_session(
     ).strip()
     spark = _start(java, settings, output)
     if not is_local(master):
-        from penstock.pipeline.shipping import code_zip
+        from penstock.pipeline.spark.code_archive import code_zip
 
         spark.sparkContext.addPyFile(str(code_zip()))
     return spark
@@ -105,8 +106,6 @@ def _shuffle_partitions(master: str) -> int:
 
 
 def _java_options(java: Java, *, is_short: bool, log_level: str) -> list[str]:
-    from penstock.pipeline.warm import archive_options
-
     log4j = Path(__file__).with_name("log4j2.properties")
     options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",

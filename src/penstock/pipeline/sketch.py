@@ -77,7 +77,7 @@ def _packed(groups: Longs, buckets: Longs, sums: Longs, group_count: int) -> tup
     offsets = np.zeros(group_count + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     values = np.zeros(offsets[-1], np.int64)
-    there = first >= 0
-    values[offsets[:-1][there]] = first[there]
+    is_used = first >= 0
+    values[offsets[:-1][is_used]] = first[is_used]
     values[offsets[:-1][groups] + 1 + buckets - first[groups]] = sums
     return offsets, values

@@ -24,19 +24,19 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.net.kafka_client import KafkaTrouble
-from penstock.pipeline.appending import TopicMissing, partition_count
-from penstock.pipeline.connections import client_for
-from penstock.pipeline.consume import SCHEMA as CONSUMED
-from penstock.pipeline.consume import ConsumingReader, is_consuming, parse_consume_options
-from penstock.pipeline.expand import expansion_for
-from penstock.pipeline.fetching import RangePartition, read_range
-from penstock.pipeline.option_values import OptionInvalid
-from penstock.pipeline.options import ReadOptions, parse_read_options
-from penstock.pipeline.positions import TopicsMissing, look_up, resolve
-from penstock.pipeline.pushdown import Bounds, bounds_from
-from penstock.pipeline.ranges import Range, split
-from penstock.pipeline.sink_options import WriteOptions, check_columns, parse_write_options
+from penstock.net.kafka_client.client import KafkaTrouble
+from penstock.pipeline.client.connections import client_for
+from penstock.pipeline.client.option_values import OptionInvalid
+from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
+from penstock.pipeline.client.write_options import WriteOptions, check_columns, parse_write_options
+from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
+from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
+from penstock.pipeline.reading.expand import expansion_for
+from penstock.pipeline.reading.fetching import RangePartition, read_range
+from penstock.pipeline.reading.positions import TopicsMissing, look_up, resolve
+from penstock.pipeline.reading.pushdown import Bounds, bounds_from
+from penstock.pipeline.reading.ranges import Range, split
+from penstock.pipeline.writing.appender import TopicMissing, partition_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,34 +64,34 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with in_one_line():
             if is_consuming(self.options):
-                raise OptionInvalid("mode=consume deletes what it has read: use readStream")
+                raise OptionInvalid("mode=consume deletes messages that were read: use readStream")
             options = self._options(is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from penstock.pipeline.stream_source import TopicReader
+        from penstock.pipeline.reading.stream_source import StreamReader
 
         with in_one_line():
             if is_consuming(self.options):
                 return ConsumingReader(parse_consume_options(self.options))
             options = self._options(is_streaming=True)
-        return TopicReader(options, _inner_schema(options, schema))
+        return StreamReader(options, _inner_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.pipeline.sink import BatchWriter
+        from penstock.pipeline.writing.sink import BatchWriter
 
         with in_one_line():
             if overwrite:
-                raise OptionInvalid("a log is only appended to: mode append, not overwrite")
+                raise OptionInvalid("a log is append-only: use mode append, not overwrite")
             return BatchWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.pipeline.sink import StreamWriter
+        from penstock.pipeline.writing.sink import StreamWriter
 
         with in_one_line():
             if overwrite:
-                raise OptionInvalid("a log is only appended to: output mode append or update")
+                raise OptionInvalid("a log is append-only: use output mode append or update")
             return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
@@ -167,8 +167,9 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         assert isinstance(partition, RangePartition)
         expansion = expansion_for(self.options, self.schema)
-        for batch in read_range(partition.wanted, expansion.reading):
-            yield expansion.expand(batch)
+        for wanted in partition.ranges:
+            for batch in read_range(wanted, expansion.reading):
+                yield expansion.expand(batch)
 
 
 class PushdownReader(BatchReader):

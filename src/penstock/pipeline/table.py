@@ -19,15 +19,16 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.pipeline.parts import Part, Spans, spans_of_file, sync
+import pyarrow as pa
+
+from penstock.pipeline.parts import Part, Spans, add_spans, spans_of_file, sync
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame, SparkSession
@@ -69,18 +70,11 @@ class TopicRemade(RecordsRepeated):
     """A topic was deleted and created again; the table has the records of the old topic."""
 
     def __init__(self, path: Path, topic: str, *, before: str, now: str) -> None:
-        super().__init__(path, topic, before, now)
-        self.path = path
-        self.topic = topic
-        self.before = before
-        self.now = now
-
-    def __str__(self) -> str:
-        return (
-            f"topic {self.topic} was deleted and made again: its table {self.path} holds the one"
-            f" with the id {self.before}, and the one with the id {self.now} counts its offsets"
-            f" anew; to keep both, move the table to {self.path}.{self.before[:_ID_CHARS]}, remove"
-            " the job's checkpoint, and run the job again: other topics go on where they were"
+        super().__init__(
+            f"topic {topic} was deleted and created again: its table {path} holds records of id"
+            f" {before}, but the topic now has id {now} and new offsets; to keep both, move the"
+            f" table to {path}.{before[:_ID_CHARS]}, remove the job's checkpoint, and run the job"
+            " again: other topics continue where they were"
         )
 
 
@@ -101,7 +95,7 @@ class Table:
 
     def __init__(self, lake: Path, name: str) -> None:
         if not _NAME.fullmatch(name) or any(each.strip(".") == "" for each in name.split("/")):
-            raise LakeError(f"'{name}' cannot name a table")
+            raise LakeError(f"'{name}' is not a valid table name")
         self.name = name
         self.path = lake / name
 
@@ -127,33 +121,31 @@ class Table:
         """Return the last batch of an app in the table, or None."""
         return self.open().transaction_version(app) if self.exists() else None
 
+    def has(self, app: str, batch_id: int) -> bool:
+        """Return whether the table has this batch of an app, or a later one."""
+        last = self.version_of(app)
+        return last is not None and last >= batch_id
+
     def turn_of(self, job: str) -> int:
         """Return the number of a job's commits with a turn, over all its queries."""
         return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
 
     # ── Schema ───────────────────────────────────────────────────────────────────────────────
 
-    def ensure(self, schema: "StructType", partition_by: Sequence[str]) -> None:
+    def ensure(self, columns: "StructType | pa.Schema", partition_by: Sequence[str]) -> None:
         """Create the table, or add the columns that it does not have. Raises SchemaConflict."""
-        from deltalake import Schema
+        from deltalake import DeltaTable, Schema
 
         # Spark and Delta describe a schema by the same JSON. All columns are nullable, because a
         # column that is added later is null in older files.
-        self._ensure(Schema.from_json(_nullable(schema.json())), partition_by)
-
-    def ensure_arrow(self, schema: "pa.Schema", partition_by: Sequence[str]) -> None:
-        from deltalake import Schema
-
-        plain = Schema.from_arrow(schema).to_json()
-        self._ensure(Schema.from_json(_nullable(plain)), partition_by)
-
-    def _ensure(self, schema: Any, partition_by: Sequence[str]) -> None:
-        from deltalake import DeltaTable
-
+        if isinstance(columns, pa.Schema):
+            columns = Schema.from_arrow(columns)
+        text = columns.to_json() if isinstance(columns, Schema) else columns.json()
+        schema = Schema.from_json(_nullable(text))
         wanted = {field.name: field for field in schema.fields}
         missing = [name for name in partition_by if name not in wanted]
         if missing:
-            raise SchemaConflict(f"rows for {self.name} have no column {missing[0]} to divide by")
+            raise SchemaConflict(f"rows for {self.name} lack the partition column {missing[0]}")
         if not self.exists():
             DeltaTable.create(
                 str(self.path), schema, mode="ignore", partition_by=list(partition_by)
@@ -163,20 +155,20 @@ class Table:
             handle = self.open()
             if list(partition_by) != handle.metadata().partition_columns:
                 raise SchemaConflict(
-                    f"table {self.name} is divided by {handle.metadata().partition_columns},"
+                    f"table {self.name} is partitioned by {handle.metadata().partition_columns},"
                     f" not by {list(partition_by)}"
                 )
-            there = {field.name: field for field in handle.schema().fields}
+            existing = {field.name: field for field in handle.schema().fields}
             for name, column in wanted.items():
-                if name in there and there[name].type != column.type:
+                if name in existing and existing[name].type != column.type:
                     raise SchemaConflict(
-                        f"column {name} of table {self.name} is {there[name].type},"
+                        f"column {name} of table {self.name} is {existing[name].type},"
                         f" rows have {column.type}"
                     )
-            new = [column for name, column in wanted.items() if name not in there]
+            new = [column for name, column in wanted.items() if name not in existing]
             if not new or self._add_columns(handle, new):
                 return
-        raise LakeFenced(f"others keep changing the columns of table {self.name}")
+        raise LakeFenced(f"other programs keep changing the columns of table {self.name}")
 
     def _add_columns(self, handle: "DeltaTable", columns: list[Any]) -> bool:
         from deltalake.exceptions import DeltaError
@@ -196,7 +188,6 @@ class Table:
         *,
         app: str,
         batch_id: int,
-        metadata: Mapping[str, Any] | None = None,
         is_tracked: bool = False,
         ids: Mapping[str, str] | None = None,
         turn: int | None = None,
@@ -215,7 +206,7 @@ class Table:
                 self._drop(parts, handle)
                 return Commit(handle.version(), batch_id, is_new=False)
             transactions = [Transaction(app, batch_id)]
-            told: dict[str, Any] = {**(metadata or {}), _APP: app, _BATCH: batch_id}
+            info: dict[str, Any] = {_APP: app, _BATCH: batch_id}
             if is_tracked or turn is not None:
                 # Each commit of a job takes the next turn, so the turn and the end offsets that
                 # are compared here are still valid when the commit succeeds.
@@ -227,8 +218,8 @@ class Table:
                 transactions.append(Transaction(f"turn:{job}", turn))
             if is_tracked:
                 known = self._same_topics(handle, job, parts, ids or {})
-                told |= {_IDS: json.dumps(known)} if known else {}
-                told[_ENDS] = _to_text(self._advance(handle, job, parts))
+                info |= {_IDS: json.dumps(known)} if known else {}
+                info[_ENDS] = _to_text(self._advance(handle, job, parts))
             try:
                 handle.create_write_transaction(
                     [*_adds(parts), *self._removes(handle, replace_where)],
@@ -236,7 +227,7 @@ class Table:
                     schema=handle.schema(),
                     partition_by=handle.metadata().partition_columns,
                     commit_properties=CommitProperties(
-                        custom_metadata=told, app_transactions=transactions, max_commit_retries=50
+                        custom_metadata=info, app_transactions=transactions, max_commit_retries=50
                     ),
                 )
             except DeltaError as error:
@@ -245,7 +236,7 @@ class Table:
             version = self._settle(handle)
             rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
             return Commit(version, batch_id, is_new=True, rows=rows, files=len(parts), size=size)
-        raise LakeFenced(f"no commit gets into table {self.name}: {trouble}")
+        raise LakeFenced(f"commits to table {self.name} keep failing: {trouble}")
 
     def _same_topics(
         self, handle: "DeltaTable", job: str, parts: Sequence[Part], ids: Mapping[str, str]
@@ -269,7 +260,7 @@ class Table:
                 raise RecordsRepeated(
                     f"table {self.name} has partition {partition} of topic {topic} up to offset"
                     f" {end - 1}, and this batch begins at {span.first}: the job ran with another"
-                    " checkpoint, or the topic was deleted and made again"
+                    " checkpoint, or the topic was deleted and created again"
                 )
             ends[topic][partition] = span.last + 1
         return ends
@@ -322,9 +313,9 @@ class Table:
     def _ends(self, handle: "DeltaTable", job: str) -> Ends:
         if handle.transaction_version(f"turn:{job}") is None:
             return {}
-        for told in self._told(handle.version()):
-            if job_of(str(told.get(_APP, ""))) == job and _ENDS in told:
-                return _from_text(str(told[_ENDS]))
+        info = self._last_tracked(handle, job)
+        if info is not None:
+            return _from_text(str(info[_ENDS]))
         # The log no longer has the job's last commit: read the offsets from the rows.
         ends: Ends = {}
         for path in handle.file_uris():
@@ -338,32 +329,22 @@ class Table:
         return self._ids(self.open(), job_of(job)) if self.exists() else {}
 
     def _ids(self, handle: "DeltaTable", job: str) -> dict[str, str]:
-        if handle.transaction_version(f"turn:{job}") is None:
-            return {}
-        for told in self._told(handle.version()):
-            if job_of(str(told.get(_APP, ""))) == job and _ENDS in told:
-                return dict(json.loads(str(told.get(_IDS, "{}"))))
-        return {}
+        info = self._last_tracked(handle, job)
+        return dict(json.loads(str(info.get(_IDS, "{}")))) if info is not None else {}
 
-    def metadata_of(self, app: str) -> Mapping[str, Any] | None:
-        """Return the ``metadata`` of an app's last commit."""
-        for told in self._told(self.version) if self.exists() else ():
-            if told.get(_APP) == app:
-                return told
-        return None
-
-    def _told(self, version: int) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of commits, newest first, as far back as the log goes."""
-        log = self.path / "_delta_log"
+    def _last_tracked(self, handle: "DeltaTable", job: str) -> Mapping[str, Any] | None:
+        """Return the metadata of a job's last tracked commit, if the log still has it."""
+        log, version = self.path / "_delta_log", handle.version()
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
                 lines = (log / f"{number:020d}.json").read_text().splitlines()
             except FileNotFoundError:
-                return  # older commits are in a checkpoint, which does not have their metadata
+                return None  # older commits are in a checkpoint, which does not have their metadata
             for line in lines:
-                info = json.loads(line).get("commitInfo")
-                if info is not None:
-                    yield info
+                info: dict[str, Any] = json.loads(line).get("commitInfo", {})
+                if job_of(str(info.get(_APP, ""))) == job and _ENDS in info:
+                    return info
+        return None
 
     # ── Reading and upkeep ───────────────────────────────────────────────────────────────────
 
@@ -404,13 +385,13 @@ class Table:
         from deltalake import CommitProperties, WriterProperties
 
         handle = self.open()
-        told = {_APP: "compact", _BATCH: 0}
+        info = {_APP: "compact", _BATCH: 0}
         result = handle.optimize.compact(
             partition_filters=list(partitions) if partitions else None,
             target_size=size,
             max_concurrent_tasks=1,
             writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
-            commit_properties=CommitProperties(custom_metadata=told),
+            commit_properties=CommitProperties(custom_metadata=info),
         )
         self._settle(handle)
         return int(result["numFilesRemoved"]) - int(result["numFilesAdded"])
@@ -429,7 +410,7 @@ class Table:
         """Delete files that no commit of the last hours names, and return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
-                f"files younger than {VACUUM_HOURS_MIN} hours stay: a commit may be under way"
+                f"at least {VACUUM_HOURS_MIN} hours are required: a commit may be in progress"
             )
         return self.open().vacuum(
             retention_hours, dry_run=False, enforce_retention_duration=False, full=True
@@ -445,8 +426,8 @@ def query_app(job: str, checkpoint: str | Path) -> str:
     """Return the app of a streaming query: the job and the query id from Spark's checkpoint.
 
     A new checkpoint counts batches from 0 again, so the job's name alone is not enough."""
-    told = json.loads((Path(checkpoint) / "metadata").read_text())
-    return f"{job}:{told['id']}"
+    metadata = json.loads((Path(checkpoint) / "metadata").read_text())
+    return f"{job}:{metadata['id']}"
 
 
 def _nullable(schema: str) -> str:
@@ -472,8 +453,7 @@ def _adds(parts: Sequence[Part]) -> "list[AddAction]":
 def _spans(parts: Sequence[Part]) -> Spans:
     found: Spans = {}
     for part in parts:
-        for place, span in part.spans.items():
-            found[place] = found[place] + span if place in found else span
+        add_spans(found, part.spans)
     return found
 
 

@@ -26,23 +26,27 @@ def read_text(path: str | Path, error: type[Exception]) -> str:
         raise error(f"{path} is not UTF-8") from None
 
 
+def parse_toml(text: str, error: type[Exception]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as trouble:
+        raise error(f"not valid TOML: {trouble}") from None
+
+
 def tables_of(
     text: str, names: Sequence[str], error: type[Exception]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of each name, in their order."""
-    try:
-        told = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as trouble:
-        raise error(f"not TOML: {trouble}") from None
-    for name, tables in told.items():
+    data = parse_toml(text, error)
+    for name, tables in data.items():
         is_list = isinstance(tables, list) and all(isinstance(each, dict) for each in tables)
         if name not in names or not is_list or len(tables) > TABLES_MAX:
             wanted = ", ".join(f"[[{each}]]" for each in names)
-            raise error(f"there is {name}, and only tables {wanted} are possible")
-    return {name: list(told.get(name, [])) for name in names}
+            raise error(f"unknown entry {name}; only tables {wanted} are allowed")
+    return {name: list(data.get(name, [])) for name in names}
 
 
-class Given:
+class TomlTable:
     """The keys of one table, removed one by one: a key that is left at the end is a mistake."""
 
     def __init__(self, where: str, table: dict[str, Any], error: type[Exception]) -> None:
@@ -50,8 +54,11 @@ class Given:
         self._table = table
         self._error = error
 
-    def wrong(self, why: str) -> Exception:
-        return self._error(f"{self._where}: {why}")
+    def wrong(self, reason: str) -> Exception:
+        return self._error(f"{self._where}: {reason}")
+
+    def names(self) -> list[str]:
+        return list(self._table)
 
     def __contains__(self, name: str) -> bool:
         return name in self._table
@@ -59,7 +66,7 @@ class Given:
     def text(self, name: str, default: str | None = None) -> str:
         value = self._table.pop(name, default)
         if not isinstance(value, str) or not 1 <= len(value) <= 1_000:
-            raise self.wrong(f"{name} is missing" if value is None else f"{name} is no such text")
+            raise self.wrong(f"{name} is missing" if value is None else f"{name} is not a text")
         return value
 
     def choice(self, name: str, kind: Any, default: Any = None) -> Any:
@@ -67,14 +74,14 @@ class Given:
         try:
             return kind(value)
         except ValueError:
-            raise self.wrong(f"{name} is one of {', '.join(kind)}, not '{value}'") from None
+            raise self.wrong(f"{name} must be one of {', '.join(kind)}, not '{value}'") from None
 
     def whole(self, name: str, default: int | None = None) -> int:
         value = self._table.pop(name, default)
         if value is None:
             raise self.wrong(f"{name} is missing")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-            raise self.wrong(f"{name} is a whole number, not {value!r}")
+            raise self.wrong(f"{name} must be a whole number, not {value!r}")
         return value
 
     def number(self, name: str) -> float | None:
@@ -82,27 +89,27 @@ class Given:
         if value is None:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise self.wrong(f"{name} is a number, not {value!r}")
+            raise self.wrong(f"{name} must be a number, not {value!r}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._table.pop(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(f"{name} is true or false, not {value!r}")
+            raise self.wrong(f"{name} must be true or false, not {value!r}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self._table.pop(name, [])
         if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            raise self.wrong(f"{name} is a list of names")
+            raise self.wrong(f"{name} must be a list of names")
         return tuple(value)
 
     def table(self, name: str) -> dict[str, Any]:
         value = self._table.pop(name, {})
         if not isinstance(value, dict):
-            raise self.wrong(f"{name} is a table")
+            raise self.wrong(f"{name} must be a table")
         return value
 
     def finish(self) -> None:
         if self._table:
-            raise self.wrong(f"there is no {', '.join(sorted(self._table))} here")
+            raise self.wrong(f"unknown key {', '.join(sorted(self._table))}")

@@ -15,7 +15,7 @@
 
 ``length`` counts from byte 12 on. ``crc`` is CRC-32C of everything from byte 21 to the end, so a
 broker may set base offset and leader epoch without touching the records; the log protects the bytes
-that the CRC leaves out with a separate file (``log/check.py``).
+that the CRC leaves out with a separate file (``log/storage/check.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
                  · 13 produced: a producer's batch that got its append time here
@@ -46,7 +46,8 @@ _UNCHECKED = struct.Struct(">qiibI")  # the part before the bytes that the CRC c
 _CHECKED = struct.Struct(">hiqqqhii")
 assert _UNCHECKED.size == CRC_FROM
 assert _CHECKED.size == HEADER_BYTES - CRC_FROM
-_PLACE = struct.Struct(">qii")  # base offset, length, leader epoch
+_FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
+_CRC_AT = 17
 
 ATTR_CODEC_MASK = 0x07
 ATTR_APPEND_TIME = 0x08
@@ -145,11 +146,11 @@ def check(
     check_header(header)
     end = position + header.total_bytes
     if end > len(buffer):
-        raise MalformedBatch(f"the batch is {end - len(buffer)} bytes longer than what is there")
+        raise MalformedBatch(f"the batch is truncated by {end - len(buffer)} bytes")
     with memoryview(buffer) as view:
         crc = crc32c(view[position + CRC_FROM : end])
     if crc != header.crc:
-        raise MalformedBatch(f"CRC is {crc:#010x}, the header says {header.crc:#010x}")
+        raise MalformedBatch(f"the CRC is {crc:#010x}, the header has {header.crc:#010x}")
     return header
 
 
@@ -178,11 +179,12 @@ def encode_batch(
     """Return a batch of encoded records with offset deltas 0, 1, 2… ``attributes`` select the
     codec, append time and control."""
     count = len(records)
-    assert count > 0, "a batch has records"
+    assert count > 0, "a batch must have records"
     body = b"".join(records)
     codec = attributes & ATTR_CODEC_MASK
     if codec:
         body = compress(codec, body)
+    # As in _assembled, without another call: this is the path of every message.
     checked = _CHECKED.pack(
         attributes,
         count - 1,
@@ -200,11 +202,21 @@ def encode_batch(
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
     """Return a batch of the same offsets with other records, encoded and not compressed."""
-    body = b"".join(records)
-    checked = _CHECKED.pack(*header[5:12], len(records))
+    return with_body(header._replace(count=len(records)), b"".join(records))
+
+
+def with_body(header: BatchHeader, body: bytes) -> bytes:
+    """Return a batch of this header and the bytes of its records. Sets length and CRC."""
+    return _assembled(header.base_offset, header.leader_epoch, header[5:], body)
+
+
+def _assembled(
+    base_offset: int, leader_epoch: int, fields: tuple[int, ...], body: bytes | memoryview
+) -> bytes:
+    checked = _CHECKED.pack(*fields)
     length = HEADER_BYTES - LENGTH_FROM + len(body)
     crc = crc32c(body, crc32c(checked))
-    front = _UNCHECKED.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc)
+    front = _UNCHECKED.pack(base_offset, length, leader_epoch, MAGIC, crc)
     return b"".join((front, checked, body))
 
 
@@ -229,17 +241,14 @@ def placed(
     view = memoryview(batch)
     raw: bytes | memoryview
     if append_time_ms is None and len(view) >= BORROWED_BYTES_MIN and not view.readonly:
-        _PLACE.pack_into(view, 0, base_offset, length, leader_epoch)
+        _FRONT.pack_into(view, 0, base_offset, length, leader_epoch)
         raw = view
     elif append_time_ms is None:
-        raw = b"".join((_PLACE.pack(base_offset, length, leader_epoch), view[_PLACE.size :]))
+        raw = b"".join((_FRONT.pack(base_offset, length, leader_epoch), view[_FRONT.size :]))
     else:
         rest[0] |= ATTR_APPEND_TIME | ATTR_PRODUCED
         rest[3] = append_time_ms
-        checked = _CHECKED.pack(*rest)
-        records = view[HEADER_BYTES:]
-        crc = crc32c(records, crc32c(checked))
-        front = _UNCHECKED.pack(base_offset, length, leader_epoch, magic, crc)
-        raw = b"".join((front, checked, records))
+        raw = _assembled(base_offset, leader_epoch, tuple(rest), view[HEADER_BYTES:])
+        crc = int.from_bytes(raw[_CRC_AT:CRC_FROM], "big")
     fields = (base_offset, length, leader_epoch, magic, crc, *rest)
     return raw, tuple.__new__(BatchHeader, fields)

@@ -14,7 +14,8 @@ A batch that cannot be opened is kept as it is: producers' batches are stored un
 malformed one must not stop the compaction of the rest. Control batches are kept as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import (
@@ -22,23 +23,20 @@ from penstock.record.batch import (
     ATTR_CODEC_MASK,
     ATTR_DELETE_HORIZON,
     ATTR_TRANSACTIONAL,
-    CRC_FROM,
     HEADER,
     HEADER_BYTES,
     LENGTH_FROM,
     NO_PRODUCER,
     BatchHeader,
     parse_header,
+    with_body,
 )
 from penstock.record.compression import compress
-from penstock.record.crc32c import crc32c
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import records_blob
-from penstock.record.slices import RecordSlice, slices_of
+from penstock.record.record import RecordSlice, records_blob, slices_of
 from penstock.record.varint import encode_varint
 
 SPAN_MAX = 2**31  # offsets in one batch: its last offset delta is an i32
-_CRC_AT = 17
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
 
 # Whether the record with this key at this offset is still needed.
@@ -106,7 +104,7 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
         attributes |= header.attributes & ATTR_TRANSACTIONAL
     else:
         header = header._replace(producer_id=NO_PRODUCER, producer_epoch=-1, base_sequence=-1)
-    return _pack(header._replace(attributes=attributes, count=0), b"")
+    return with_body(header._replace(attributes=attributes, count=0), b"")
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
@@ -126,7 +124,7 @@ def merge_empty(first: bytes, second: bytes) -> bytes | None:
         last_offset_delta=span - 1,
         max_timestamp=max(one.max_timestamp, two.max_timestamp),
     )
-    return _pack(merged, b"")
+    return with_body(merged, b"")
 
 
 def is_bare(header: BatchHeader) -> bool:
@@ -164,13 +162,94 @@ def _encode(
         max_timestamp=max_timestamp,
         count=len(kept),
     )
-    batch = _pack(changed, compress(attributes & ATTR_CODEC_MASK, b"".join(parts)))
+    batch = with_body(changed, compress(attributes & ATTR_CODEC_MASK, b"".join(parts)))
     return batch if len(batch) <= BATCH_BYTES_MAX else None
 
 
-def _pack(header: BatchHeader, body: bytes) -> bytes:
-    length = HEADER_BYTES - LENGTH_FROM + len(body)
-    batch = bytearray(HEADER.pack(*header._replace(length=length, crc=0)) + body)
-    crc = crc32c(memoryview(batch)[CRC_FROM:])
-    batch[_CRC_AT : _CRC_AT + 4] = crc.to_bytes(4, "big")
-    return bytes(batch)
+# ── Copies without gaps ──────────────────────────────────────────────────────────────────────
+# A read by offset leaves out the batches that compaction has emptied, and may return more batches
+# than the requested ones. A copy of a log must have no gaps and must end at the right offset:
+# emptied spans become bare batches again, and batches from the end on are left out.
+
+
+class Covered(NamedTuple):
+    data: bytes  # whole batches that follow each other
+    base_offset: int  # of the first
+    next_offset: int  # after the last
+
+
+def covered(
+    buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
+) -> Covered:
+    """Return the batches read from ``start``, up to ``next_offset`` and not beyond ``end``. The
+    first batch may begin below the start, if it contains the start. Raises MalformedBatch for a
+    batch that lies across the end, or for batches out of order."""
+    if _is_plain(buffers, start, end, next_offset):
+        return Covered(b"".join(buffers), start, next_offset)
+    parts: list[bytes | memoryview] = []
+    base = at = start
+    last: BatchHeader | None = None
+    for buffer in buffers:
+        position = 0
+        while position < len(buffer):
+            header = parse_header(buffer, position)
+            total = header.total_bytes
+            if header.base_offset >= end:
+                last = last or header
+                break
+            if is_bare(header) and total == HEADER_BYTES:
+                # Bare batches may have been merged since, and may reach beyond either side.
+                header = _span(header, max(header.base_offset, at), min(header.next_offset, end))
+            elif header.next_offset > end:
+                raise MalformedBatch(f"a batch crosses the end offset {end}")
+            if header.base_offset < at:
+                if parts or header.next_offset <= at:
+                    raise MalformedBatch(f"base offset {header.base_offset} is below {at}")
+                base = header.base_offset
+            elif header.base_offset > at:
+                parts += _bare(header, at, header.base_offset)
+            is_cut = is_bare(header) and total == HEADER_BYTES
+            whole = buffer[position : position + total]
+            parts.append(empty_batch(header, with_producer=False) if is_cut else whole)
+            at, last = header.next_offset, header
+            position += total
+    rest = min(next_offset, end)
+    if rest > at and last is not None:
+        parts += _bare(last, at, rest)
+        at = rest
+    return Covered(b"".join(parts), base, at)
+
+
+def _is_plain(
+    buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
+) -> bool:
+    """Return whether the batches need no change, as nearly always. One flat loop: a log of small
+    batches has many of them, and other requests wait meanwhile."""
+    unpack, at = HEADER.unpack_from, start
+    for buffer in buffers:
+        position, size = 0, len(buffer)
+        while position + HEADER_BYTES <= size:
+            fields = unpack(buffer, position)
+            length = fields[1]
+            if fields[0] != at or fields[6] < 0 or length < HEADER_BYTES - LENGTH_FROM:
+                return False
+            at += fields[6] + 1
+            position += length + LENGTH_FROM
+        if position != size:
+            return False
+    return at == next_offset <= end
+
+
+def _span(header: BatchHeader, start: int, end: int) -> BatchHeader:
+    return header._replace(base_offset=start, last_offset_delta=end - start - 1)
+
+
+def _bare(like: BatchHeader, start: int, end: int) -> list[bytes]:
+    """Return empty batches that fill a gap, with the epoch and timestamp of a neighbour."""
+    found = []
+    while start < end:
+        until = min(end, start + SPAN_MAX)
+        spanned = _span(like, start, until)._replace(base_timestamp=like.max_timestamp)
+        found.append(empty_batch(spanned, with_producer=False))
+        start = until
+    return found

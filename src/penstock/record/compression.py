@@ -63,7 +63,7 @@ class TooLarge(MalformedBatch):
     """Records that take more bytes than the caller allows."""
 
     def __init__(self, bytes_max: int) -> None:
-        super().__init__(f"records take more than {bytes_max} bytes")
+        super().__init__(f"the decompressed records exceed {bytes_max} bytes")
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
@@ -103,7 +103,7 @@ def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> 
             # Only the error's text distinguishes "too small" from "not this format". Retrying both
             # would make a few bytes of noise cost as much as the largest batch.
             if _NO_ROOM not in str(error):
-                raise MalformedBatch(f"records do not decompress: {error}") from None
+                raise MalformedBatch(f"the records cannot be decompressed: {error}") from None
             if capacity >= bytes_max:
                 raise TooLarge(bytes_max) from None
             capacity = min(bytes_max, 8 * capacity)
@@ -123,10 +123,10 @@ def _decompress_blocks(blocks: Sequence[memoryview], bytes_max: int) -> memoryvi
         for block, size in zip(blocks, sizes, strict=True):
             target = cramjam.Buffer(out[at : at + size], copy=False)
             if size and cramjam.snappy.decompress_raw_into(block, target) != size:
-                raise MalformedBatch(f"a snappy block does not decompress into its {size} bytes")
+                raise MalformedBatch(f"a snappy block cannot be decompressed into {size} bytes")
             at += size
     except cramjam.DecompressionError as error:
-        raise MalformedBatch(f"records do not decompress: {error}") from None
+        raise MalformedBatch(f"the records cannot be decompressed: {error}") from None
     return out
 
 

@@ -16,7 +16,6 @@ from penstock.record.varint import encode_varint
 
 TYPE_ABORT = 0
 TYPE_COMMIT = 1
-TYPE_OWN_FIRST = 64
 
 KEY = struct.Struct(">hh")
 KEY_VERSION = 0
@@ -86,7 +85,7 @@ def encode_marker_batch(
 
 def iter_control(batch: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield (offset, type, value) of each record of a control batch."""
-    assert parse_header(batch).is_control, "the caller looks at the header first"
+    assert parse_header(batch).is_control, "not a control batch"
     for record in iter_records(batch):
         key = record.key
         if key is None or len(key) < KEY.size:

@@ -45,10 +45,12 @@ from penstock.record.batch import (
 )
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import (
-    HEADERS_PER_RECORD_MAX,
     RECORDS_BYTES_MAX,
     Header,
+    heads_of,
     records_blob,
+    take_field,
+    take_headers,
 )
 from penstock.record.varint import SMALL, decode_varint, encode_varint
 
@@ -179,33 +181,9 @@ def decode_at(
     if header is None:
         header = parse_header(batch)
     blob = records_blob(batch, header)
-    end = 0
-    try:
-        for _ in range(header.count):
-            size, position = decode_varint(blob, end)
-            end = position + size
-            if size < 0 or end > len(blob):
-                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-            delta_ms, position = decode_varint(blob, position + 1)
-            delta, position = decode_varint(blob, position)
-            if header.base_offset + delta == offset:
-                at_ms = header.base_timestamp + delta_ms
-                if header.is_append_time:
-                    at_ms = header.max_timestamp
-                message = decode_message(
-                    blob,
-                    position,
-                    end,
-                    origin,
-                    offset,
-                    header.attributes & ATTR_SEALED,
-                    is_server_batch(header),
-                )
-                return Record(offset, at_ms, message)
-    except IndexError:
-        raise MalformedBatch("a record runs past the end of the batch") from None
-    except UnicodeDecodeError as error:
-        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+    for delta, _, start, *_ in heads_of(blob, header):
+        if header.base_offset + delta == offset:
+            return decode_some(blob, start, 1, header, origin, offset)[0][0]
     return None
 
 
@@ -214,19 +192,10 @@ def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[R
     without one are derived from ``origin`` (topic and partition)."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
-    try:
-        return _decode_blob(blob, header, origin, from_offset)
-    except IndexError:
-        raise MalformedBatch("a record runs past the end of the batch") from None
-    except UnicodeDecodeError as error:
-        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
-
-
-def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: int) -> list[Record]:
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)
-    assert number == header.count, "there is no bound in the way"
+    assert number == header.count, "not all records were decoded"
     if end != len(blob):
-        raise MalformedBatch(f"{len(blob) - end} bytes behind the last record")
+        raise MalformedBatch(f"{len(blob) - end} bytes after the last record")
     return records
 
 
@@ -241,51 +210,47 @@ def decode_some(
 ) -> tuple[list[Record], int, int]:
     """Decode up to ``count`` records from ``position`` on, but no further one after ``bytes_max``
     bytes. Returns the records, how many were processed, and the position after them. Raises
-    MalformedBatch, IndexError or UnicodeDecodeError.
+    MalformedBatch.
 
     One loop over all records with the short varints inlined: a call per field would double the
     time. After each slice the position is compared with the record's end."""
-    base_offset = header.base_offset
-    last_delta = header.last_offset_delta
-    base_timestamp = header.base_timestamp
+    last_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
-    is_own = is_server_batch(header)
-    sealed = header.attributes & ATTR_SEALED
-    total = len(blob)
+    is_own, sealed = is_server_batch(header), header.attributes & ATTR_SEALED
     records: list[Record] = []
-    add = records.append
-    end = position
-    stop_at = position + bytes_max
-    for number in range(count):
-        if end >= stop_at:
-            return records, number, end
-        size, position = decode_varint(blob, end)
-        end = position + size
-        if size < 0 or end > total:
-            raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-        position += 1  # attributes, unused
-        byte = blob[position]
-        if byte < 0x80:
-            delta_ms = (byte >> 1) ^ -(byte & 1)
-            position += 1
-        else:
-            delta_ms, position = decode_varint(blob, position)
-        byte = blob[position]
-        if byte < 0x80:
-            delta = (byte >> 1) ^ -(byte & 1)
-            position += 1
-        else:
-            delta, position = decode_varint(blob, position)
-        if not 0 <= delta <= last_delta:
-            raise MalformedBatch(f"offset delta {delta} is outside of the batch")
-        offset = base_offset + delta
-        if offset < from_offset:
-            continue
-        if size > DELIVERED_RECORD_BYTES_MAX:
-            raise MalformedBatch(f"a record of {size} bytes is too large for a message")
-        appended_at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
-        message = decode_message(blob, position, end, origin, offset, sealed, is_own)
-        add(Record(offset, appended_at_ms, message))
+    add, total, end, stop_at = records.append, len(blob), position, position + bytes_max
+    try:
+        for number in range(count):
+            if end >= stop_at:
+                return records, number, end
+            size, position = decode_varint(blob, end)
+            end = position + size
+            if size < 0 or end > total:
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            delta_ms, position = blob[position + 1], position + 2  # after the unused attributes
+            if delta_ms < 0x80:
+                delta_ms = (delta_ms >> 1) ^ -(delta_ms & 1)
+            else:
+                delta_ms, position = decode_varint(blob, position - 1)
+            delta, position = blob[position], position + 1
+            if delta < 0x80:
+                delta = (delta >> 1) ^ -(delta & 1)
+            else:
+                delta, position = decode_varint(blob, position - 1)
+            if not 0 <= delta <= last_delta:
+                raise MalformedBatch(f"offset delta {delta} is outside the batch")
+            offset = header.base_offset + delta
+            if offset < from_offset:
+                continue
+            if size > DELIVERED_RECORD_BYTES_MAX:
+                raise MalformedBatch(f"a record of {size} bytes is too large for a message")
+            at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
+            message = decode_message(blob, position, end, origin, offset, sealed, is_own)
+            add(Record(offset, at_ms, message))
+    except IndexError:
+        raise MalformedBatch("a record runs past the end of the batch") from None
+    except UnicodeDecodeError as error:
+        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
     return records, count, end
 
 
@@ -304,7 +269,7 @@ def decode_message(
         group = None
         position += 1
     else:
-        key, position = _take(blob, position, end)
+        key, position = take_field(blob, position, end)
         group = None if key is None else group_of(key)
     byte = blob[position]
     size, position = (
@@ -320,11 +285,11 @@ def decode_message(
             raise MalformedBatch("a value runs past the end of its record")
     # The usual record is the server's and has no attributes.
     if is_own and blob.startswith(_ONLY_SYSTEM, position):
-        raw, behind = _take(blob, position + len(_ONLY_SYSTEM), end)
-        system = None if raw is None or behind != end else _system(raw)
+        raw, after = take_field(blob, position + len(_ONLY_SYSTEM), end)
+        system = None if raw is None or after != end else _system(raw)
         if system is not None:
             return _message(system, body, None, group, sealed)
-    headers = _headers(blob, position, end)
+    headers = take_headers(blob, position, end, count_max=FOREIGN_HEADERS_MAX)
     if is_own and headers and headers[0][0] == SYSTEM_HEADER:
         system = _system(headers[0][1] or b"")
         if system is not None:
@@ -379,13 +344,13 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
     """Return body and attributes. Raises MalformedBatch."""
     end = len(content)
     try:
-        body, position = _take(content, 1, end)
-        headers = _headers(content, position, end)
+        body, position = take_field(content, 1, end)
+        headers = take_headers(content, position, end, count_max=FOREIGN_HEADERS_MAX)
         if content[:1] == OWN:
             return body or b"", _own_attributes(headers, 0)
         return body or b"", _producer_attributes(headers)
     except IndexError:
-        raise MalformedBatch("a content runs past its end") from None
+        raise MalformedBatch("the message content ends early") from None
     except UnicodeDecodeError as error:
         raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
 
@@ -398,38 +363,6 @@ def _system(raw: bytes) -> _System | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return system if len(system.message_id) == _ID_BYTES else None
-
-
-def _take(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    """Return a length-prefixed field, and the position after it."""
-    byte = blob[position]
-    if byte < 0x80:
-        size = (byte >> 1) ^ -(byte & 1)
-        position += 1
-    else:
-        size, position = decode_varint(blob, position)
-    if size < 0:
-        return None, position
-    stop = position + size
-    if stop > end:
-        raise MalformedBatch(f"a field of {size} bytes runs past the end of its record")
-    return blob[position:stop], stop
-
-
-def _headers(blob: bytes, position: int, end: int) -> list[Header]:
-    count, position = decode_varint(blob, position)
-    if not 0 <= count <= HEADERS_PER_RECORD_MAX:
-        raise MalformedBatch(f"{count} headers in one record")
-    headers: list[Header] = []
-    for _ in range(min(count, FOREIGN_HEADERS_MAX)):
-        name, position = _take(blob, position, end)
-        if name is None:
-            raise MalformedBatch("a header has no name")
-        value, position = _take(blob, position, end)
-        headers.append((name, value))
-    if position != end and count <= FOREIGN_HEADERS_MAX:
-        raise MalformedBatch("a record's fields do not add up to its length")
-    return headers
 
 
 def group_of(key: bytes) -> str:

@@ -16,6 +16,7 @@ from penstock.model.message import Record
 from penstock.record.batch import BatchHeader
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_some
+from penstock.record.record import heads_of
 from penstock.record.varint import decode_varint
 
 MARK_RECORDS: Final = 64
@@ -70,13 +71,13 @@ class OpenedBatch:
                 _, position = decode_varint(blob, position + 1)
                 delta, position = decode_varint(blob, position)
                 if not 0 <= delta <= last_delta:
-                    raise MalformedBatch(f"offset delta {delta} is outside of the batch")
+                    raise MalformedBatch(f"offset delta {delta} is outside the batch")
                 self._offsets.append(base_offset + delta)
                 self._places.append((number, start))
                 if number % STEP_RECORDS == 0:
                     yield None
         if end != total:
-            raise MalformedBatch(f"{total - end} bytes behind the last record")
+            raise MalformedBatch(f"{total - end} bytes after the last record")
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
@@ -115,28 +116,21 @@ class OpenedBatch:
         """Return the decoded records, how many were processed, and the next position."""
         blob, header = self._blob, self.header
         count = min(PIECE_RECORDS, header.count - number)
-        try:
-            if isinstance(blob, bytes):
-                return decode_some(
-                    blob, position, count, header, self.origin, from_offset, PIECE_BYTES
-                )
-            # ``decode_some`` needs bytes: copy as many whole records as make a piece.
-            end = position
-            for done in range(count):
-                if end - position >= PIECE_BYTES:
-                    count = done
-                    break
-                size, at = decode_varint(blob, end)
-                end = at + size
-                if size < 0 or end > len(blob):
-                    raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-            copied = bytes(blob[position:end])
-            records, done, _ = decode_some(copied, 0, count, header, self.origin, from_offset)
-            return records, done, end
-        except IndexError:
-            raise MalformedBatch("a record runs past the end of the batch") from None
-        except UnicodeDecodeError as error:
-            raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+        if isinstance(blob, bytes):
+            return decode_some(blob, position, count, header, self.origin, from_offset, PIECE_BYTES)
+        # ``decode_some`` needs bytes: copy as many whole records as make a piece.
+        end = position
+        for done in range(count):
+            if end - position >= PIECE_BYTES:
+                count = done
+                break
+            size, at = decode_varint(blob, end)
+            end = at + size
+            if size < 0 or end > len(blob):
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+        copied = bytes(blob[position:end])
+        records, done, _ = decode_some(copied, 0, count, header, self.origin, from_offset)
+        return records, done, end
 
 
 class BadRecord(NamedTuple):
@@ -158,25 +152,15 @@ def bad_records(
     """Return the records without a key (if ``needs_key``), and those with a timestamp outside of
     the bounds. Raises MalformedBatch."""
     bad: list[BadRecord] = []
-    end, base_ms = 0, header.base_timestamp
-    try:
-        for number in range(header.count):
-            if number % STEP_RECORDS == STEP_RECORDS - 1:
-                yield None
-            size, position = decode_varint(blob, end)
-            end = position + size
-            if size < 0 or end > len(blob):
-                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-            delta_ms, position = decode_varint(blob, position + 1)
-            delta, position = decode_varint(blob, position)
-            if needs_key and decode_varint(blob, position)[0] < 0:
-                bad.append(BadRecord(number, delta, None))
-            elif not earliest_ms <= base_ms + delta_ms <= latest_ms and base_ms + delta_ms != -1:
-                bad.append(BadRecord(number, delta, base_ms + delta_ms))
-    except IndexError:
-        raise MalformedBatch("a record runs past the end of the batch") from None
-    if end != len(blob):
-        raise MalformedBatch(f"{len(blob) - end} bytes behind the last record")
+    base_ms = header.base_timestamp
+    for number, (delta, delta_ms, _, _, _, key_at, _) in enumerate(heads_of(blob, header), 1):
+        at_ms = base_ms + delta_ms
+        if needs_key and blob[key_at] & 1:  # the key's length is negative
+            bad.append(BadRecord(number - 1, delta, None))
+        elif not earliest_ms <= at_ms <= latest_ms and at_ms != -1:
+            bad.append(BadRecord(number - 1, delta, at_ms))
+        if number % STEP_RECORDS == 0:
+            yield None
     return bad
 
 
@@ -185,18 +169,11 @@ def first_at(
 ) -> Generator[None, None, tuple[int, int] | None]:
     """Return offset and time of the first record from ``start_offset`` on that has at least this
     time; None if there is none. Raises MalformedBatch."""
-    end = 0
-    for number in range(header.count):
+    base_ms, is_append_time = header.base_timestamp, header.is_append_time
+    for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:
             yield None
-        size, position = decode_varint(blob, end)
-        end = position + size
-        if size < 0 or end > len(blob):
-            raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-        delta_ms, position = decode_varint(blob, position + 1)
-        at_ms = header.max_timestamp if header.is_append_time else header.base_timestamp + delta_ms
-        if at_ms >= timestamp_ms:
-            offset = header.base_offset + decode_varint(blob, position)[0]
-            if offset >= start_offset:
-                return offset, at_ms
+        at_ms = header.max_timestamp if is_append_time else base_ms + delta_ms
+        if at_ms >= timestamp_ms and header.base_offset + delta >= start_offset:
+            return header.base_offset + delta, at_ms
     return None

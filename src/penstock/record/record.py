@@ -37,6 +37,22 @@ class RawRecord(NamedTuple):
     headers: Sequence[Header]
 
 
+class RecordSlice(NamedTuple):
+    """Positions of one record's parts, and the parts that are needed decoded: compacting and
+    sealing a batch keep most of its bytes as they are."""
+
+    offset_delta: int
+    time_delta: int
+    key: bytes | None
+    is_tombstone: bool  # it has no value
+    start: int  # of the length field
+    fields_at: int  # after the length field
+    offset_at: int  # after the time delta
+    key_at: int
+    value_at: int
+    end: int
+
+
 def encode_record(
     *,
     offset_delta: int,
@@ -76,7 +92,7 @@ def records_view(
 def _packed(batch: bytes, header: BatchHeader) -> bytes:
     end = header.total_bytes
     if not HEADER_BYTES <= end <= len(batch):
-        raise MalformedBatch(f"a batch of {end} bytes in a buffer of {len(batch)}")
+        raise MalformedBatch(f"the batch has {end} bytes, the buffer {len(batch)}")
     return batch[HEADER_BYTES:end]
 
 
@@ -85,33 +101,77 @@ def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterato
     header = parse_header(batch)
     blob = records_blob(batch, header, bytes_max=bytes_max)
     append_time = header.max_timestamp if header.is_append_time else None
-    position = 0
-    for _ in range(header.count):
+    for delta, time_delta, _, _, _, position, end in heads_of(blob, header):
+        try:
+            key, position = take_field(blob, position, end)
+            value, position = take_field(blob, position, end)
+            headers = take_headers(blob, position, end)
+        except IndexError:
+            raise MalformedBatch("a record runs past the end of the batch") from None
+        timestamp = header.base_timestamp + time_delta if append_time is None else append_time
+        yield RawRecord(header.base_offset + delta, timestamp, key, value, headers)
+
+
+def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[int, ...]]:
+    """Yield the offset delta and the time delta of each record, and the positions ``start``,
+    ``fields_at``, ``offset_at``, ``key_at`` and ``end`` of its slice. Raises MalformedBatch. One
+    loop with the short varints inlined: a call per field would double the time."""
+    last_delta, total, end = header.last_offset_delta, len(blob), 0
+    try:
+        for _ in range(header.count):
+            start = end
+            size, fields_at = decode_varint(blob, start)
+            end = fields_at + size
+            if size < 0 or end > total:
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            time_delta, offset_at = blob[fields_at + 1], fields_at + 2
+            if time_delta < 0x80:
+                time_delta = (time_delta >> 1) ^ -(time_delta & 1)
+            else:
+                time_delta, offset_at = decode_varint(blob, fields_at + 1)
+            delta, key_at = blob[offset_at], offset_at + 1
+            if delta < 0x80:
+                delta = (delta >> 1) ^ -(delta & 1)
+            else:
+                delta, key_at = decode_varint(blob, offset_at)
+            if not 0 <= delta <= last_delta:
+                raise MalformedBatch(f"offset delta {delta} is outside the batch")
+            if key_at >= end:
+                raise MalformedBatch("the fields of a record do not match its length")
+            yield delta, time_delta, start, fields_at, offset_at, key_at, end
+    except IndexError:
+        raise MalformedBatch("a record runs past the end of the batch") from None
+    if end != total:
+        raise MalformedBatch(f"{total - end} bytes after the last record")
+
+
+def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
+    """Yield each record's slice. Raises MalformedBatch."""
+    make = tuple.__new__
+    for delta, time_delta, start, fields_at, offset_at, key_at, end in heads_of(blob, header):
+        key_size, value_at = decode_varint(blob, key_at)
+        key = None
+        if key_size >= 0:
+            key = blob[value_at : value_at + key_size]
+            value_at += key_size
+        value_size, headers_at = decode_varint(blob, value_at)
+        if min(key_size, value_size) < -1 or headers_at + max(0, value_size) >= end:
+            raise MalformedBatch("the fields of a record do not match its length")
+        positions = (start, fields_at, offset_at, key_at, value_at, end)
+        yield make(RecordSlice, (delta, time_delta, key, value_size < 0, *positions))
+
+
+def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    """Return a length-prefixed field, and the position after it. Raises MalformedBatch, or
+    IndexError if the records end before the field."""
+    byte = blob[position]
+    if byte < 0x80:
+        size, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
         size, position = decode_varint(blob, position)
-        end = position + size
-        if size < 0 or end > len(blob):
-            raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-        # The attributes byte is unused; a record too short to hold it fails in the next field.
-        timestamp_delta, position = decode_varint(blob, position + 1)
-        offset_delta, position = decode_varint(blob, position)
-        if not 0 <= offset_delta <= header.last_offset_delta:
-            raise MalformedBatch(f"offset delta {offset_delta} is outside of the batch")
-        key, position = _field(blob, position, end)
-        value, position = _field(blob, position, end)
-        headers, position = _headers(blob, position, end)
-        if position != end:
-            raise MalformedBatch("a record's fields do not add up to its length")
-        timestamp = header.base_timestamp + timestamp_delta if append_time is None else append_time
-        yield RawRecord(header.base_offset + offset_delta, timestamp, key, value, headers)
-    if position != len(blob):
-        raise MalformedBatch(f"{len(blob) - position} bytes behind the last record")
-
-
-def _field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    size, position = decode_varint(blob, position)
     if size < 0:
         if size != -1:
-            raise MalformedBatch(f"a field of {size} bytes")
+            raise MalformedBatch(f"invalid field size {size}")
         return None, position
     stop = position + size
     if stop > end:
@@ -119,17 +179,20 @@ def _field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
     return blob[position:stop], stop
 
 
-def _headers(blob: bytes, position: int, end: int) -> tuple[Sequence[Header], int]:
+def take_headers(
+    blob: bytes, position: int, end: int, *, count_max: int = HEADERS_PER_RECORD_MAX
+) -> list[Header]:
+    """Return the headers of a record, at most the first ``count_max``."""
     count, position = decode_varint(blob, position)
-    if count == 0:
-        return (), position
-    if not 0 < count <= HEADERS_PER_RECORD_MAX:
-        raise MalformedBatch(f"{count} headers in one record")
-    headers = []
-    for _ in range(count):
-        name, position = _field(blob, position, end)
+    if not 0 <= count <= HEADERS_PER_RECORD_MAX:
+        raise MalformedBatch(f"invalid header count {count} in a record")
+    headers: list[Header] = []
+    for _ in range(min(count, count_max)):
+        name, position = take_field(blob, position, end)
         if name is None:
             raise MalformedBatch("a header has no name")
-        content, position = _field(blob, position, end)
-        headers.append((name, content))
-    return headers, position
+        value, position = take_field(blob, position, end)
+        headers.append((name, value))
+    if position != end and count <= count_max:
+        raise MalformedBatch("the fields of a record do not match its length")
+    return headers

@@ -34,15 +34,15 @@ class Found(NamedTuple):
 def loss_of(row: PartitionRow, found: Found) -> str | None:
     """Return why an in-sync replica may lack committed records; None if it cannot (R5)."""
     if not found.is_there:
-        return "the log is not there"
+        return "the log is missing"
     if not found.is_whole:
         return "the log is damaged"
     if found.end_offset < found.recovery_point:
-        return "the log ends before what was known to be on disk"
+        return "the log ends before the recovery point"
     if found.end_offset < row.watermark_floor:
-        return "the log ends before what is known to be committed"
+        return "the log ends before the last known committed offset"
     if not found.is_synced and not found.was_stopped:
-        return "not everything was on disk when the node ended"
+        return "the node crashed with records that were not synced"
     return None
 
 
@@ -133,7 +133,7 @@ def place(view: View, replicas: Sequence[int]) -> Change | None:
     removed. None while there is nothing to do but wait."""
     row = view.row
     target = tuple(replicas)
-    assert target, "a partition is somewhere"
+    assert target, "a partition needs at least one replica"
     missing = [node for node in target if node not in row.replicas]
     if missing:
         more = msgspec.structs.replace(row, replicas=(*row.replicas, *missing))

@@ -34,8 +34,8 @@ class EpochHistory:
         """Add a batch of this epoch that begins at this offset, the log's end so far."""
         if self._epochs and epoch == self._epochs[-1]:
             return
-        assert epoch > self.last, "epochs never go back along a log"
-        assert not self._starts or start > self._starts[-1], "an epoch holds something"
+        assert epoch > self.last, "epochs never decrease along a log"
+        assert not self._starts or start > self._starts[-1], "an epoch has at least one record"
         self._epochs.append(epoch)
         self._starts.append(start)
 

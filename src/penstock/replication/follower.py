@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple
 
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.messages import (
-    Answer,
     B,
     Behind,
     Data,
@@ -18,6 +17,7 @@ from penstock.replication.messages import (
     Fenced,
     Fetch,
     NotYet,
+    Reply,
 )
 
 
@@ -63,15 +63,15 @@ class Follower:
         self.incarnation = incarnation
         self.epoch = epoch
         self.leader = leader
-        self._asked: Fetch | None = None
+        self._fetch: Fetch | None = None
         self._number = 0
 
-    def ask(
+    def next_fetch(
         self, *, end_offset: int, durable_offset: int, last_epoch: int, low_watermark: int = 0
     ) -> Fetch:
         """Return the next request; a request in progress is abandoned."""
         self._number += 1
-        self._asked = Fetch(
+        self._fetch = Fetch(
             self.node,
             self.incarnation,
             self.epoch,
@@ -81,57 +81,57 @@ class Follower:
             self._number,
             low_watermark,
         )
-        return self._asked
+        return self._fetch
 
     @property
     def is_waiting(self) -> bool:
-        return self._asked is not None
+        return self._fetch is not None
 
     def take(
         self,
-        answer: Answer[B],
+        reply: Reply[B],
         history: EpochHistory,
         *,
         start_offset: int,
         end_offset: int,
         high_watermark: int,
     ) -> Step[B]:
-        asked = self._asked
+        fetch = self._fetch
         if (
-            asked is None
-            or answer.asked != asked
-            or asked.offset != end_offset
-            or asked.last_epoch != history.last
+            fetch is None
+            or reply.fetch != fetch
+            or fetch.offset != end_offset
+            or fetch.last_epoch != history.last
         ):
             return Ignore()
-        self._asked = None
-        if isinstance(answer, Data):
-            return Append(answer.batches, answer.high_watermark)
-        if isinstance(answer, Fenced):
+        self._fetch = None
+        if isinstance(reply, Data):
+            return Append(reply.batches, reply.high_watermark)
+        if isinstance(reply, Fenced):
             return Refresh()
-        if isinstance(answer, NotYet):
+        if isinstance(reply, NotYet):
             return Ignore()
-        if isinstance(answer, Behind):
-            return self._restart(answer, high_watermark)
+        if isinstance(reply, Behind):
+            return self._restart(reply, high_watermark)
         return self._truncate(
-            answer,
+            reply,
             history,
             start_offset=start_offset,
             end_offset=end_offset,
             high_watermark=high_watermark,
         )
 
-    def _restart(self, answer: Behind, high_watermark: int) -> Restart | Halt:
+    def _restart(self, reply: Behind, high_watermark: int) -> Restart | Halt:
         """Restart at the leader's start. All that is committed here is before that start, or the
         leader would have it."""
-        at = answer.start_offset
+        at = reply.start_offset
         if at < high_watermark:
-            return Halt(f"told to begin anew at {at} with {high_watermark} committed")
+            return Halt(f"restart at {at} requested, but {high_watermark} is committed")
         return Restart(at)
 
     def _truncate(
         self,
-        answer: Diverge,
+        reply: Diverge,
         history: EpochHistory,
         *,
         start_offset: int,
@@ -140,10 +140,10 @@ class Follower:
     ) -> Truncate | Restart | Halt:
         """Cut the log to where both logs agree, by their epochs up to the leader's (R17): that may
         take several rounds, each with an older epoch. Never to the high watermark, which lags."""
-        _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
-        to = min(answer.end_offset, own_end)
+        _, own_end = history.end_of(reply.epoch, end_offset=end_offset)
+        to = min(reply.end_offset, own_end)
         if to >= end_offset:
-            return Halt(f"told to cut at {to} what ends at {end_offset}")
+            return Halt(f"truncation to {to} requested, but the log ends at {end_offset}")
         if to < high_watermark:
-            return Halt(f"told to cut at {to} what is committed up to {high_watermark}")
+            return Halt(f"truncation to {to} requested, but {high_watermark} is committed")
         return Restart(to) if to < start_offset else Truncate(to)

@@ -21,17 +21,17 @@ PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
 
 
 class Serve(NamedTuple):
-    """Reply with the batches from ``asked.offset`` on."""
+    """Reply with the batches from ``fetch.offset`` on."""
 
-    asked: Fetch
+    fetch: Fetch
 
 
 class _Peer:
     __slots__ = (
-        "asked_at_ms",
         "caught_up_at_ms",
         "durable_offset",
         "end_then",
+        "fetched_at_ms",
         "incarnation",
         "low_watermark",
     )
@@ -40,7 +40,7 @@ class _Peer:
         self.incarnation = incarnation
         self.durable_offset = 0
         self.low_watermark = 0
-        self.asked_at_ms = now_ms
+        self.fetched_at_ms = now_ms
         self.end_then = 0  # end of the leader's log at the follower's last fetch
         self.caught_up_at_ms = now_ms
 
@@ -120,8 +120,8 @@ class Leader:
         if fetch.offset >= end_offset:
             peer.caught_up_at_ms = now_ms
         elif fetch.offset >= peer.end_then:
-            peer.caught_up_at_ms = max(peer.caught_up_at_ms, peer.asked_at_ms)
-        peer.asked_at_ms = now_ms
+            peer.caught_up_at_ms = max(peer.caught_up_at_ms, peer.fetched_at_ms)
+        peer.fetched_at_ms = now_ms
         peer.end_then = end_offset
         return Serve(fetch)
 
@@ -229,8 +229,8 @@ class Leader:
 
     def without(self, member: int) -> Change:
         row = self.row
-        assert member != self.node, "a leader is in sync with itself"
-        assert len(row.in_sync) > row.in_sync_min, "never below the least that is wanted"
+        assert member != self.node, "a leader cannot leave its own in-sync set"
+        assert len(row.in_sync) > row.in_sync_min, "the in-sync set must not fall below its minimum"
         left = msgspec.structs.replace(
             row, in_sync=row.in_sync - {member}, lost=row.lost - {member}
         )

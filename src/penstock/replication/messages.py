@@ -19,7 +19,7 @@ class Fetch(NamedTuple):
 
 
 class Data(NamedTuple, Generic[B]):
-    asked: Fetch
+    fetch: Fetch
     batches: Sequence[B]
     high_watermark: int
 
@@ -28,7 +28,7 @@ class Diverge(NamedTuple):
     """The leader's log does not contain the follower's: the leader's largest epoch up to the
     follower's last, and where that epoch ends."""
 
-    asked: Fetch
+    fetch: Fetch
     epoch: int
     end_offset: int
 
@@ -37,21 +37,21 @@ class Behind(NamedTuple):
     """The requested offset, or the offset where the logs diverge, is not in the leader's log any
     more, which begins at ``start_offset``."""
 
-    asked: Fetch
+    fetch: Fetch
     start_offset: int
 
 
 class Fenced(NamedTuple):
     """The follower has an old epoch."""
 
-    asked: Fetch
+    fetch: Fetch
     epoch: int
 
 
 class NotYet(NamedTuple):
     """The receiver does not know the epoch yet, or does not lead."""
 
-    asked: Fetch
+    fetch: Fetch
 
 
-Answer = Data[B] | Diverge | Behind | Fenced | NotYet
+Reply = Data[B] | Diverge | Behind | Fenced | NotYet

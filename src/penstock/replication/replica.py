@@ -3,7 +3,7 @@ the log, the store's watch and the network, and reports what happened.
 
     a view of the row ──► see ──► lead (a new epoch), follow, wait, or halt
     a fetch           ──► fetched ──► serve, diverge, fenced …
-    a reply           ──► answered ──► append, truncate, ignore …
+    a reply           ──► apply_reply ──► append, truncate, ignore …
     the disk has more ──► synced ──► the high watermark
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Halt, Restart, Step, Truncate
 from penstock.replication.leader import Leader, Serve
-from penstock.replication.messages import Answer, B, Behind, Diverge, Fenced, Fetch, NotYet
+from penstock.replication.messages import B, Behind, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.row import View
 
 
@@ -77,7 +77,7 @@ class Replica:
         ):
             return Seen(False, self.high_watermark)
         if row.epoch < max(self.epoch, self.history.last):
-            self.halt(f"the store knows epoch {row.epoch}, the log {self.history.last}")  # R4b
+            self.halt(f"the store is at epoch {row.epoch}, the log at {self.history.last}")  # R4b
             return Seen(False, self.high_watermark)
         self.view = view
         is_new = row.epoch > self.epoch
@@ -123,7 +123,7 @@ class Replica:
     def appended(self, epoch: int, next_offset: int) -> None:
         """Note a batch of this epoch that was written and ends before ``next_offset``."""
         self.history.append(epoch, self.end_offset)
-        assert next_offset > self.end_offset, "a batch holds something"
+        assert next_offset > self.end_offset, "a batch must have at least one offset"
         self.end_offset = next_offset
 
     def synced(self, durable_offset: int) -> int:
@@ -188,24 +188,24 @@ class Replica:
         self._advance()
         return found
 
-    def ask(self) -> Fetch | None:
+    def next_fetch(self) -> Fetch | None:
         """Return a follower's next request to its leader."""
         if self.follower is None:
             return None
-        return self.follower.ask(
+        return self.follower.next_fetch(
             end_offset=self.end_offset,
             durable_offset=self.durable_offset,
             last_epoch=self.history.last,
             low_watermark=self.low_watermark,
         )
 
-    def answered(self, answer: Answer[B]) -> Step[B] | None:
+    def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
         """Return what to do with the log; afterwards call ``appended`` and ``followed``,
         ``truncated`` or ``restarted``."""
         if self.follower is None:
             return None
         step = self.follower.take(
-            answer,
+            reply,
             self.history,
             start_offset=self.start_offset,
             end_offset=self.end_offset,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 _NO_SESSIONS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
@@ -18,7 +18,7 @@ class PartitionRow(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]  # node ids, in the order of preference
     in_sync: frozenset[int]  # have everything that is committed, unless in ``lost``
     lost: frozenset[int] = frozenset()  # have declared that they may lack committed records
-    leader: int = NOBODY
+    leader: int = NO_NODE
     # The leader's registration when it was elected: a later process of that node may not lead.
     leader_incarnation: int = 0
     epoch: int = 0
@@ -26,9 +26,9 @@ class PartitionRow(msgspec.Struct, frozen=True):
     watermark_floor: int = 0  # known to be committed; a log that ends below it has lost records
 
     def __post_init__(self) -> None:
-        assert self.in_sync, "somebody holds what is committed"
-        assert self.lost <= self.in_sync, "only of those in sync anything is expected"
-        assert self.in_sync <= set(self.replicas), "in sync are only those that have it"
+        assert self.in_sync, "the in-sync set must not be empty"
+        assert self.lost <= self.in_sync, "only in-sync replicas can be marked lost"
+        assert self.in_sync <= set(self.replicas), "only replicas can be in sync"
 
     @property
     def whole(self) -> frozenset[int]:

@@ -33,16 +33,11 @@ class SystemClock:
 
     def anchor(self) -> ClockAnchor:
         """Return an anchor, to be stored at a clean stop and compared at the next start."""
-        return clock_anchor(self)
-
-
-def clock_anchor(clock: SystemClock | None = None) -> ClockAnchor:
-    clock = clock or SystemClock()
-    try:
-        boot_id = BOOT_ID.read_text("ascii").strip()
-    except OSError:
-        boot_id = ""
-    return ClockAnchor(boot_id, clock.wall_ms() - clock.mono_ms())
+        try:
+            boot_id = BOOT_ID.read_text("ascii").strip()
+        except OSError:
+            boot_id = ""
+        return ClockAnchor(boot_id, self.wall_ms() - self.mono_ms())
 
 
 def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:

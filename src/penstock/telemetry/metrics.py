@@ -138,7 +138,7 @@ class Meter:
         self, family: Family, labels: tuple[str, ...], histogram: Histogram
     ) -> None:
         """Add a series that the caller keeps, once; the kinds of series must be few."""
-        assert len(self._more_histograms) < SERIES_MAX, "series are few"
+        assert len(self._more_histograms) < SERIES_MAX, "too many histogram series"
         self._more_histograms.append((family, labels, histogram))
 
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:

@@ -20,7 +20,7 @@ from tests.compat.kafka.conftest import MakeTopic
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.cursor.group.settings import CONSUMER_SESSION
+from penstock.cursor.groups.settings import CONSUMER_SESSION
 from penstock.wire.kafka.generated.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,

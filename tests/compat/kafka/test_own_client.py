@@ -19,7 +19,7 @@ from tests.compat.kafka.locked import (
 )
 from tests.harness.server import Server
 
-from penstock.net.kafka_client import (
+from penstock.net.kafka_client.client import (
     EARLIEST,
     LATEST,
     HungUp,
@@ -132,7 +132,7 @@ def test_a_wrong_secret_is_refused(site: Site, mechanism: str) -> None:
 
 def test_whoever_does_not_log_in_is_hung_up_on(site: Site) -> None:
     security = Security() if site.ca is None else Security("SSL", ca_file=str(site.ca))
-    with site.client(security) as client, pytest.raises(HungUp, match="want a log-in"):
+    with site.client(security) as client, pytest.raises(HungUp, match="need a login"):
         client.nodes()
 
 

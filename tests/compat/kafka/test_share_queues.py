@@ -114,7 +114,7 @@ def test_what_a_share_cannot_do_is_said(kafka_sqs: Any, make_topic: MakeTopic, n
         kafka_sqs.send_message(QueueUrl=url, MessageBody="x")
     with pytest.raises(ClientError, match=NO_QUEUE):
         made(kafka_sqs, f"{name('nothing')}:g")
-    with pytest.raises(ClientError, match="belongs to the topic"):
+    with pytest.raises(ClientError, match="an attribute of the source topic"):
         made(kafka_sqs, f"{topic}:other", MessageRetentionPeriod="60")
     with pytest.raises(ClientError, match="PenstockStart"):
         made(kafka_sqs, f"{topic}:other", PenstockStart="yesterday")

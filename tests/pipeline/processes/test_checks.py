@@ -41,8 +41,8 @@ other = 1
     ("arguments", "code", "said"),
     [
         (["run", "billing", "--rates", "missing.toml"], 2, "missing.toml: No such file"),
-        (["run", "billing", "--rates", "bad.toml"], 2, "bad.toml: the rate card is no TOML"),
-        (["run", "billing", "--rates", "card.toml", "--month", "x"], 2, "'x' is no month"),
+        (["run", "billing", "--rates", "bad.toml"], 2, "bad.toml: not valid TOML"),
+        (["run", "billing", "--rates", "card.toml", "--month", "x"], 2, "'x' is not a month"),
         (["run", "billing", "--rates", "card.toml"], 3, "has no table usage_partial"),
         (["run", "quality", "--rules", "missing.toml"], 2, "missing.toml: No such file"),
         (["run", "quality", "--rules", "rules.toml"], 3, "there is no topic nope"),
@@ -60,9 +60,9 @@ other = 1
         (["report", "billing"], 3, "do: run `penstock pipeline run billing`"),
         (["run", "archive", "--topics", "here", "--server", "127.0.0.1:1"], 5, "cannot reach"),
         (["run", "retention", "--policies", "none.toml", "--server", "127.0.0.1:1"], 5, "reach"),
-        (["run", "archive", "--topics", "here", "--lake", "s3://b/l"], 2, "that is an address"),
+        (["run", "archive", "--topics", "here", "--lake", "s3://b/l"], 2, "it is a URL"),
         (["run", "archive", "--topics", "here", "--lake", "card.toml"], 2, "it is a file"),
-        (["run", "archive", "--topics", "here", "--checkpoint", "card.toml/x"], 2, "cannot be wri"),
+        (["run", "archive", "--topics", "here", "--checkpoint", "card.toml/x"], 2, "not writable"),
     ],
 )
 def test_a_mistake_is_said_before_spark_starts(

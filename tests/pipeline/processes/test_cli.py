@@ -17,7 +17,7 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import penstock_command
 
-from penstock.pipeline.status import statuses
+from penstock.pipeline.runs.status import statuses
 
 ROOT = Path(__file__).parents[3]
 JOBS = "tests.pipeline.sample_jobs"
@@ -219,7 +219,7 @@ def one_ctrl_c_finishes_the_batch_under_way(place: Place, held: list[str]) -> No
 
     # A second run on the same checkpoint is refused while this one lives.
     second = place.run(*place.lines(), code=6)
-    assert "error: job 'lines' is running already" in second.stderr
+    assert "error: job 'lines' is already running" in second.stderr
     assert f"process {process.pid}" in second.stderr
 
     # A signal to a process goes to any of its threads; the main one waits for Spark meanwhile.
@@ -231,7 +231,7 @@ def one_ctrl_c_finishes_the_batch_under_way(place: Place, held: list[str]) -> No
     place.hold.touch()
     _, err = process.communicate(timeout=START_S_MAX)
     assert process.returncode == 130
-    assert "stopping after the batch under way" in err
+    assert "stopping after the current batch" in err
     assert "Traceback" not in err
     assert place.is_committed("lines", 0)
     assert place.state("lines") == "stopped"

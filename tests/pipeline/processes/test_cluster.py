@@ -17,7 +17,7 @@ import pyarrow.dataset as pads
 import pytest
 from tests.harness.server import Server, stable_port
 
-from penstock.pipeline.cluster import Cluster, ClusterFailed
+from penstock.pipeline.jobs.cluster import Cluster, ClusterFailed
 from penstock.pipeline.lake import Lake
 
 ROOT = Path(__file__).parents[3]
@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_said_plainly(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         running = Cluster(tmp_path, workers=1, port=taken.getsockname()[1])
-        with pytest.raises(ClusterFailed, match="the master has ended"):
+        with pytest.raises(ClusterFailed, match="the master exited"):
             running.__enter__()
 
 

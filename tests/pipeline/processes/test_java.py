@@ -14,12 +14,12 @@ from tests.harness.server import penstock_command
 
 PROBE = """
 import json, os, sys
-from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.session import close_session, jvm_pid, open_session
 
 spark = open_session("probe", master="local[1,4]", is_short=True, conf=json.loads(sys.argv[1]))
 pid = jvm_pid()
-rows = map_in_arrow(spark.range(10), lambda batches: batches, "id BIGINT").count()
+rows = map_in_arrow(spark.range(10), lambda batches: batches, schema_of("id long")).count()
 runtime = spark._jvm.java.lang.System.getProperty("java.home")
 arguments = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
 options = [str(each) for each in arguments.getInputArguments()]

@@ -20,7 +20,9 @@ from tests.unit.pipeline.test_reports import (
 )
 
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.reports import JOBS
+from penstock.pipeline.registry import jobs_of
+
+JOBS = jobs_of("report")
 
 # Frames as wide as a screen; what sticks out of each on its right side; figures in tiles that are
 # broken into lines; and labels of plots that lie on one another.

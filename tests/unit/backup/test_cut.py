@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
+from penstock.backup.cut import _confirmed
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Kind, Topic
-from penstock.node.backup_cut import _confirmed
 from penstock.replication.row import PartitionRow
-from penstock.wire.internal.backup_calls import Taken
+from penstock.wire.internal.backup_calls import PartitionPositions
 
 KEY = PartitionKey("a" * 32, 0)
 ROW = PartitionRow((1, 2), frozenset((1, 2)), leader=2, epoch=5)
-TAKEN = Taken(KEY.topic_id, 0, 0, 10, 5, True, 100)
+TAKEN = PartitionPositions(KEY.topic_id, 0, 0, 10, 5, True, 100)
 
 
 class Topics:
@@ -57,7 +57,7 @@ def test_the_leader_of_the_epoch_that_is_in_the_store_is_believed() -> None:
         [(2, msgspec.structs.replace(TAKEN, is_settled=False))],
     ],
 )
-def test_nobody_else_is(told: list[tuple[int, Taken]]) -> None:
+def test_nobody_else_is(told: list[tuple[int, PartitionPositions]]) -> None:
     with pytest.raises(Overloaded, match=str(KEY)):
         _confirmed([KEY], {KEY: ROW}, {KEY: told}, HERE)
 

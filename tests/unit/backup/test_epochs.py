@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 from tests.unit.broker.stage import on_stage
-from tests.unit.broker.test_compaction import batch, compacted_topic, partition_of
+from tests.unit.broker.storage.test_compaction import batch, compacted_topic, partition_of
 from tests.unit.frontend_kafka.rig import Rig
 
-from penstock.frontend.kafka.brokers import SoleBroker
-from penstock.model.ports import Streams
+from penstock.frontend.kafka.ports.brokers import SoleBroker
+from penstock.model.calls import AppendBatches, BrokerPort
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.generated.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -31,10 +31,12 @@ async def test_a_position_from_an_earlier_epoch_is_still_good(
         topic = await compacted_topic(stage)
         await stage.broker.partitions.open(topic)
         partition_of(stage, topic).journal.leader_epoch = 7
-        await stage.broker.append_batches(topic, 0, [batch(("a", "1"), ("b", "2"))], acks=-1)
+        await stage.broker.call(
+            AppendBatches(topic, 0, acks=-1, batches=[batch(("a", "1"), ("b", "2"))])
+        )
         rig = Rig()
         context = rig.context
-        context.streams = cast(Streams, stage.broker)
+        context.broker = cast(BrokerPort, stage.broker)
         context.catalog = stage.catalog
         context.brokers = SoleBroker(1, lambda: ("h", 1), stage.broker.partitions.epoch_of)
         shown = await rig.ask(METADATA, 9, MetadataRequest([MetadataRequestTopic(name="t")]))

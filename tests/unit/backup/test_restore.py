@@ -7,24 +7,31 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.backup.vault import admin_of, backed_up
+from tests.unit.broker.partition.test_stream import batch, stream
 from tests.unit.broker.stage import HandClock, Stage, bodies, claim, message, on_stage
-from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_of, put, read
-from tests.unit.broker.test_stream import batch, stream
+from tests.unit.broker.storage.test_compaction import (
+    SMALL,
+    compacted_topic,
+    partition_of,
+    put,
+    read,
+)
 
+from penstock.backup import admin as backup_admin
+from penstock.backup.files import read_manifest, verify
+from penstock.backup.manifest import BackupUnusable
 from penstock.log.log import LogConfig
-from penstock.metadata.acl_rules import AclRules
-from penstock.metadata.resource_configs import GROUP, Resource, ResourceConfigs
+from penstock.metadata.security.acl_rules import AclRules
+from penstock.metadata.topics.resource_configs import GROUP, Resource, ResourceConfigs
 from penstock.model.acls import Acl
+from penstock.model.calls import Ack, Append, AppendBatches, DeleteRecords, Ends, Fetch, Lease
 from penstock.model.errors import NotFound, OffsetOutOfRange, Throttled
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
-from penstock.node import backup_admin
-from penstock.node import config as node_config
-from penstock.node.backup_files import read_manifest, verify
-from penstock.node.backup_manifest import BackupUnusable
-from penstock.node.exposure import ExposureRefused
-from penstock.node.folder import FolderUnusable
+from penstock.node.configuration import config as node_config
+from penstock.node.configuration.exposure import ExposureRefused
+from penstock.node.process.folder import FolderUnusable
 from penstock.node.restoring import restore
 
 SEGMENTS = LogConfig(segment_bytes_max=16 * KIB)
@@ -41,7 +48,7 @@ async def laid_out(backup: Path, data: Path) -> None:
             read_manifest(backup),
             config_for(data),
             now_ms=1,
-            told=lambda _done, _total: None,
+            progress=lambda _done, _total: None,
         )
 
     assert verify(backup) == []
@@ -50,7 +57,7 @@ async def laid_out(backup: Path, data: Path) -> None:
 
 async def all_bodies(stage: Stage, topic: Topic) -> list[str]:
     found: list[str] = []
-    while got := await stage.broker.lease(topic, LeaseRequest(10, 3_600_000)):
+    while got := await stage.broker.call(Lease(topic, LeaseRequest(10, 3_600_000))):
         found += bodies(got)
     return found
 
@@ -60,21 +67,21 @@ async def test_what_was_not_acknowledged_comes_back_and_leases_go_on(tmp_path: P
     async with on_stage(tmp_path / "old", clock) as stage:
         topic = await stage.topic()
         await stage.topic("never-used", partitions=3)
-        await stage.broker.append(topic, 0, [message(str(n)) for n in range(20)])
-        acked = await stage.broker.lease(topic, LeaseRequest(5))
-        await stage.broker.ack(topic, 0, [claim(one) for one in acked])
-        leased = await stage.broker.lease(topic, LeaseRequest(5, 60_000))
+        await stage.broker.call(Append(topic, 0, [message(str(n)) for n in range(20)]))
+        acked = await stage.broker.call(Lease(topic, LeaseRequest(5)))
+        await stage.broker.call(Ack(topic, 0, [claim(one) for one in acked]))
+        leased = await stage.broker.call(Lease(topic, LeaseRequest(5, 60_000)))
         backup, manifest = await backed_up(stage, tmp_path / "backups")
-        await stage.broker.append(topic, 0, [message("too late")])
+        await stage.broker.call(Append(topic, 0, [message("too late")]))
     assert len(manifest.partitions) == 4
     await laid_out(backup, tmp_path / "new")
     async with on_stage(tmp_path / "new", clock, is_elapsed_trusted=False) as stage:
         found = stage.catalog.find_id(topic.topic_id)
         assert found == topic
         assert await all_bodies(stage, topic) == [str(n) for n in range(10, 20)]
-        assert list(await stage.broker.ack(topic, 0, [claim(leased[0])])) == [None]
+        assert list(await stage.broker.call(Ack(topic, 0, [claim(leased[0])]))) == [None]
         clock.advance(60_000)
-        again = await stage.broker.lease(topic, LeaseRequest(10))
+        again = await stage.broker.call(Lease(topic, LeaseRequest(10)))
         assert sorted(bodies(again)) == ["6", "7", "8", "9"]
 
 
@@ -97,14 +104,14 @@ async def test_configs_of_groups_are_in_a_backup(tmp_path: Path) -> None:
 async def test_access_rules_are_in_a_backup(tmp_path: Path) -> None:
     rule = Acl(2, "orders", 3, "User:*", "*", 2, 2)
     async with on_stage(tmp_path / "old") as stage:
-        rules = AclRules(stage.catalog._store, on_change=lambda: None)
+        rules = AclRules(stage.catalog._store, on_rules_change=lambda: None)
         await rules.start()
         await rules.add("000000000000", [rule])
         await rules.stop()
         backup, _ = await backed_up(stage, tmp_path / "backups")
     await laid_out(backup, tmp_path / "new")
     async with on_stage(tmp_path / "new") as stage:
-        rules = AclRules(stage.catalog._store, on_change=lambda: None)
+        rules = AclRules(stage.catalog._store, on_rules_change=lambda: None)
         await rules.start()
         assert list(rules.of("000000000000") or ()) == [rule]
         await rules.stop()
@@ -114,10 +121,10 @@ async def test_a_log_that_has_lost_its_beginning_keeps_its_offsets(tmp_path: Pat
     async with on_stage(tmp_path / "old", log=SEGMENTS) as stage:
         topic = await stage.topic()
         for number in range(40):
-            await stage.broker.append(topic, 0, [message(f"{number:04}" + "x" * 2_000)])
+            await stage.broker.call(Append(topic, 0, [message(f"{number:04}" + "x" * 2_000)]))
         for _ in range(3):
-            got = await stage.broker.lease(topic, LeaseRequest(10))
-            await stage.broker.ack(topic, 0, [claim(one) for one in got])
+            got = await stage.broker.call(Lease(topic, LeaseRequest(10)))
+            await stage.broker.call(Ack(topic, 0, [claim(one) for one in got]))
         assert await partition_of(stage, topic).clean() > 0
         start = partition_of(stage, topic).log.start_offset
         backup, manifest = await backed_up(stage, tmp_path / "backups")
@@ -150,11 +157,11 @@ async def test_what_compaction_has_emptied_leaves_no_gap(tmp_path: Path) -> None
 async def test_records_deleted_from_the_middle_of_a_batch_stay_deleted(tmp_path: Path) -> None:
     async with on_stage(tmp_path / "old") as stage:
         topic = await stream(stage)
-        await stage.broker.append_batches(topic, 0, [batch(*"abcdefghij")], acks=-1)
-        await stage.broker.delete_records(topic, 0, 7)
+        await stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch(*"abcdefghij")]))
+        await stage.broker.call(DeleteRecords(topic, 0, 7))
         emptied = await stream(stage, "emptied")
-        await stage.broker.append_batches(emptied, 0, [batch(*"abc")], acks=-1)
-        await stage.broker.delete_records(emptied, 0, -1)
+        await stage.broker.call(AppendBatches(emptied, 0, acks=-1, batches=[batch(*"abc")]))
+        await stage.broker.call(DeleteRecords(emptied, 0, -1))
         backup, manifest = await backed_up(stage, tmp_path / "backups")
     parts = {one.topic_id: one for one in manifest.partitions}
     part = parts[topic.topic_id]
@@ -162,22 +169,22 @@ async def test_records_deleted_from_the_middle_of_a_batch_stay_deleted(tmp_path:
     await laid_out(backup, tmp_path / "new")
     async with on_stage(tmp_path / "new") as stage:
         for one, start, end in ((topic, 7, 10), (emptied, 3, 3)):
-            found = await stage.broker.ends(one, 0)
+            found = await stage.broker.call(Ends(one, 0))
             assert (found.start_offset, found.high_watermark) == (start, end)
         with pytest.raises(OffsetOutOfRange):
-            await stage.broker.fetch(topic, 0, offset=6, bytes_max=1, is_committed=False)
+            await stage.broker.call(Fetch(topic, 0, offset=6, bytes_max=1, is_committed=False))
 
 
 async def test_what_is_copied_is_not_dropped_meanwhile(tmp_path: Path) -> None:
     async with on_stage(tmp_path / "old", log=SEGMENTS) as stage:
         topic = await stage.topic()
         for number in range(40):
-            await stage.broker.append(topic, 0, [message(f"{number:04}" + "x" * 2_000)])
+            await stage.broker.call(Append(topic, 0, [message(f"{number:04}" + "x" * 2_000)]))
 
         async def finish_everything(count: int) -> None:
             if count == 1:
-                while got := await stage.broker.lease(topic, LeaseRequest(10)):
-                    await stage.broker.ack(topic, 0, [claim(one) for one in got])
+                while got := await stage.broker.call(Lease(topic, LeaseRequest(10))):
+                    await stage.broker.call(Ack(topic, 0, [claim(one) for one in got]))
                 assert await partition_of(stage, topic).clean() == 0, "it is being copied"
 
         backup, _ = await backed_up(stage, tmp_path / "backups", finish_everything)
@@ -195,16 +202,16 @@ async def test_a_beginning_that_goes_all_the_same_is_left_out(
     async with on_stage(tmp_path / "old", log=SEGMENTS) as stage:
         topic = await stage.topic()
         for number in range(40):
-            await stage.broker.append(topic, 0, [message(f"{number:04}" + "x" * 2_000)])
+            await stage.broker.call(Append(topic, 0, [message(f"{number:04}" + "x" * 2_000)]))
 
         async def drop_some(count: int) -> None:
             if count == 3:
                 got = [
                     one
                     for _ in range(3)
-                    for one in await stage.broker.lease(topic, LeaseRequest(10))
+                    for one in await stage.broker.call(Lease(topic, LeaseRequest(10)))
                 ]
-                await stage.broker.ack(topic, 0, [claim(one) for one in got])
+                await stage.broker.call(Ack(topic, 0, [claim(one) for one in got]))
                 stage.clock.advance(600_000)  # as if nobody had asked for long
                 await partition_of(stage, topic).clean()
                 admin_touched.append(count)
@@ -224,7 +231,7 @@ async def test_a_topic_that_is_deleted_meanwhile_is_not_in_it(tmp_path: Path) ->
     async with on_stage(tmp_path / "old") as stage:
         kept, doomed = await stage.topic("kept"), await stage.topic("doomed", partitions=2)
         for topic in (kept, doomed):
-            await stage.broker.append(topic, 0, [message("hello")])
+            await stage.broker.call(Append(topic, 0, [message("hello")]))
 
         async def delete(count: int) -> None:
             if count == 1:
@@ -248,12 +255,12 @@ async def test_batches_of_a_cluster_go_on_in_their_epoch_on_a_node_by_itself(
         partition = stage.broker.partitions
         await partition.open(topic)
         partition_of(stage, topic).journal.leader_epoch = 7
-        await stage.broker.append(topic, 0, [message("from epoch 7")])
+        await stage.broker.call(Append(topic, 0, [message("from epoch 7")]))
         backup, manifest = await backed_up(stage, tmp_path / "backups")
     assert manifest.partitions[0].last_epoch == 7
     await laid_out(backup, tmp_path / "new")
     async with on_stage(tmp_path / "new") as stage:
-        await stage.broker.append(topic, 0, [message("more")])
+        await stage.broker.call(Append(topic, 0, [message("more")]))
         assert stage.broker.partitions.epoch_of(topic, 0) == 7
         assert await all_bodies(stage, topic) == ["from epoch 7", "more"]
 
@@ -282,7 +289,7 @@ async def test_etcd_on_another_machine_is_not_filled_without_tls(tmp_path: Path)
     }
     config = node_config.load(given, {}).config
     with pytest.raises(ExposureRefused, match=r"etcd at 10\.0\.0\.1:2379"):
-        restore(backup, read_manifest(backup), config, now_ms=1, told=lambda _a, _b: None)
+        restore(backup, read_manifest(backup), config, now_ms=1, progress=lambda _a, _b: None)
     assert not (tmp_path / "new").exists()
 
 
@@ -290,7 +297,7 @@ async def test_a_restore_that_fails_takes_away_what_it_has_written(tmp_path: Pat
     async with on_stage(tmp_path / "old") as stage:
         topic = await stage.topic(partitions=2)
         for partition in range(2):
-            await stage.broker.append(topic, partition, [message("hello")])
+            await stage.broker.call(Append(topic, partition, [message("hello")]))
         backup, _ = await backed_up(stage, tmp_path / "backups")
     victim = sorted(backup.rglob("*.log"))[-1]
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
@@ -298,7 +305,7 @@ async def test_a_restore_that_fails_takes_away_what_it_has_written(tmp_path: Pat
     manifest = read_manifest(backup)
     with pytest.raises(BackupUnusable, match="checksum"):
         await asyncio.to_thread(
-            restore, backup, manifest, config_for(data), now_ms=1, told=lambda _a, _b: None
+            restore, backup, manifest, config_for(data), now_ms=1, progress=lambda _a, _b: None
         )
     assert {path.name for path in data.iterdir()} <= {"lock"}
 

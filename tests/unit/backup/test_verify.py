@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.backup.vault import backed_up
 from tests.unit.broker.stage import message, on_stage
 
-from penstock.node.backup_files import backups_in, definitions_of, read_manifest, verify
-from penstock.node.backup_manifest import (
+from penstock.backup.files import backups_in, definitions_of, read_manifest, verify
+from penstock.backup.manifest import (
     MANIFEST_NAME,
     BackupUnusable,
     FileSum,
@@ -25,7 +25,8 @@ from penstock.node.backup_manifest import (
     encode_manifest,
     log_path,
 )
-from penstock.node.backup_writing import Pace
+from penstock.backup.writing import Pace
+from penstock.model.calls import Append
 
 QUICK = settings(
     max_examples=60,
@@ -41,7 +42,7 @@ async def backup(tmp_path: Path) -> Path:
     async with on_stage(tmp_path / "data") as stage:
         topic = await stage.topic(partitions=2)
         for partition in range(2):
-            await stage.broker.append(topic, partition, [message("x" * 40) for _ in range(5)])
+            await stage.broker.call(Append(topic, partition, [message("x" * 40) for _ in range(5)]))
         made, _ = await backed_up(stage, tmp_path / "backups")
     return made
 
@@ -98,7 +99,7 @@ def test_links_and_strangers_are_found(backup: Path, copies: Path) -> None:
     victim.symlink_to(place.parent / "elsewhere")
     (place / "topics" / "more").write_text("?")
     found = {one.file: one.reason for one in verify(place)}
-    assert "plain file" in found[victim.relative_to(place).as_posix()]
+    assert "regular file" in found[victim.relative_to(place).as_posix()]
     assert "not part" in found["topics/more"]
 
 

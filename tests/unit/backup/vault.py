@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from tests.unit.broker.stage import Stage
 
-from penstock.broker.cutting import Cutting
-from penstock.frontend.admin.backup_port import Begun, Definition, PartitionCut, Piece
-from penstock.frontend.admin.health import Health
+from penstock.backup.admin import BackupAdmin
+from penstock.backup.cut import NodeCut
+from penstock.backup.manifest import Manifest
+from penstock.backup.writing import Pace, write_backup
+from penstock.broker.backup_positions import BackupPositions
+from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.ports.health import Health
 from penstock.metadata.store import Store
-from penstock.node.backup_admin import BackupAdmin
-from penstock.node.backup_cut import NodeCut
-from penstock.node.backup_manifest import Manifest
-from penstock.node.backup_writing import Pace, write_backup
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def admin_of(stage: Stage) -> BackupAdmin:
     broker = stage.broker
     store: Store = stage.catalog._store
-    cutting = Cutting(broker.partitions, broker._surroundings.hold, stage.clock)
+    cutting = BackupPositions(broker.partitions, broker._context.hold, stage.clock)
     health = Health()
     health.ready()
     return BackupAdmin(
@@ -63,7 +63,7 @@ class StageSource:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
-    def begin(self) -> Begun:
+    def begin(self) -> StartedBackup:
         begun = self._run(self._admin.begin())
         self._id = begun.id
         return begun

@@ -4,7 +4,7 @@ import pytest
 from benchmarks.limits import Row, parse, table
 from benchmarks.requests import QueueRequests, RequestMaker
 
-from penstock.net.exchange import HttpRequest
+from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import sigv4
 from penstock.wire.aws.signer import Credentials
 

@@ -12,7 +12,7 @@ from benchmarks.scale.model import SIZES, Size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.manager.carrying import DECISIONS_PER_TXN_MAX
+from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, ChangeKind, Compacted, LeaseGone, Store
 from penstock.model.errors import VersionConflict

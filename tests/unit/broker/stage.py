@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.broker.calls import Broker
-from penstock.broker.disk import DiskBudget
-from penstock.broker.surroundings import Surroundings
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.disk import DiskBudget
 from penstock.log.log import LogConfig
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.moves import MoveTasks
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import StoredCatalog
+from penstock.metadata.topics.move_tasks import MoveTasks
 from penstock.model.errors import Draining
 from penstock.model.message import Claim, Delivery, Message
 from penstock.model.topic import Fsync, Kind, QueueSettings, Topic
@@ -98,7 +98,7 @@ async def on_stage(
     await tasks.start()
     meter = Meter()
     pool = ThreadPoolExecutor(2)
-    surroundings = Surroundings(
+    context = BrokerContext(
         folder=folder,
         clock=clock,
         pool=pool,
@@ -113,7 +113,7 @@ async def on_stage(
         grain_ms=0,  # a clock moved by hand has no fractions
         is_elapsed_trusted=is_elapsed_trusted,
     )
-    broker = Broker(surroundings, tasks, entropy=secrets.token_bytes)
+    broker = Broker(context, tasks, entropy=secrets.token_bytes)
     await broker.start()
     try:
         yield Stage(broker, catalog, tasks, clock, meter)

@@ -27,6 +27,7 @@ class Endpoint:
         self.headers: list[dict[str, str]] = []
         self.connections = 0
         self.is_closing_idle = False  # hang up after each answer without saying so
+        self.lost = 0  # the number of the request whose answer is lost with the connection
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,8 +40,9 @@ class Endpoint:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                action = self.headers["x-amz-target"].removeprefix("AmazonSQS.")
-                self._answer(endpoint.actions, action, json.loads(body))
+                action = self.headers.get("x-amz-target", "").removeprefix("AmazonSQS.")
+                answers = endpoint.actions if action else endpoint.paths
+                self._answer(answers, action or self.path, json.loads(body))
 
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
@@ -49,6 +51,9 @@ class Endpoint:
             def _answer(self, answers: dict[str, Any], key: str, request: Json) -> None:
                 endpoint.asked.append((key, request))
                 endpoint.headers.append({k.lower(): v for k, v in self.headers.items()})
+                if len(endpoint.asked) == endpoint.lost:
+                    self.close_connection = True
+                    return
                 answer = answers.get(key, (404, {"__type": "x#NoSuchAnswer", "message": key}))
                 if callable(answer):
                     answer = answer(request)

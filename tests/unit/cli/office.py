@@ -8,18 +8,18 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.unit.admin.test_api import ListBackend
+from tests.unit.frontend.admin.test_api import ListBackend
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.request import Info
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.identities import StoredIdentities
+from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.request import Context, Info
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.identity import ADMIN_POLICY, Tenant, User
-from penstock.net.browsers import BrowserGuard
-from penstock.net.http import HttpConfig, HttpListener
-from penstock.node.keyring import MasterKeyRing
+from penstock.net.http.browsers import BrowserGuard
+from penstock.net.http.listener import HttpConfig, HttpListener
+from penstock.node.keys.keyring import MasterKeyRing
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.metrics import Meter
 
@@ -66,13 +66,16 @@ class Office:
             made = await self.identities.create_key(user.account, user.name, now_ms=1)
             self.secrets[user.name] = (made.key.key_id, made.secret)
         api = AdminApi(
-            backend=ListBackend(),
-            catalog=self.catalog,
-            meter=Meter(),
-            health=Health(),
-            clock=SystemClock(),
-            info=Info("1", "n", "prod", ACCOUNT, "us-east-1", "/data", 0),
-            identities=self.identities,
+            Context(
+                broker=ListBackend(),
+                catalog=self.catalog,
+                meter=Meter(),
+                health=Health(),
+                clock=SystemClock(),
+                info=Info("1", "n", "prod", ACCOUNT, "us-east-1", "/data", 0),
+                identities=self.identities,
+                everything=self.catalog,
+            ),
             is_auth_on=True,
         )
         self._listener = HttpListener(

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import main
-from penstock.cli.failure import ExitCode
+from penstock.cli.terminal.failure import ExitCode
 
 from .conftest import Cli, Endpoint, refusal
 
@@ -42,7 +42,8 @@ def test_version_is_the_package_version(cli: Cli) -> None:
 
 def test_help_imports_no_command() -> None:
     loaded = modules_after("--help")
-    commands = {entry.target.partition(":")[0] for entry in main._ENTRIES.values()}
+    places = [place for section in main.COMMANDS.values() for place, _ in section.values()]
+    commands = {f"penstock.cli.{place}" for place in places}
     assert not loaded & commands
     assert not loaded & {"http.client", "rich", "asyncio"}
 
@@ -52,7 +53,14 @@ def test_listing_queues_into_a_pipe_imports_nothing_heavy(endpoint: Endpoint) ->
     loaded = modules_after("queue", "list", endpoint=endpoint.url)
     assert "http.client" in loaded
     assert endpoint.requests("/api/v1/queues")
-    heavy = {"rich", "asyncio", "msgspec", "uvloop", "penstock.node", "penstock.cli.message"}
+    heavy = {
+        "rich",
+        "asyncio",
+        "msgspec",
+        "uvloop",
+        "penstock.node",
+        "penstock.cli.messages.message",
+    }
     assert not loaded & heavy
 
 
@@ -144,7 +152,7 @@ def test_an_endpoint_that_is_no_penstock_is_said_so(cli: Cli, endpoint: Endpoint
     endpoint.actions["CreateQueue"] = (200, b"<html>hello</html>")
     result = cli("queue", "create", "jobs")
     assert result.code == ExitCode.UNREACHABLE
-    assert "did not answer like a Penstock server" in result.err
+    assert "is not a Penstock server" in result.err
 
 
 def test_debug_shows_the_traceback_and_only_debug_does(cli: Cli) -> None:
@@ -218,7 +226,7 @@ def test_an_interrupt_is_exit_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.client.Connection.call", interrupted)
+    monkeypatch.setattr("penstock.cli.clients.http.Connection.call", interrupted)
     assert cli("queue", "list").code == ExitCode.INTERRUPTED
 
 
@@ -236,7 +244,7 @@ def test_completion_lists_commands_without_importing_them() -> None:
         check=True,
     )
     assert done.stdout == "plain,message\n"
-    assert "penstock.cli.message" not in done.stderr
+    assert "penstock.cli.messages.message" not in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from tests.unit.admin.test_api import ListBackend
+from tests.unit.frontend.admin.test_api import ListBackend
 from tests.unit.manager.cluster import Cluster, topic, until
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.request import Info
+from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.request import Context, Info
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.levels import Levels
-from penstock.net.browsers import BrowserGuard
-from penstock.net.http import HttpConfig, HttpListener
-from penstock.node.cluster_admin import ClusterAdmin
-from penstock.replication.row import NOBODY
+from penstock.net.http.browsers import BrowserGuard
+from penstock.net.http.listener import HttpConfig, HttpListener
+from penstock.node.cluster.cluster_admin import ClusterAdmin
+from penstock.replication.row import NO_NODE
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.metrics import Meter
 
@@ -57,20 +57,23 @@ class Ward:
         await self.cluster.create(topic("a", 8))
         node = self.cluster.nodes[1]
         api = AdminApi(
-            backend=ListBackend(),
-            catalog=node.catalog,
-            meter=Meter(),
-            health=Health(),
-            clock=SystemClock(),
-            info=Info("1", "n1", "prod", ACCOUNT, "us-east-1", "/data", 0),
-            cluster=ClusterAdmin(
-                node.line,
-                node.view,
-                node.catalog,
-                node=1,
-                policy=policy,
-                level=node.level,
-                manager=lambda: NOBODY if node.manager is None else node.manager.manager,
+            Context(
+                broker=ListBackend(),
+                catalog=node.catalog,
+                meter=Meter(),
+                health=Health(),
+                clock=SystemClock(),
+                info=Info("1", "n1", "prod", ACCOUNT, "us-east-1", "/data", 0),
+                cluster=ClusterAdmin(
+                    node.line,
+                    node.view,
+                    node.catalog,
+                    node=1,
+                    policy=policy,
+                    level=node.level,
+                    manager=lambda: NO_NODE if node.manager is None else node.manager.manager,
+                ),
+                everything=node.catalog,
             ),
         )
         self._listener = HttpListener(

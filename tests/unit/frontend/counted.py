@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from typing import cast
 
 from tests.unit.broker.stage import Stage
+from tests.unit.calls.routing_kit import Cluster
 from tests.unit.frontend.memory import Rig
-from tests.unit.frontend.routing_kit import Cluster
 
-from penstock.frontend.audit import AuditTrail
-from penstock.frontend.fact_log import FactLog
-from penstock.frontend.pipeline import Frontend, FrontendConfig
-from penstock.frontend.usage import UsageTable
-from penstock.model.ports import Identities, Shares, Streams
+from penstock.frontend.facts.audit import AuditTrail
+from penstock.frontend.facts.fact_log import FactLog
+from penstock.frontend.facts.usage import UsageTable
+from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
+from penstock.model.calls import BrokerPort, Ends, Fetch
+from penstock.model.ports import Identities
 from penstock.model.topic import Topic
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.record import RawRecord, iter_records
@@ -37,9 +37,8 @@ class CountedRig(Rig):
         super().__init__(config)
         self.table = UsageTable(now_ms=self.clock.now_ms, is_timed=is_timed)
         self.frontend = Frontend(
-            backend=self.backend,
+            broker=self.backend,
             catalog=self.catalog,
-            shares=cast(Shares, None),  # asked for topic:group names only
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,
@@ -66,11 +65,16 @@ class Ids:
 
 
 def fact_log(
-    stage: Stage, name: str, ids: Ids, *, streams: Streams | None = None, retention_ms: int = 1_000
+    stage: Stage,
+    name: str,
+    ids: Ids,
+    *,
+    broker: BrokerPort | None = None,
+    retention_ms: int = 1_000,
 ) -> FactLog:
     return FactLog(
         name,
-        streams=streams or stage.broker,
+        broker=broker or stage.broker,
         catalog=stage.catalog,
         next_producer_id=ids.next_id,
         namespace=(ACCOUNT, REGION),
@@ -84,7 +88,7 @@ def cluster_log(cluster: Cluster, node: int, name: str, ids: Ids) -> FactLog:
     """As one node of several has it, wherever it is led."""
     return FactLog(
         name,
-        streams=cluster.routed(node),
+        broker=cluster.routed(node),
         catalog=cluster.nodes[node].catalog,
         next_producer_id=ids.next_id,
         namespace=(ACCOUNT, REGION),
@@ -99,13 +103,13 @@ async def records(stage: Stage, name: str) -> Sequence[RawRecord]:
     return [] if topic is None else await records_of(stage.broker, topic)
 
 
-async def records_of(streams: Streams, topic: Topic) -> Sequence[RawRecord]:
-    ends = await streams.ends(topic, 0)
+async def records_of(broker: BrokerPort, topic: Topic) -> Sequence[RawRecord]:
+    ends = await broker.call(Ends(topic, 0))
     offset = ends.start_offset
     found: list[RawRecord] = []
     while offset < ends.high_watermark:
-        fetched = await streams.fetch(
-            topic, 0, offset=offset, bytes_max=1_000_000, is_committed=False
+        fetched = await broker.call(
+            Fetch(topic, 0, offset=offset, bytes_max=1_000_000, is_committed=False)
         )
         for batch in split_batches(fetched.buffers):
             header = parse_header(batch)

@@ -6,17 +6,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-from penstock.frontend.pipeline import Frontend, FrontendConfig
-from penstock.frontend.quotas import TenantQuotas
+from tests.harness.served import Served
+
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
 from penstock.model.acls import AclIndex
+from penstock.model.calls import (
+    Ack,
+    Append,
+    CancelMove,
+    Extend,
+    Lease,
+    Purge,
+    Results,
+    StartMove,
+    Stats,
+)
 from penstock.model.errors import NotLeased, TopicExists, TopicNotFound
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
-from penstock.model.message import Appended, Claim, Delivery, Message, Record
-from penstock.model.ports import LeaseRequest, MoveTask, Peeked, Shares
+from penstock.model.message import Appended, Delivery, Record
+from penstock.model.ports import LeaseRequest, MoveTask
 from penstock.model.topic import QueueStats, Topic
-from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.http.exchange import HttpReply, HttpRequest
 
 Key = tuple[str, str, str]
 
@@ -96,7 +108,7 @@ class MemoryCatalog:
             listener(before, after)
 
 
-class MemoryBackend:
+class MemoryBackend(Served):
     """Every record is leased once and gone when acked. ``broken`` is raised by every call that
     touches a queue."""
 
@@ -114,72 +126,57 @@ class MemoryBackend:
         if error is not None:
             raise error
 
-    async def append(
-        self, topic: Topic, partition: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]:
-        self._check(partition)
-        log = self.records.setdefault((topic.topic_id, partition), [])
+    async def append(self, call: Append) -> Sequence[Appended]:
+        self._check(call.partition)
+        log = self.records.setdefault((call.topic.topic_id, call.partition), [])
         appended = []
-        for message in messages:
+        for message in call.messages:
             log.append(Record(len(log), 1_700_000_000_000 + len(log), message))
-            appended.append(Appended(partition, len(log) - 1, message.message_id))
+            appended.append(Appended(call.partition, len(log) - 1, message.message_id))
         return appended
 
-    async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
+    async def lease(self, call: Lease) -> Sequence[Delivery]:
         self._check()
-        self.asked.append(request)
+        self.asked.append(call.request)
         deliveries: list[Delivery] = []
         for (topic_id, partition), log in self.records.items():
             for record in log:
                 place = (topic_id, partition, record.offset)
-                if topic_id != topic.topic_id or place in self.leased:
+                if topic_id != call.topic.topic_id or place in self.leased:
                     continue
-                if len(deliveries) < request.count:
+                if len(deliveries) < call.request.count:
                     self.leased.add(place)
                     deliveries.append(Delivery(partition, record, next(self._seq), 1, 5))
         return deliveries
 
-    async def ack(
-        self, topic: Topic, partition: int, claims: Sequence[Claim]
-    ) -> Sequence[Exception | None]:
-        self._check(partition)
-        log = self.records[topic.topic_id, partition]
-        gone = {claim.offset for claim in claims}
-        self.records[topic.topic_id, partition] = [r for r in log if r.offset not in gone]
-        return [None] * len(claims)
+    async def ack(self, call: Ack) -> Results:
+        self._check(call.partition)
+        key = (call.topic.topic_id, call.partition)
+        gone = {claim.offset for claim in call.claims}
+        self.records[key] = [r for r in self.records[key] if r.offset not in gone]
+        return [None] * len(call.claims)
 
-    async def extend(
-        self,
-        topic: Topic,
-        partition: int,
-        claims: Sequence[tuple[Claim, int]],
-        *,
-        is_strict: bool = False,
-    ) -> Sequence[Exception | None]:
-        self._check(partition)
-        offsets = {record.offset for record in self.records[topic.topic_id, partition]}
-        return [None if claim.offset in offsets else NotLeased() for claim, _ in claims]
+    async def extend(self, call: Extend) -> Results:
+        self._check(call.partition)
+        records = self.records[call.topic.topic_id, call.partition]
+        offsets = {record.offset for record in records}
+        return [None if claim.offset in offsets else NotLeased() for claim, _ in call.claims]
 
-    async def purge(self, topic: Topic) -> None:
+    async def purge(self, call: Purge) -> None:
         self._check()
         for topic_id, partition in list(self.records):
-            if topic_id == topic.topic_id:
+            if topic_id == call.topic.topic_id:
                 del self.records[topic_id, partition]
 
-    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
-        logs = [log for (topic_id, _), log in self.records.items() if topic_id == topic.topic_id]
-        return QueueStats(visible=sum(len(log) for log in logs))
+    async def stats(self, call: Stats) -> QueueStats:
+        found = [log for (id_, _), log in self.records.items() if id_ == call.topic.topic_id]
+        return QueueStats(visible=sum(len(log) for log in found))
 
-    async def peek(
-        self, topic: Topic, *, partition: int, start: int, count: int
-    ) -> tuple[Sequence[Peeked], int]:
-        raise AssertionError("the frontend does not peek")
+    async def start_move(self, call: StartMove) -> None:
+        self.tasks.insert(0, call.task)
 
-    async def start_move(self, task: MoveTask) -> None:
-        self.tasks.insert(0, task)
-
-    async def cancel_move(self, task_id: str) -> MoveTask | None:
-        return next((task for task in self.tasks if task.task_id == task_id), None)
+    async def cancel_move(self, call: CancelMove) -> MoveTask | None:
+        return next((task for task in self.tasks if task.task_id == call.task_id), None)
 
     def moves(self, source_arn: str) -> Sequence[MoveTask]:
         return [task for task in self.tasks if task.source_arn == source_arn]
@@ -302,9 +299,8 @@ class Rig:
         chance = itertools.count(1)
         ticks = itertools.count()
         self.frontend = Frontend(
-            backend=self.backend,
+            broker=self.backend,
             catalog=self.catalog,
-            shares=cast(Shares, None),  # asked for topic:group names only
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,

@@ -13,9 +13,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from tests.unit.frontend.memory import MemoryIdentities, Rig
 
-from penstock.frontend.pipeline import FrontendConfig
+from penstock.frontend.sqs.pipeline import FrontendConfig
 from penstock.model.identity import ADMIN_POLICY
-from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.http.exchange import HttpReply, HttpRequest
 
 OWN, OTHER = "111111111111", "222222222222"
 REGION = "eu-west-1"

@@ -8,18 +8,29 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from tests.harness.served import Served
 from tests.unit.frontend.memory import MemoryCatalog, MemoryClock
 
-from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
-from penstock.frontend.kafka.group_calls import GroupCalls
+from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
-from penstock.frontend.kafka.transaction_calls import TransactionCalls
+from penstock.model.calls import (
+    AppendBatches,
+    DeleteRecords,
+    Ends,
+    Fetch,
+    FindTime,
+    IsInTransaction,
+    LogBytes,
+    MaxTimestamp,
+)
 from penstock.model.errors import OffsetOutOfRange
 from penstock.model.file_slice import Piece, in_memory
-from penstock.model.ports import BatchAppended, Fetched, Marker, ProducerSeen, Shares, StreamEnds
+from penstock.model.ports import BatchAppended, Fetched, StreamEnds
 from penstock.model.topic import Kind, Topic
-from penstock.net.kafka import KafkaConfig as ListenerConfig
-from penstock.net.kafka import KafkaConnection, KafkaListener
+from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
+from penstock.net.kafka.listener import KafkaConnection, KafkaListener
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record
 from penstock.wire.kafka.apis import APIS
@@ -84,7 +95,7 @@ class MemoryPartition:
         return StreamEnds(self.start_offset, self.end_offset, stable)
 
 
-class MemoryStreams:
+class MemoryStreams(Served):
     def __init__(self) -> None:
         self._partitions: dict[tuple[str, int], MemoryPartition] = {}
         self.acks: list[int] = []
@@ -99,43 +110,25 @@ class MemoryStreams:
             raise found.broken
         return found
 
-    async def append_batches(
-        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
-    ) -> BatchAppended:
-        self.acks.append(acks)
-        to = self.partition(topic, partition)
+    async def append_batches(self, call: AppendBatches) -> BatchAppended:
+        self.acks.append(call.acks)
+        to = self.partition(call.topic, call.partition)
         self.appending += 1
         self.most_appending = max(self.most_appending, self.appending)
         await self.may_commit.wait()
         self.appending -= 1
-        offsets = [to.append(each) for each in batches]
+        offsets = [to.append(each) for each in call.batches]
         return BatchAppended(offsets[0], -1, to.start_offset)
 
-    async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
-        raise AssertionError("no transaction is served")
-
-    async def is_in_transaction(
-        self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
-    ) -> bool:
+    async def is_in_transaction(self, call: IsInTransaction) -> bool:
         return False
 
-    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
-        raise AssertionError("no producer is remembered")
+    async def ends(self, call: Ends) -> StreamEnds:
+        return self.partition(call.topic, call.partition).ends
 
-    async def ends(self, topic: Topic, partition: int) -> StreamEnds:
-        return self.partition(topic, partition).ends
-
-    async def fetch(
-        self,
-        topic: Topic,
-        partition: int,
-        *,
-        offset: int,
-        bytes_max: int,
-        is_committed: bool,
-        as_slices: bool = False,
-    ) -> Fetched:
-        of = self.partition(topic, partition)
+    async def fetch(self, call: Fetch) -> Fetched:
+        of = self.partition(call.topic, call.partition)
+        offset, is_committed = call.offset, call.is_committed
         of.looks += 1
         ends = of.ends
         if not ends.start_offset <= offset <= ends.high_watermark:
@@ -148,7 +141,7 @@ class MemoryStreams:
                 continue
             if len(found) == of.read_batches_max:
                 break
-            if found and sum(map(len, found)) + len(each) > bytes_max:
+            if found and sum(map(len, found)) + len(each) > call.bytes_max:
                 break
             found.append(each)
         if not found:
@@ -162,28 +155,29 @@ class MemoryStreams:
             of.aborted if is_committed else (),
         )
 
-    async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        for each in self.partition(topic, partition).batches:
+    async def find_time(self, call: FindTime) -> tuple[int, int]:
+        for each in self.partition(call.topic, call.partition).batches:
             header = parse_header(each)
-            if header.max_timestamp >= timestamp_ms:
+            if header.max_timestamp >= call.timestamp_ms:
                 return header.base_offset, header.max_timestamp
         return -1, -1
 
-    async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
-        headers = [parse_header(each) for each in self.partition(topic, partition).batches]
+    async def max_timestamp(self, call: MaxTimestamp) -> tuple[int, int]:
+        batches = self.partition(call.topic, call.partition).batches
+        headers = [parse_header(each) for each in batches]
         newest = max(headers, key=lambda header: header.max_timestamp, default=None)
         return (-1, -1) if newest is None else (newest.base_offset, newest.max_timestamp)
 
-    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
-        of = self.partition(topic, partition)
+    async def delete_records(self, call: DeleteRecords) -> int:
+        of, before = self.partition(call.topic, call.partition), call.before
         if before > of.end_offset:
             raise OffsetOutOfRange(before, of.start_offset, of.end_offset)
         of.start_offset = of.end_offset if before < 0 else max(before, of.start_offset)
         of.tell()
         return of.start_offset
 
-    async def log_bytes(self, topic: Topic, partition: int) -> int:
-        return sum(map(len, self.partition(topic, partition).batches))
+    async def log_bytes(self, call: LogBytes) -> int:
+        return sum(map(len, self.partition(call.topic, call.partition).batches))
 
     def on_advance(
         self, topic: Topic, partition: int, listener: Callable[[], None]
@@ -267,11 +261,11 @@ class Rig:
         self.producer_ids = CountingIds()
         self._chance = itertools.count(1)
         self.context = KafkaContext(
-            streams=self.streams,
-            shares=cast(Shares, None),  # nor them
+            broker=self.streams,
+            anywhere=self.streams,
             catalog=self.catalog,
-            groups=cast(GroupCalls, None),  # nothing here asks it
-            transactions=cast(TransactionCalls, None),  # nor it
+            groups=cast(GroupCoordinators, None),  # nothing here asks it
+            transactions=cast(Coordinators, None),  # nor it
             producer_ids=self.producer_ids,
             clock=MemoryClock(),
             config=KafkaConfig(advertised=lambda: ("broker.test", 9092), cluster_id="c1", **config),

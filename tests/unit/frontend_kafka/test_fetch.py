@@ -9,7 +9,7 @@ from tests.unit.frontend_kafka.rig import MemoryPartition, Rig, batch
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.model.topic import Topic
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES
 from penstock.wire.kafka.apis import FETCH
 from penstock.wire.kafka.faults import ErrorCode

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.frontend.kafka.fetch_sessions import (
+from penstock.frontend.kafka.sessions.fetch_sessions import (
     EPOCH_MAX,
     IDLE_MS_MAX,
     FetchSession,
     FetchSessions,
     next_epoch,
 )
-from penstock.frontend.kafka.sought import (
-    WANTED_AT_ONCE_MAX,
-    Place,
-    SoughtSet,
+from penstock.frontend.kafka.sessions.fetch_sets import (
+    ADDED_AT_ONCE_MAX,
+    FetchSet,
+    TopicKey,
     in_parts,
     is_large,
 )
-from penstock.frontend.slices import PORTION
 from penstock.model.topic import Topic
+from penstock.net.slices import PORTION
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from penstock.wire.kafka.primitives import ZERO_UUID
@@ -33,7 +33,7 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 OLD_MS = IDLE_MS_MAX + 1
 
 
-def nowhere(_place: Place) -> Topic | ErrorCode:
+def nowhere(_place: TopicKey) -> Topic | ErrorCode:
     """No topic has to be there for a session to hold its name."""
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -126,7 +126,7 @@ def test_partitions_are_added_and_forgotten() -> None:
     table = Table()
     session = table.begin(3)
     table.ask(request(501, 1, wanted=[1, 7], forgotten=[0, 9]))
-    assert [one.asked.index for one in session.wanted] == [1, 2, 7]
+    assert [one.requested.index for one in session.wanted] == [1, 2, 7]
     assert table.sessions.partition_count == session.size == 3
 
 
@@ -308,7 +308,7 @@ class SessionsMachine(RuleBasedStateMachine):
             del self.known[session_id]
             return
         assert isinstance(answer, FetchSession)
-        assert {one.asked.index for one in answer.wanted} == known.partitions
+        assert {one.requested.index for one in answer.wanted} == known.partitions
         if not known.partitions:
             del self.known[session_id]
         assert answer.is_kept == bool(known.partitions)
@@ -366,7 +366,7 @@ def test_beyond_its_share_a_tenant_loses_sessions_of_its_own_only() -> None:
 # ── Requests with many partitions ────────────────────────────────────────────────────────────
 
 
-@given(st.lists(st.integers(0, 3 * WANTED_AT_ONCE_MAX), max_size=6), st.integers(0, 1_500))
+@given(st.lists(st.integers(0, 3 * ADDED_AT_ONCE_MAX), max_size=6), st.integers(0, 1_500))
 def test_parts_hold_all_partitions_in_their_order(sizes: list[int], single: int) -> None:
     topics = [
         FetchTopic(f"t{number}", ZERO_UUID, [FetchPartition(n, 0, 1) for n in range(size)])
@@ -377,7 +377,7 @@ def test_parts_hold_all_partitions_in_their_order(sizes: list[int], single: int)
         (topic.name, each.index) for part in parts for topic in part for each in topic.partitions
     ] == [(topic.name, each.index) for topic in topics for each in topic.partitions]
     for part in parts:
-        assert len(part) + sum(len(topic.partitions) for topic in part) <= WANTED_AT_ONCE_MAX
+        assert len(part) + sum(len(topic.partitions) for topic in part) <= ADDED_AT_ONCE_MAX
     assert is_large(topics) or len(parts) == 1
 
 
@@ -410,15 +410,15 @@ def test_a_new_session_is_counted_when_it_is_kept() -> None:
     assert table.sessions.partition_count == session.size == 9
 
 
-def looked_at(count: int) -> SoughtSet:
+def looked_at(count: int) -> FetchSet:
     """A fetch has found records in every third partition, and an error in every second."""
-    found = SoughtSet()
+    found = FetchSet()
     found.want(request(0, 0, range(count)).topics, nowhere, is_by_id=False)
     for one in tuple(found.due):
         del found.due[one]
         found.looked[one] = None
-        one.size = 1 if one.asked.index % 3 == 0 else 0
-        one.code = ErrorCode.UNKNOWN_SERVER_ERROR if one.asked.index % 2 else ErrorCode.NONE
+        one.size = 1 if one.requested.index % 3 == 0 else 0
+        one.code = ErrorCode.UNKNOWN_SERVER_ERROR if one.requested.index % 2 else ErrorCode.NONE
     return found
 
 
@@ -427,7 +427,9 @@ def test_a_fetch_settled_in_steps_leaves_the_same_order() -> None:
     at_once, in_steps = looked_at(count), looked_at(count)
     at_once.settle()
     assert sum(1 for _ in in_steps.settling()) == 3
-    assert [one.asked.index for one in in_steps.due] == [one.asked.index for one in at_once.due]
+    assert [one.requested.index for one in in_steps.due] == [
+        one.requested.index for one in at_once.due
+    ]
     assert not in_steps.looked
 
 
@@ -441,7 +443,7 @@ def test_what_a_fetch_has_not_settled_a_later_one_settles() -> None:
 
 
 def test_a_set_is_let_go_in_steps() -> None:
-    found = SoughtSet()
+    found = FetchSet()
     topics = [
         FetchTopic(f"t{number}", ZERO_UUID, [FetchPartition(0, 0, 1)])
         for number in range(2 * PORTION)
@@ -450,6 +452,6 @@ def test_a_set_is_let_go_in_steps() -> None:
     watched = itertools.count()
     for one in found:
         one.unwatch = lambda: next(watched)  # type: ignore[assignment]
-    left = [len(found.topics) for _ in found.letting_go()]
+    left = [len(found.topics) for _ in found.releasing()]
     assert left == [PORTION, 0]
     assert (found.count, len(found.due), next(watched)) == (0, 0, 2 * PORTION)

@@ -10,7 +10,7 @@ from tests.unit.frontend_kafka.rig import Rig
 
 from penstock.frontend.kafka.pipeline import log
 from penstock.model.file_slice import in_memory
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.apis import APIS
 
 # Those that need no group coordinator.

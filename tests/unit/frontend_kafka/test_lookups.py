@@ -6,9 +6,10 @@ import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
 from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
+from penstock.model.calls import DeleteRecords
 from penstock.model.errors import Overloaded
 from penstock.model.levels import STREAMS_GROUPS
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Kind
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -322,13 +323,13 @@ async def test_a_deletion_that_replicas_do_not_store_in_time_is_answered_with_7(
         rig.partition(topic, index).append(batch(b"a", b"b"))
     delete, began = rig.streams.delete_records, asyncio.Event()
 
-    async def slow(topic: Topic, partition: int, before: int) -> int:
-        if partition == 1:
+    async def slow(call: DeleteRecords) -> int:
+        if call.partition == 1:
             began.set()
             await asyncio.Event().wait()
         else:
             await began.wait()  # all of a request are begun together
-        return await delete(topic, partition, before)
+        return await delete(call)
 
     rig.streams.delete_records = slow  # type: ignore[method-assign]
     asked = DeleteRecordsTopic("t", [DeleteRecordsPartition(index, 1) for index in range(3)])

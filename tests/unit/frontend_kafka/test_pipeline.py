@@ -6,12 +6,11 @@ import struct
 import pytest
 from tests.unit.frontend_kafka.rig import CORRELATION_ID, Rig
 
-from penstock.frontend.kafka import pipeline
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.model.errors import DiskFull
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import REQUEST_BYTES_MAX
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.api_versions import (
@@ -94,18 +93,6 @@ async def test_what_cannot_be_read_ends_the_connection(data: bytes) -> None:
         await rig.frontend.answer(rig.connection, data)
     [(_, protocol, code)] = rig.meter.requests
     assert (protocol, code) == ("kafka", "HangUp")
-
-
-async def test_an_api_in_the_table_that_nobody_serves_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = {key: action for key, action in ACTIONS.items() if key != METADATA}
-    monkeypatch.setattr(pipeline, "ACTIONS", served)
-    rig = Rig()
-    with pytest.raises(HangUp, match="not served"):
-        await rig.frontend.answer(
-            rig.connection, frame(METADATA, APIS[METADATA].version_max, b"\x00")
-        )
 
 
 async def test_only_records_make_a_long_request() -> None:

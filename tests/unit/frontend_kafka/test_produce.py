@@ -14,7 +14,7 @@ from penstock.model.errors import (
     Throttled,
 )
 from penstock.model.topic import Kind
-from penstock.net.kafka import HangUp, KafkaConfig, KafkaListener
+from penstock.net.kafka.listener import HangUp, KafkaConfig, KafkaListener
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL
 from penstock.wire.kafka.apis import APIS, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode

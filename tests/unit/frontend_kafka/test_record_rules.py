@@ -171,7 +171,7 @@ async def test_a_node_that_does_not_lead_says_so_instead() -> None:
 
 
 async def test_a_reply_names_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.kafka.produce.RECORD_ERRORS_MAX", 5)
+    monkeypatch.setattr("penstock.frontend.kafka.records.produce.RECORD_ERRORS_MAX", 5)
     rig = Rig()
     topic = await rig.topic("t", partitions=3, configs=COMPACTED)
     answers = await produce(rig, 8, topic, *[batch(*[(None, NOW_MS)] * 3)] * 3)

@@ -15,12 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.unit.broker.stage import on_stage
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, Rig, batch
 
-from penstock.frontend.kafka import fetch
-from penstock.frontend.kafka.fetch_sessions import FetchSessions
-from penstock.frontend.kafka.sought import WANTED_AT_ONCE_MAX
+from penstock.frontend.kafka.records import fetch
+from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
+from penstock.frontend.kafka.sessions.fetch_sets import ADDED_AT_ONCE_MAX
+from penstock.model.calls import AppendBatches, DeleteRecords, Ends
 from penstock.model.file_slice import in_memory
 from penstock.model.topic import Topic
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.apis import FETCH
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
@@ -201,7 +202,7 @@ async def test_a_new_log_start_is_told() -> None:
     await reader.fetch()
     reader.offsets["t", 1] = 1
     await reader.fetch()
-    await rig.streams.delete_records(topic, 1, 1)
+    await rig.streams.call(DeleteRecords(topic, 1, 1))
     (one,) = (await reader.fetch()).values()
     assert (one.index, one.log_start_offset, one.error_code) == (1, 1, 0)
     assert await reader.fetch() == {}
@@ -335,7 +336,7 @@ async def test_a_session_too_large_ends_the_connection(monkeypatch: pytest.Monke
 # ── Requests with many partitions ────────────────────────────────────────────────────────────
 
 
-MANY = 3 * WANTED_AT_ONCE_MAX
+MANY = 3 * ADDED_AT_ONCE_MAX
 
 
 async def reading_many() -> tuple[Rig, Topic, Reader]:
@@ -550,21 +551,23 @@ async def test_a_client_that_never_comes_back_is_woken_once_at_most() -> None:
 async def test_a_real_partition_tells_of_both_of_its_ends(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         rig = Rig()
-        rig.context.streams, rig.context.catalog = stage.broker, stage.catalog
+        rig.context.broker, rig.context.catalog = stage.broker, stage.catalog
         topic = await stage.topic("t", partitions=2)
         reader = Reader(rig)
         reader.offsets = {("t", 0): 0, ("t", 1): 0}
         await reader.fetch()
         asking = asyncio.create_task(reader.fetch(wait_ms=LONG_MS))
         await is_parked(rig)
-        await stage.broker.append_batches(topic, 1, [batch(b"a")], acks=1)
+        await stage.broker.call(AppendBatches(topic, 1, acks=1, batches=[batch(b"a")]))
         assert held(await asking) == [("t", 1)]
         reader.offsets["t", 1] = 1
         assert await reader.fetch() == {}
-        await stage.broker.delete_records(topic, 1, -1)
+        await stage.broker.call(DeleteRecords(topic, 1, -1))
         found = await reader.fetch()
         # The cut is an event in a queue's log, so that the watermark moves as well.
-        assert found["t", 1].log_start_offset == (await stage.broker.ends(topic, 1)).start_offset
+        assert (
+            found["t", 1].log_start_offset == (await stage.broker.call(Ends(topic, 1))).start_offset
+        )
 
 
 # ── Against a model ──────────────────────────────────────────────────────────────────────────
@@ -610,7 +613,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from(SPOTS))
     def cut(self, place: tuple[str, int]) -> None:
-        self.do(self.rig.streams.delete_records(self.topics[place[0]], place[1], -1))
+        self.do(self.rig.streams.call(DeleteRecords(self.topics[place[0]], place[1], -1)))
 
     @rule(name=st.sampled_from(NAMES))
     def make_anew(self, name: str) -> None:

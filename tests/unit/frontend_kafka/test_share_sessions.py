@@ -1,7 +1,6 @@
 """Share sessions against a simple model: epochs, what a member holds, what its acknowledgements
 mean."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -9,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.frontend.kafka.share_fetch import ranges
-from penstock.frontend.kafka.share_sessions import (
+from penstock.frontend.kafka.sessions.share_sessions import (
     CLOSING,
     EPOCH_MAX,
     HELD_MAX,
@@ -20,19 +18,20 @@ from penstock.frontend.kafka.share_sessions import (
     ShareSessions,
     are_valid,
 )
+from penstock.frontend.kafka.shares.share_fetch import ranges
 from penstock.model.message import Claim
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.share_fetch import AcknowledgementBatch
 
 TOPIC = bytes(16)
 PLACE = (TOPIC, 0)
 OWNER = object()
 
 
-@dataclass
-class Batch:
-    first_offset: int
-    last_offset: int
-    acknowledge_types: tuple[int, ...] = (Ack.ACCEPT,)
+def ack_batch(
+    first: int, last: int, types: tuple[int, ...] = (Ack.ACCEPT,)
+) -> AcknowledgementBatch:
+    return AcknowledgementBatch(first, last, types)
 
 
 def opened(sessions: ShareSessions, member: str = "m") -> ShareSession:
@@ -136,7 +135,7 @@ def test_a_later_lease_of_the_same_record_is_the_one_that_counts() -> None:
     session = opened(ShareSessions())
     session.hold(PLACE, [(5, 1, 1)], ends_at_ms=10)
     session.hold(PLACE, [(5, 8, 2)], ends_at_ms=20)
-    plan = session.plan(PLACE, [Batch(5, 5)])
+    plan = session.plan(PLACE, [ack_batch(5, 5)])
     assert plan is not None
     assert plan.accepted == [Claim(0, 5, 8)]
 
@@ -145,16 +144,16 @@ def test_a_later_lease_of_the_same_record_is_the_one_that_counts() -> None:
 def test_a_range_as_long_as_numbers_go_is_answered_at_once(ack: Ack) -> None:
     session = opened(ShareSessions())
     session.hold(PLACE, [(5, 1, 1)], ends_at_ms=10)
-    assert session.plan(PLACE, [Batch(0, 2**62, (ack,))]) is None
+    assert session.plan(PLACE, [ack_batch(0, 2**62, (ack,))]) is None
 
 
 def test_gaps_may_name_what_is_not_held() -> None:
     session = opened(ShareSessions())
     session.hold(PLACE, [(5, 1, 1), (7, 2, 1)], ends_at_ms=10)
-    plan = session.plan(PLACE, [Batch(0, 2**62, (Ack.GAP,))])
+    plan = session.plan(PLACE, [ack_batch(0, 2**62, (Ack.GAP,))])
     assert plan is not None
     assert plan.accepted == [Claim(0, 5, 1), Claim(0, 7, 2)]
-    plan = session.plan(PLACE, [Batch(5, 7, (Ack.RELEASE, Ack.GAP, Ack.REJECT))])
+    plan = session.plan(PLACE, [ack_batch(5, 7, (Ack.RELEASE, Ack.GAP, Ack.REJECT))])
     assert plan is not None
     assert (plan.released, plan.rejected) == ([Claim(0, 5, 1)], [Claim(0, 7, 2)])
     assert plan.accepted == []
@@ -164,27 +163,27 @@ def test_gaps_may_name_what_is_not_held() -> None:
     ("batches", "is_right"),
     [
         ([], True),
-        ([Batch(0, 0), Batch(1, 5)], True),
-        ([Batch(0, 2, (1, 2, 3))], True),
-        ([Batch(0, 1, (4,))], False),
-        ([Batch(0, 1, (5,))], False),
-        ([Batch(0, 1, (-1,))], False),
-        ([Batch(0, 1, ())], False),
-        ([Batch(0, 1, (1, 1, 1))], False),
-        ([Batch(1, 0)], False),
-        ([Batch(-1, 0)], False),
-        ([Batch(0, 4), Batch(4, 5)], False),
-        ([Batch(5, 6), Batch(1, 2)], False),
+        ([ack_batch(0, 0), ack_batch(1, 5)], True),
+        ([ack_batch(0, 2, (1, 2, 3))], True),
+        ([ack_batch(0, 1, (4,))], False),
+        ([ack_batch(0, 1, (5,))], False),
+        ([ack_batch(0, 1, (-1,))], False),
+        ([ack_batch(0, 1, ())], False),
+        ([ack_batch(0, 1, (1, 1, 1))], False),
+        ([ack_batch(1, 0)], False),
+        ([ack_batch(-1, 0)], False),
+        ([ack_batch(0, 4), ack_batch(4, 5)], False),
+        ([ack_batch(5, 6), ack_batch(1, 2)], False),
     ],
 )
 def test_batches_that_contradict_themselves_are_refused(
-    batches: list[Batch], is_right: bool
+    batches: list[AcknowledgementBatch], is_right: bool
 ) -> None:
     assert are_valid(batches, is_renewal=False) is is_right
 
 
 def test_records_are_renewed_only_by_a_request_that_says_so() -> None:
-    assert are_valid([Batch(0, 1, (Ack.RENEW,))], is_renewal=True)
+    assert are_valid([ack_batch(0, 1, (Ack.RENEW,))], is_renewal=True)
 
 
 # ── Ranges ───────────────────────────────────────────────────────────────────────────────────
@@ -232,7 +231,7 @@ class Machine(RuleBasedStateMachine):
     )
     def acknowledge(self, first: int, length: int, acks: list[int], is_each: bool) -> None:
         types = tuple(acks[:length]) if is_each else (acks[0],)
-        batch = Batch(first, first + length - 1, types)
+        batch = ack_batch(first, first + length - 1, types)
         assert are_valid([batch], is_renewal=True)
         plan = self.session.plan(PLACE, [batch])
         meant = {first + n: types[n] if is_each else types[0] for n in range(length)}

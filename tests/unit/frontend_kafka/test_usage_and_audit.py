@@ -14,11 +14,11 @@ from tests.unit.frontend.counted import Ids, fact_log, records
 from tests.unit.frontend_kafka import test_fetch, test_produce
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, Rig, batch
 
-from penstock.frontend.audit import TOPIC, AuditTrail
-from penstock.frontend.kafka import audited
+from penstock.frontend.facts.audit import TOPIC, AuditTrail
+from penstock.frontend.facts.usage import UsageTable
+from penstock.frontend.kafka import audit
 from penstock.frontend.kafka.usage import OPERATIONS, KafkaUsage
-from penstock.frontend.usage import UsageTable
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.facts.audit import AuditRecord, breaks, decode
 from penstock.wire.facts.usage import UsageRow
 from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
@@ -275,7 +275,7 @@ async def test_quotas_and_configs_of_brokers_are_noted(tmp_path: Path) -> None:
 async def test_many_failures_of_one_request_are_counted_and_what_was_done_is_all_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audited, "FAILURES_MAX", 3)
+    monkeypatch.setattr(audit, "FAILURES_MAX", 3)
     async with on_stage(tmp_path) as stage:
         async with trail_on(stage) as trail:
             rig = CountedRig(audit=trail)

@@ -9,9 +9,9 @@ from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.stage import kafka_arn, topic_arn
 
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition as FetchAt
-from penstock.wire.kafka.fetch_request import FetchRequest
-from penstock.wire.kafka.fetch_request import FetchTopic as FetchFrom
+from penstock.wire.kafka.fetch import FetchPartition as FetchAt
+from penstock.wire.kafka.fetch import FetchRequest
+from penstock.wire.kafka.fetch import FetchTopic as FetchFrom
 from penstock.wire.kafka.generated import (
     add_offsets_to_txn,
     add_partitions_to_txn,

@@ -15,24 +15,26 @@ from scramp import ScramClient  # type: ignore[import-untyped]
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend_kafka.rig import CORRELATION_ID, CountingIds, Meter
 
-from penstock.broker.groups import GroupHost
-from penstock.broker.transactions import TransactionHost
-from penstock.cursor.group.settings import GroupSettings
+from penstock.broker.coordination.groups import GroupHost
+from penstock.broker.coordination.host import CoordinatorSetup
+from penstock.broker.coordination.transactions import TransactionHost
+from penstock.cursor.groups.settings import GroupSettings
 from penstock.frontend.catalog_view import streams_of
-from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
-from penstock.frontend.quotas import TenantQuotas
-from penstock.metadata.delegation_tokens import DelegationTokens
-from penstock.metadata.dynamic_configs import DynamicConfigs
-from penstock.metadata.identities import StoredIdentities
-from penstock.metadata.resource_configs import ResourceConfigs
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.metadata.security.delegation_tokens import DelegationTokens
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.metadata.topics.resource_configs import ResourceConfigs
 from penstock.model.file_slice import in_memory
 from penstock.model.identity import ADMIN_POLICY, AccessKey, Tenant, User
 from penstock.model.topic import Kind, Topic
-from penstock.net.kafka import KafkaConfig as ListenerConfig
-from penstock.net.kafka import KafkaConnection, KafkaListener
-from penstock.node.keyring import MasterKeyRing
+from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
+from penstock.net.kafka.listener import KafkaConnection, KafkaListener
+from penstock.node.keys.keyring import MasterKeyRing
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
@@ -53,7 +55,7 @@ PLAIN, SHA_256, SHA_512 = "PLAIN", scram.SHA_256, scram.SHA_512
 SEED = b"seed" * 8
 PASSWORD = "correct horse"
 SALT = b"salt" * 4
-STRANGERS = ListenerConfig(stranger_frame_bytes_max=65_536)
+STRANGERS = ListenerConfig(login_frame_bytes_max=65_536)
 
 
 @cache
@@ -169,7 +171,7 @@ class Client:
 
     def lose(self) -> None:
         """What is left of a connection that ends."""
-        self.connection.tell_lost()
+        self.connection.notify_lost()
 
 
 class House:
@@ -190,8 +192,8 @@ class House:
         self.meter = Meter()
         given = {"is_auth_on": True, "login_refusal_ms": 0, "auto_create": True, **config}
         self.context = KafkaContext(
-            streams=stage.broker,
-            shares=stage.broker.shares,
+            broker=stage.broker,
+            anywhere=stage.broker,
             catalog=streams_of(stage.catalog),
             groups=groups,
             transactions=transactions,
@@ -299,26 +301,17 @@ async def house_on(folder: Path, **config: Any) -> AsyncIterator[House]:
         await identities.start()
         tokens = DelegationTokens(store, b"secret of all nodes")
         await tokens.start()
-        groups = GroupHost(
-            streams=stage.broker,
+        setup = CoordinatorSetup(
+            broker=stage.broker,
             catalog=stage.catalog,
             clock=stage.clock,
             entropy=secrets.token_bytes,
             account=OWN,
             region=REGION,
-            settings=GroupSettings(initial_delay_ms=0),
         )
+        groups = GroupHost(setup, settings=GroupSettings(initial_delay_ms=0))
         await groups.start()
-        transactions = TransactionHost(
-            streams=stage.broker,
-            groups=groups,
-            catalog=stage.catalog,
-            next_producer_id=CountingIds().next_id,
-            clock=stage.clock,
-            entropy=secrets.token_bytes,
-            account=OWN,
-            region=REGION,
-        )
+        transactions = TransactionHost(setup, groups=groups, next_producer_id=CountingIds().next_id)
         await transactions.start()
         try:
             yield House(stage, identities, groups, transactions, tokens, **config)

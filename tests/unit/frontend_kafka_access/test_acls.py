@@ -22,15 +22,15 @@ from tests.unit.frontend_kafka_access.stage import (
     policy,
 )
 
-from penstock.frontend.kafka import policy_acls
-from penstock.frontend.kafka.policy_acls import AclPolicies
-from penstock.metadata import acl_rules
+from penstock.access.evaluation import Kind, compile_policy
+from penstock.frontend.kafka.access import policy_acls
+from penstock.frontend.kafka.access.policy_acls import AclPolicies
+from penstock.metadata.security import acl_rules
 from penstock.model.acls import Acl, PatternType, ResourceType
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
-from penstock.wire.aws.access import Kind, compile_policy
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated.create_acls import AclCreation, CreateAclsRequest
 from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest

@@ -21,16 +21,17 @@ from tests.unit.frontend_kafka_access.stage import (
     house_on,
 )
 
-from penstock.frontend.kafka.client_quotas import Entity, entity_text
+from penstock.frontend.kafka.access.client_quotas import Entity, entity_text
 from penstock.frontend.kafka.pipeline import is_produce
-from penstock.frontend.quotas import WAIT_RETRY_MS
-from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
+from penstock.frontend.limits.quotas import WAIT_RETRY_MS
+from penstock.metadata.topics.resource_configs import CLIENT_QUOTA, Resource
+from penstock.model.calls import AppendBatches
 from penstock.model.identity import Limits, Quotas, Rate
 from penstock.model.limits import CLIENT_NAME_CHARS_MAX
-from penstock.net.kafka import KafkaConfig, KafkaListener
+from penstock.net.kafka.listener import KafkaConfig, KafkaListener
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
@@ -86,7 +87,7 @@ class Wire:
 
 @asynccontextmanager
 async def wired(house: House, **config: Any) -> AsyncIterator[Wire]:
-    given = {"stranger_frame_bytes_max": 65_536, **config}
+    given = {"login_frame_bytes_max": 65_536, **config}
     listener = KafkaListener(
         house.frontend.answer, config=KafkaConfig(**given), outlives=is_produce
     )
@@ -148,10 +149,10 @@ async def test_what_is_sent_behind_a_refused_log_in_is_not_heard(ann: House) -> 
 
 
 async def test_a_stranger_who_takes_its_time_is_hung_up_on(ann: House) -> None:
-    async with wired(ann, stranger_seconds_max=2.0) as wire:
+    async with wired(ann, login_seconds_max=2.0) as wire:
         await wire.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))
         assert await wire.rest() == b""
-    async with wired(ann, stranger_seconds_max=2.0) as wire:
+    async with wired(ann, login_seconds_max=2.0) as wire:
         assert (await wire.log_in("ann")).error_code == 0
         await asyncio.sleep(3.2)  # beyond the time of strangers, and two sweeps of the listener
         assert (await wire.ask(METADATA, MetadataRequest(None))).brokers
@@ -218,7 +219,7 @@ async def test_bytes_are_those_of_records_in_both_directions(house: House) -> No
     topics = [ProduceTopic("t", ZERO_UUID, [ProducePartition(0, records)])]
     sent = await client.ask(0, ProduceRequest(None, -1, 1_000, topics), 12)
     assert 1_000 <= sent.throttle_time_ms <= 1_200
-    assert client.connection._held_back is not None
+    assert client.connection._pause is not None
     house.clock.advance(60_000)
     other = await house.client("ann")
     topic_id = bytes.fromhex(topic.topic_id)
@@ -236,7 +237,7 @@ async def test_a_producer_that_wants_no_answer_is_paused_all_the_same(house: Hou
     records = memoryview(batch(b"x" * 20_000))
     topics = [ProduceTopic("t", ZERO_UUID, [ProducePartition(0, records)])]
     assert await client.ask(0, ProduceRequest(None, 0, 1_000, topics), 12) is None
-    assert client.connection._held_back is not None
+    assert client.connection._pause is not None
 
 
 async def test_an_api_may_have_a_limit_of_its_own(house: House) -> None:
@@ -270,10 +271,10 @@ async def test_a_producer_over_its_quota_is_paused(house: House) -> None:
     assert await produced(ann) == 0
     await quota(house, OWN, (("user", "ann"),), producer_byte_rate=10_000)
     assert 1_000 <= await produced(ann) <= 1_200
-    assert ann.connection._held_back is not None
-    assert house.context.throttler.refused == {(OWN, "producer_byte_rate"): 1}
+    assert ann.connection._pause is not None
+    assert house.context.throttler.rejected == {(OWN, "producer_byte_rate"): 1}
     assert await produced(bob) == 0
-    assert bob.connection._held_back is None
+    assert bob.connection._pause is None
     again = await house.client("ann")
     assert (await again.ask(METADATA, MetadataRequest(None))).throttle_time_ms == 0
     # All of ann's connections share the quota, whatever their client ids.
@@ -299,7 +300,7 @@ async def test_a_consumer_over_its_quota_is_paused_and_gets_bounded_replies(hous
     held = await client.ask(1, asked)
     assert size(held) <= 10_000
     assert 7_000 <= held.throttle_time_ms <= 9_500
-    assert client.connection._held_back is not None
+    assert client.connection._pause is not None
 
 
 async def test_a_tenants_quotas_count_for_its_own_clients_only(house: House) -> None:
@@ -351,7 +352,7 @@ async def test_fetches_that_wait_are_long_polls_and_one_too_many_is_paused(house
             await asyncio.sleep(0)
         found = await clients[2].ask(1, asked)
     assert found.throttle_time_ms == WAIT_RETRY_MS
-    assert clients[2].connection._held_back is not None, "or it would ask again at once"
+    assert clients[2].connection._pause is not None, "or it would ask again at once"
     assert len(parked) == 2
     waiting[0].cancel()
     await asyncio.gather(waiting[0], return_exceptions=True)
@@ -359,15 +360,15 @@ async def test_fetches_that_wait_are_long_polls_and_one_too_many_is_paused(house
     async with asyncio.timeout(SECONDS_MAX):
         while len(parked) < 2:
             await asyncio.sleep(0)
-    await house.stage.broker.append_batches(topic, 0, (batch(b"at last"),), acks=1)
+    await house.stage.broker.call(AppendBatches(topic, 0, acks=1, batches=(batch(b"at last"),)))
     for answer in await asyncio.gather(waiting[1], third):
         ((one,),) = (each.partitions for each in answer.topics)
         assert one.records
         assert answer.throttle_time_ms == 0
     quotas = house.context.quotas
     assert quotas is not None
-    assert quotas._wait_counts == {}
-    assert quotas.refused == {("000000000000", "waits"): 1}
+    assert quotas._waits == {}
+    assert quotas.rejected == {("000000000000", "waits"): 1}
 
 
 async def test_one_tenant_does_not_pause_another(house: House) -> None:
@@ -378,7 +379,7 @@ async def test_one_tenant_does_not_pause_another(house: House) -> None:
     for _ in range(3):
         await ann.ask(HEARTBEAT, BEAT)
     assert (await bob.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
-    assert bob.connection._held_back is None
+    assert bob.connection._pause is None
 
 
 async def test_who_has_no_limits_is_never_paused(house: House) -> None:
@@ -386,4 +387,4 @@ async def test_who_has_no_limits_is_never_paused(house: House) -> None:
     client: Client = await house.client("ann")
     for _ in range(50):
         assert (await client.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
-    assert client.connection._held_back is None
+    assert client.connection._pause is None

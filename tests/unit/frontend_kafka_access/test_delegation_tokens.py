@@ -27,11 +27,11 @@ from tests.unit.frontend_kafka_access.test_acls import (
 )
 from tests.unit.frontend_kafka_access.test_logins import is_in, is_refused
 
-from penstock.metadata import delegation_tokens
+from penstock.metadata.security import delegation_tokens
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
 from penstock.model.limits import TOKEN_LIFE_MS_MAX, TOKEN_RENEWAL_MS_MAX
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_delegation_token import (
     CreatableRenewers,

@@ -23,7 +23,7 @@ from tests.unit.frontend_kafka_access.stage import (
 )
 
 from penstock.model.identity import KeyStatus, Quotas, User
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame
@@ -284,7 +284,7 @@ async def test_a_password_is_in_no_log(house: House, caplog: pytest.LogCaptureFi
             await Client(house, "127.0.0.1").plain(name, password)
             await Client(house).scram(name, password)
     text = "\n".join(f"{each.getMessage()} {each.__dict__}" for each in caplog.records)
-    assert "log-in refused" in text
+    assert "login rejected" in text
     assert "canary-7" not in text
     assert secret not in text
 

@@ -12,28 +12,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.unit.broker_groups.test_group_log import lived
+from tests.unit.broker.coordination.test_row_log import lived
 from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.stage import OTHER, OWN, REGION, Client, House, allow, codes
 
-from penstock.broker.group_log import encode_rows
-from penstock.broker.internal_topic import PARTITION_COUNT
-from penstock.cursor.group.records import CODEC, OffsetKey, OffsetValue
+from penstock.broker.coordination.host import PARTITION_COUNT
+from penstock.broker.coordination.row_log import encode_rows
+from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
+from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.kafka.offsets_view import STEP, as_offsets
 from penstock.frontend.kafka.pipeline import KafkaFrontend
-from penstock.frontend.sealing import Sealing
-from penstock.frontend.slices import SLICE_SECONDS, Slices, Turns
-from penstock.metadata.data_keys import DataKeys
+from penstock.metadata.security.data_keys import DataKeys
 from penstock.metadata.sqlite import SqliteStore
-from penstock.model.names import OFFSETS_TOPIC
-from penstock.model.partitioning import partition_of_group
+from penstock.model.calls import Fetch
+from penstock.model.names import OFFSETS_TOPIC, scoped_id
 from penstock.model.ports import Fetched, StreamEnds
-from penstock.model.tenancy import scoped_id
-from penstock.node.keyring import MasterKeyRing
+from penstock.model.topic import partition_of_group
+from penstock.net.slices import SLICE_SECONDS, Slices, Turns
+from penstock.node.keys.keyring import MasterKeyRing
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.record import iter_records
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
     alter_partition_reassignments,
     create_partitions,
@@ -227,10 +227,10 @@ async def test_rows_of_groups_other_than_offsets_are_left_out(house: House) -> N
     rows = lived((await house.topic()).topic_id)
     expected = []
     for key, value in rows:
-        row, committed = CODEC.decode(key, value)
-        if isinstance(row, OffsetKey):
+        kind, fields, committed = CODEC.decode(key, value)
+        if kind == RowKind.OFFSET:
             offset = committed.offset if isinstance(committed, OffsetValue) else None
-            expected.append((row.group_id, row.partition, offset))
+            expected.append((fields[0], fields[2], offset))
     assert {group for group, _, _ in expected} == {"plain", "tasks"}
     (batch_,) = encode_rows([rows], wall_ms=1)
     fetched = Fetched(StreamEnds(0, len(rows), len(rows), 0), [batch_], len(rows), len(rows))
@@ -247,8 +247,8 @@ async def test_decoding_many_rows_gives_the_loop_back(house: House, ann: Client)
     groups = house.catalog.find(OWN, REGION, "__groups")
     assert groups is not None
     partition = partition_of_group("g", PARTITION_COUNT)
-    rows = await house.stage.broker.fetch(
-        groups, partition, offset=0, bytes_max=1_000_000, is_committed=False
+    rows = await house.stage.broker.call(
+        Fetch(groups, partition, offset=0, bytes_max=1_000_000, is_committed=False)
     )
     looks = itertools.count()
     turns = 0

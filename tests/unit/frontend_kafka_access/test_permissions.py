@@ -39,11 +39,11 @@ from tests.unit.frontend_kafka_access.stage import (
 
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.permissions import Operation, bits
-from penstock.metadata.resource_configs import CLIENT_METRICS, CLIENT_QUOTA
+from penstock.metadata.topics.resource_configs import CLIENT_METRICS, CLIENT_QUOTA
 from penstock.model.topic import Kind, Topic
-from penstock.net.kafka import HangUp
+from penstock.net.kafka.listener import HangUp
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
     add_partitions_to_txn,
     consumer_group_heartbeat,

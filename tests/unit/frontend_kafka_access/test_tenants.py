@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.stage import OTHER, OWN, Client, House, allow, codes
 
-from penstock.model.tenancy import scoped_id, split_scoped
+from penstock.model.names import scoped_id, split_scoped
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
     add_partitions_to_txn,
     consumer_group_describe,

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.kafka.actions import ACTIONS
-from penstock.frontend.kafka.broker_table import TOPIC_NAMES
-from penstock.frontend.kafka.context import KafkaCall, KafkaConfig, KafkaContext
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.dynamic_configs import DynamicConfigs
-from penstock.metadata.resource_configs import ResourceConfigs
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.configs.broker_table import TOPIC_NAMES
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import StoredCatalog
+from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.metadata.topics.resource_configs import ResourceConfigs
 from penstock.model.identity import Caller
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.topic import Kind, QueueSettings, Topic
@@ -77,8 +78,8 @@ class Admin:
         asked = codec.decode_request(codec.encode_request(request, version), 0, version)
         header = RequestHeader(key, version, 1, "test", 0)
         no_connection: Any = None
-        call = KafkaCall(header, api, no_connection, BELIEVED)
-        response = await ACTIONS[key].run(self.context, call, asked)
+        call = KafkaCall(self.context, header, api, no_connection, BELIEVED)
+        response = await ACTIONS[key](call, asked)
         return codec.decode_response(codec.encode_response(response, version), 0, version)
 
     def find(self, name: str) -> Topic | None:
@@ -208,8 +209,8 @@ async def admin_on(
     await configs.start()
     absent: Any = None
     context = KafkaContext(
-        streams=absent,
-        shares=absent,
+        broker=absent,
+        anywhere=absent,
         catalog=catalog,
         groups=absent,
         transactions=absent,

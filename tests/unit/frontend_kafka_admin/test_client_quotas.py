@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.frontend_kafka_admin.stage import ACCOUNT, NODE_ID, Admin, admin_on, alter
 
-from penstock.frontend.kafka import client_quotas
-from penstock.frontend.kafka.client_quotas import (
+from penstock.frontend.kafka.access import client_quotas
+from penstock.frontend.kafka.access.client_quotas import (
     FETCHED,
     PRODUCED,
     ClientQuotas,
@@ -20,7 +20,7 @@ from penstock.frontend.kafka.client_quotas import (
     entity_text,
     sorted_entity,
 )
-from penstock.metadata.resource_configs import CLIENT_QUOTA, GROUP, Resource
+from penstock.metadata.topics.resource_configs import CLIENT_QUOTA, GROUP, Resource
 from penstock.model.levels import BROKER_CONFIGS_STORED
 from penstock.model.limits import CLIENT_NAME_CHARS_MAX, CLIENT_QUOTAS_PER_TENANT_MAX
 from penstock.model.names import OFFSETS_TOPIC
@@ -232,7 +232,7 @@ async def test_a_tenant_has_a_bounded_number_of_quotas(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "penstock.frontend.kafka.alter_client_quotas.CLIENT_QUOTAS_PER_TENANT_MAX", 2
+        "penstock.frontend.kafka.access.quota_requests.CLIENT_QUOTAS_PER_TENANT_MAX", 2
     )
     assert CLIENT_QUOTAS_PER_TENANT_MAX == 1_000
     own = admin.context

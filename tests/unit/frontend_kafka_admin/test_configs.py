@@ -1,9 +1,9 @@
 import pytest
 from tests.unit.frontend_kafka_admin.stage import GROUP, NODE, NODE_ID, TOPIC, Admin, alter
 
-from penstock.frontend.kafka.broker_table import BROKER_TABLE
-from penstock.frontend.kafka.configs import TABLE, read_value
-from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.configs.broker_table import BROKER_TABLE
+from penstock.frontend.kafka.configs.topic_configs import TABLE, read_value
+from penstock.frontend.kafka.errors import ApiError
 from penstock.model.topic import Fsync, Kind
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.incremental_alter_configs import (
@@ -89,7 +89,7 @@ def test_values_are_taken_in_their_plain_form(name: str, text: str, stored: str)
     ],
 )
 def test_values_outside_their_range_are_refused_with_the_name(name: str, text: str) -> None:
-    with pytest.raises(Refusal, match=name.replace(".", r"\.")) as caught:
+    with pytest.raises(ApiError, match=name.replace(".", r"\.")) as caught:
         read_value(name, text)
     assert caught.value.code is ErrorCode.INVALID_CONFIG
     assert len(caught.value.message) < 400
@@ -138,7 +138,7 @@ async def test_synonyms_and_documentation_come_when_asked_for(admin: Admin) -> N
         ("retention.ms", "5", 1),
         ("log.retention.ms", str(7 * DAY_MS), 5),
     ]
-    assert "How long records stay" in (full.documentation or "")
+    assert "How long records are kept" in (full.documentation or "")
 
 
 async def test_the_node_shows_what_tools_look_up(admin: Admin) -> None:

@@ -3,10 +3,10 @@
 import pytest
 from tests.unit.frontend_kafka_admin.stage import ACCOUNT, Admin
 
-from penstock.frontend.kafka import connection_rates
-from penstock.frontend.kafka.client_quotas import entity_text
-from penstock.frontend.kafka.connection_rates import CREATION_RATE, ConnectionRates
-from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
+from penstock.frontend.kafka.access import connection_rates
+from penstock.frontend.kafka.access.client_quotas import entity_text
+from penstock.frontend.kafka.access.connection_rates import CREATION_RATE, ConnectionRates
+from penstock.metadata.topics.resource_configs import CLIENT_QUOTA, Resource
 
 
 async def rate(

@@ -12,14 +12,15 @@ import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE, Admin, HandClock
 from tests.unit.manager.cluster import Cluster, Node, until
 
-from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
-from penstock.manager import wishes
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.manager import operator_requests
 from penstock.manager.decisions import Policy
-from penstock.metadata.cluster_entries import PartitionKey, place_key
+from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.metadata.sqlite import SqliteStore
-from penstock.node.kafka_brokers import ClusterBrokers
-from penstock.node.kafka_cluster import ClusterChanges
-from penstock.node.routes import ClusterRoutes
+from penstock.node.cluster.routes import ClusterRoutes
+from penstock.node.wiring.kafka_brokers import ClusterBrokers
+from penstock.node.wiring.kafka_cluster import ClusterChanges
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter
 from penstock.wire.kafka.generated import describe_quorum, update_features
@@ -54,8 +55,8 @@ class Three:
             view=node.view, routes=ClusterRoutes(node.view), manager=node.manager
         )
         context = KafkaContext(
-            streams=absent,
-            shares=absent,
+            broker=absent,
+            anywhere=absent,
             catalog=node.catalog,
             groups=absent,
             transactions=absent,
@@ -269,7 +270,7 @@ async def test_a_partition_moves_to_fewer_and_to_more_nodes(three: Three, at: in
     (code, reason) = (await three.reassign(at, [1]))[0]
     assert code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert reason is not None
-    assert "in sync on 2 nodes" in reason
+    assert "at least 2 replicas" in reason
 
 
 async def until_ended(three: Three) -> None:
@@ -312,7 +313,7 @@ async def test_a_move_is_cancelled(three: Three, at: int) -> None:
         (0, None),
         (ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS.message),
     ]
-    assert await three.cluster.store.get(place_key(three.key())) is None
+    assert await three.cluster.store.get(placement_key(three.key())) is None
     await three.placed([1, 2], [1, 2])
     assert await three.moving(at) == {}
 
@@ -342,7 +343,7 @@ async def led_by_another(three: Three) -> None:
     """Node 3 leads, and node 2 is preferred."""
     await three.create(1, [[2, 3, 1]])
     await until(lambda: three.key() in three.cluster.view.rows)
-    await wishes.elect_uncleanly(three.cluster.store, three.key(), 3)
+    await operator_requests.elect_uncleanly(three.cluster.store, three.key(), 3)
     await three.led_by(3)
     await until(lambda: len(three.cluster.view.rows[three.key()].row.in_sync) == 3)
 
@@ -378,7 +379,9 @@ async def test_an_unclean_election_elects_whoever_is_left(three: Three, at: int)
         node.is_catching_up = False
     await three.create(1, [[2, 3, 1]])
     await until(lambda: three.key() in three.cluster.view.rows)
-    await wishes.elect_uncleanly(three.cluster.store, three.key(), 2)  # alone in sync now
+    await operator_requests.elect_uncleanly(
+        three.cluster.store, three.key(), 2
+    )  # alone in sync now
     await three.led_by(2)
     await three.cluster.kill(2)
     assert await three.elect(at, UNCLEAN, None if at == 1 else (0,)) == [0]
@@ -429,7 +432,7 @@ async def test_stopped_nodes_are_shown_and_unregistered_when_empty(three: Three)
         assert (await fenced(at), await fenced(at, is_asked=False)) == ([2], [])
         assert await unregister(at, 2) == ErrorCode.INVALID_REQUEST, "it has replicas"
         assert await unregister(at, 9) == ErrorCode.BROKER_ID_NOT_REGISTERED
-    await wishes.drain(three.cluster.store, 2)
+    await operator_requests.drain(three.cluster.store, 2)
     await until(
         lambda: not any(2 in view.row.replicas for view in three.cluster.view.rows.values())
     )

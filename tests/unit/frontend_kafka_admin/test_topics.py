@@ -1,8 +1,8 @@
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE_ID, Admin
 
-from penstock.frontend.kafka.context import PARTITIONS_MAX
-from penstock.frontend.kafka.new_topic import is_topic_name
+from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.config import PARTITIONS_MAX
 from penstock.model.topic import Fsync, Kind
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_partitions import (

@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, IdCatalog, Rig
 
-from penstock.broker.groups import GroupHost
-from penstock.cursor.group.settings import GroupSettings
+from penstock.broker.coordination.groups import GroupHost
+from penstock.broker.coordination.host import CoordinatorSetup
+from penstock.cursor.groups.settings import GroupSettings
 from penstock.model.topic import Topic
 from penstock.wire.kafka.generated.join_group import (
     JoinGroupRequest,
@@ -102,15 +103,15 @@ class GroupRig(Rig):
 @asynccontextmanager
 async def groups(settings: GroupSettings = SETTINGS) -> AsyncIterator[GroupRig]:
     rig = GroupRig()
-    host = GroupHost(
-        streams=rig.streams,
+    setup = CoordinatorSetup(
+        broker=rig.streams,
         catalog=rig.catalog,
         clock=rig.context.clock,
         entropy=secrets.token_bytes,
         account=ACCOUNT,
         region=REGION,
-        settings=settings,
     )
+    host = GroupHost(setup, settings=settings)
     await host.start()
     rig.host = host
     rig.context.groups = host

@@ -17,7 +17,8 @@ from tests.unit.frontend_kafka_groups.stage import (
     groups,
 )
 
-from penstock.frontend.kafka.join_group import METADATA_BYTES_MAX
+from penstock.cursor.coordinator_calls import DescribeGroup
+from penstock.frontend.kafka.groups.classic_membership import METADATA_BYTES_MAX
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import consumer_group_heartbeat as beats
 from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -108,7 +109,7 @@ async def test_a_heartbeat_tells_of_a_rebalance_in_any_version(version: int) -> 
         request = HeartbeatRequest("g", joined.generation_id, joined.member_id)
         assert (await rig.ask(HEARTBEAT, version, request)).error_code == 0
         other = asyncio.create_task(rig.joined("g", version=3))
-        while (await rig.host.describe("g")).state == "Stable":
+        while (await rig.host.call(DescribeGroup("g"))).state == "Stable":
             await asyncio.sleep(0)
         found = await rig.ask(HEARTBEAT, version, request)
         assert found.error_code == ErrorCode.REBALANCE_IN_PROGRESS
@@ -132,7 +133,7 @@ async def test_a_member_leaves_in_any_version(version: int) -> None:
             found = await rig.ask(LEAVE, version, LeaveGroupRequest("g", members=leavers))
             assert found.error_code == 0
             assert [member.error_code for member in found.members] == [0, 25]
-        assert (await rig.host.describe("g")).state == "Empty"
+        assert (await rig.host.call(DescribeGroup("g"))).state == "Empty"
 
 
 # ── Assigned by the coordinator ──────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from tests.unit.frontend_kafka_groups.stage import (
     groups,
 )
 
-from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.groups.settings import GroupSettings
 from penstock.model.errors import DiskFull
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode

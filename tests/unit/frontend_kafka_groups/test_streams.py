@@ -16,9 +16,10 @@ from tests.unit.frontend_kafka_groups.stage import (
     groups,
 )
 
-from penstock.cursor.group.settings import STREAMS_DELAY
-from penstock.frontend.kafka.context import PARTITIONS_MAX
-from penstock.frontend.kafka.oversized import entries_in, requests_in
+from penstock.cursor.coordinator_calls import ChangeConfigs
+from penstock.cursor.groups.settings import STREAMS_DELAY
+from penstock.frontend.kafka.config import PARTITIONS_MAX
+from penstock.frontend.kafka.connection.request_entries import entries_in, requests_in
 from penstock.model.levels import STREAMS_GROUPS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import streams_group_describe as shown
@@ -319,7 +320,7 @@ async def test_below_its_feature_level_there_are_no_streams_groups() -> None:
 async def test_the_first_assignment_waits_as_configured() -> None:
     async with groups(SETTINGS) as rig:
         await rig.topic("lines", partitions=2)
-        await rig.host.change_configs("g", {STREAMS_DELAY: "60000"})
+        await rig.host.call(ChangeConfigs("g", {STREAMS_DELAY: "60000"}))
         joined = await beat(rig)
         assert [code for code, _ in statuses(joined)] == [5, 3]
         assert joined.member_epoch == 1

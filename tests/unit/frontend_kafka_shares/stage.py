@@ -10,14 +10,16 @@ import msgspec
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 from tests.unit.frontend_kafka.rig import CORRELATION_ID, Rig, batch
 
-from penstock.broker.groups import GroupHost
-from penstock.cursor.group.settings import GroupSettings
+from penstock.broker.coordination.groups import GroupHost
+from penstock.broker.coordination.host import CoordinatorSetup
+from penstock.cursor.groups.settings import GroupSettings
 from penstock.frontend.catalog_view import streams_of
+from penstock.model.calls import AppendBatches
 from penstock.model.file_slice import in_memory
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.topic import Kind, Topic
-from penstock.net.kafka import KafkaConfig as ListenerConfig
-from penstock.net.kafka import KafkaConnection, KafkaListener
+from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
+from penstock.net.kafka.listener import KafkaConnection, KafkaListener
 from penstock.record.batch import split_batches
 from penstock.record.record import iter_records
 from penstock.wire.kafka.apis import APIS
@@ -169,8 +171,8 @@ class ShareRig(Rig):
         self.host = groups
         self.base = 0  # offset of the last batch sent: tests count from there
         context = self.context
-        context.streams = stage.broker
-        context.shares = stage.broker.shares
+        context.broker = stage.broker
+        context.anywhere = stage.broker
         context.catalog = streams_of(stage.catalog)
         context.clock = stage.clock
         context.groups = groups
@@ -185,7 +187,9 @@ class ShareRig(Rig):
         )
 
     async def send(self, topic: Topic, *values: bytes, partition: int = 0) -> None:
-        done = await self.stage.broker.append_batches(topic, partition, [batch(*values)], acks=-1)
+        done = await self.stage.broker.call(
+            AppendBatches(topic, partition, acks=-1, batches=[batch(*values)])
+        )
         self.base = done.base_offset
 
     def acquired(self, found: ShareFetchResponse) -> list[tuple[int, int, int]]:
@@ -243,15 +247,15 @@ def values(found: ShareFetchResponse) -> list[bytes]:
 @asynccontextmanager
 async def shares(folder: Path, clock: HandClock | None = None) -> AsyncIterator[ShareRig]:
     async with on_stage(folder, clock) as stage:
-        host = GroupHost(
-            streams=stage.broker,
+        setup = CoordinatorSetup(
+            broker=stage.broker,
             catalog=stage.catalog,
             clock=stage.clock,
             entropy=secrets.token_bytes,
             account=ACCOUNT_DEFAULT,
             region=REGION_DEFAULT,
-            settings=GroupSettings(initial_delay_ms=0),
         )
+        host = GroupHost(setup, settings=GroupSettings(initial_delay_ms=0))
         stage.broker.shares.settings_of = host.settings_of
         await host.start()
         try:

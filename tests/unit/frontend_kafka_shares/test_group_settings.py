@@ -18,8 +18,9 @@ from tests.unit.frontend_kafka_shares.stage import (
     values,
 )
 
-from penstock.cursor.group.codes import Code
-from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
+from penstock.cursor.coordinator_calls import Commit, MakeShareGroup
+from penstock.cursor.groups.offsets import CommitRequest, PartitionCommit
+from penstock.model.calls import AppendBatches, AppendMarker, Ends
 from penstock.model.ports import Marker
 from penstock.model.topic import Topic
 from penstock.record.batch import ATTR_TRANSACTIONAL, split_batches
@@ -53,10 +54,10 @@ class Transaction:
             base_sequence=self._sequence,
         )
         self._sequence += len(sent)
-        await self._broker.append_batches(self._topic, 0, [data], acks=-1)
+        await self._broker.call(AppendBatches(self._topic, 0, acks=-1, batches=[data]))
 
     async def end(self, *, is_commit: bool) -> None:
-        await self._broker.append_marker(self._topic, 0, Marker(self._id, 0, is_commit))
+        await self._broker.call(AppendMarker(self._topic, 0, Marker(self._id, 0, is_commit)))
 
 
 def sizes(found: ShareFetchResponse) -> list[int]:
@@ -169,7 +170,7 @@ async def test_a_group_that_reads_committed_gets_no_open_and_no_aborted_records(
         await bad.end(is_commit=False)
         assert rig.acquired(await member.fetch()) == [], "the other one is open"
         await good.end(is_commit=True)
-        await rig.stage.broker.append_batches(topic, 0, [batch(b"last")], acks=-1)
+        await rig.stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch(b"last")]))
         found = await member.fetch()
         assert values(found) == [b"good", b"last"]
         assert len(sizes(found)) == 2, "no batch of the aborted transaction"
@@ -358,7 +359,7 @@ async def test_other_partitions_of_a_new_group_begin_where_its_config_says(tmp_p
         await rig.send(topic, b"zero", partition=0)
         await rig.send(topic, b"one", partition=1)
         await rig.configure("new", share_auto_offset_reset="earliest")
-        ends = await rig.stage.broker.ends(topic, 0)
+        ends = await rig.stage.broker.call(Ends(topic, 0))
         assert await begin(rig, ends.high_watermark) == 0
         member = await rig.joined("t", group="new")
         found = await member.fetch(topic, range(2))
@@ -369,6 +370,6 @@ async def test_a_group_of_another_kind_is_not_made_a_share_group(tmp_path: Path)
     async with shares(tmp_path) as rig:
         topic = await rig.stream()
         commit = CommitRequest((PartitionCommit(topic.topic_id, 0, 1),))
-        assert (await rig.host.commit("new", commit)).code == 0
+        assert (await rig.host.call(Commit("new", commit))).code == 0
         assert await begin(rig, 0) == ErrorCode.GROUP_ID_NOT_FOUND
-        assert (await rig.host.make_share_group("new")).code is Code.GROUP_ID_NOT_FOUND
+        assert (await rig.host.call(MakeShareGroup("new"))).code is ErrorCode.GROUP_ID_NOT_FOUND

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from tests.unit.frontend.memory import MemoryIdentities
 from tests.unit.frontend_kafka_shares.stage import only, shares, values
 
-from penstock.frontend.kafka.share_sessions import ShareSessions
-from penstock.frontend.quotas import WAIT_RETRY_MS, TenantQuotas
+from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
+from penstock.frontend.limits.quotas import WAIT_RETRY_MS, TenantQuotas
 from penstock.model.identity import Quotas, Tenant
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.faults import ErrorCode
@@ -180,10 +180,10 @@ async def test_a_fetch_that_waits_is_a_long_poll_of_its_tenant(tmp_path: Path) -
         await until(lambda: len(rig.context.parked))
         found = await asyncio.wait_for(two.fetch(topic, max_wait_ms=30_000), 10)
         assert (rig.acquired(found), found.throttle_time_ms) == ([], WAIT_RETRY_MS)
-        assert two.connection._held_back is not None, "or it would ask again at once"
+        assert two.connection._pause is not None, "or it would ask again at once"
         await rig.send(topic, b"a")
         assert rig.acquired(await waiting) == [(0, 0, 1)]
-        assert quotas._wait_counts == {}
+        assert quotas._waits == {}
 
 
 async def test_a_fetch_waits_for_what_others_release(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_who_is_in_no_group_finds_nothing_and_leaves_nothing_behind(tmp_pa
         stranger = rig.member("stranger", "nobody")
         found = only(await stranger.fetch(topic))
         assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert rig.context.shares.find_share(topic, "nobody") is None
+        assert rig.context.anywhere.find_share(topic, "nobody") is None
 
 
 async def test_unknown_topics_and_partitions_are_told(tmp_path: Path) -> None:

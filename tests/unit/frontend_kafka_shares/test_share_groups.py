@@ -18,6 +18,7 @@ from tests.unit.frontend_kafka_shares.stage import (
     values,
 )
 
+from penstock.cursor.coordinator_calls import ReadConfigs
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_configs import AlterableConfig as GivenConfig
@@ -225,7 +226,7 @@ async def test_the_older_request_replaces_all_group_configs(tmp_path: Path) -> N
         request = AlterConfigsRequest([GivenResource(GROUP, "g", [given])])
         (found,) = (await rig.ask(ALTER_CONFIGS, 2, request)).responses
         assert found.error_code == 0
-        assert await rig.host.configs("g") == (0, {"share.auto.offset.reset": "earliest"})
+        assert await rig.host.call(ReadConfigs("g")) == (0, {"share.auto.offset.reset": "earliest"})
 
 
 @pytest.mark.parametrize(
@@ -262,7 +263,7 @@ async def test_group_configs_that_cannot_be_are_refused(
         code, message = await rig.configure(**{name: text})
         assert code == ErrorCode.INVALID_CONFIG
         assert name.replace("_", ".") in (message or "")
-        assert await rig.host.configs("g") == (0, {})
+        assert await rig.host.call(ReadConfigs("g")) == (0, {})
 
 
 # ── Listing, describing, deleting ────────────────────────────────────────────────────────────
@@ -293,11 +294,11 @@ async def test_a_deleted_share_group_forgets_where_it_was(tmp_path: Path) -> Non
         request = DeleteGroupsRequest(["g"])
         (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
         assert found.error_code == ErrorCode.NON_EMPTY_GROUP
-        assert rig.context.shares.find_share(topic, "g") is not None
+        assert rig.context.anywhere.find_share(topic, "g") is not None
         await member.beat(epoch=-1)
         (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
         assert found.error_code == 0
-        assert rig.context.shares.find_share(topic, "g") is None
+        assert rig.context.anywhere.find_share(topic, "g") is None
         (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
         assert found.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
@@ -363,7 +364,7 @@ async def test_a_group_without_members_forgets_topics(tmp_path: Path) -> None:
         found = await rig.ask(DELETE_OFFSETS, 0, request)
         codes = [(each.topic_name, each.error_code) for each in found.responses]
         assert codes == [("t", 0), ("none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
-        assert rig.context.shares.find_share(topic, "g") is None
+        assert rig.context.anywhere.find_share(topic, "g") is None
         assert await offsets(rig) == []
         member = await rig.joined("t")
         found = await rig.ask(DELETE_OFFSETS, 0, request)

@@ -6,7 +6,7 @@ import msgspec
 from tests.lab.rows import NAMESPACE, RowHistory, waves
 
 from penstock.model.topic import Kind, Topic
-from penstock.replication.row import NOBODY, PartitionRow
+from penstock.replication.row import NO_NODE, PartitionRow
 
 KEY = f"{NAMESPACE}/partitions/t/0"
 S = 1_000_000_000
@@ -20,7 +20,7 @@ def row(leader: int, epoch: int, *in_sync: int) -> bytes:
 
 def test_another_leader_is_a_failover_and_a_smaller_set_a_change_of_it() -> None:
     rows = RowHistory()
-    rows.put(KEY, row(NOBODY, 0, 1, 2, 3), 1)
+    rows.put(KEY, row(NO_NODE, 0, 1, 2, 3), 1)
     rows.put(KEY, row(1, 1, 1, 2, 3), 2)
     rows.put(KEY, row(2, 2, 1, 2, 3), 3)
     rows.put(KEY, row(2, 2, 2, 3), 4)

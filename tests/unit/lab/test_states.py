@@ -10,6 +10,7 @@ import pytest
 from tests.lab.states import ComparedStates, State, compare_states, difference
 from tests.unit.broker.stage import HandClock, claim, message, on_stage
 
+from penstock.model.calls import Ack, Append, Extend, Lease
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
 
@@ -21,12 +22,12 @@ async def queue_folder(folder: Path, *, is_acked: bool = True, fifo: bool = Fals
         topic = await stage.topic(fifo=fifo)
         group = {"group": "g", "dedup_id": "d"} if fifo else {}
         for number in range(3):
-            await stage.broker.append(topic, 0, [message(str(number), **group)])
-        (one, *_) = await stage.broker.lease(topic, LeaseRequest(count=2))
+            await stage.broker.call(Append(topic, 0, [message(str(number), **group)]))
+        (one, *_) = await stage.broker.call(Lease(topic, LeaseRequest(count=2)))
         if is_acked:
-            await stage.broker.ack(topic, 0, [claim(one)])
+            await stage.broker.call(Ack(topic, 0, [claim(one)]))
         else:
-            await stage.broker.extend(topic, 0, [(claim(one), 0)])
+            await stage.broker.call(Extend(topic, 0, [(claim(one), 0)]))
         return topic
 
 

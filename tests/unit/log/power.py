@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from penstock.log.files import Disk
+from penstock.log.storage.files import Disk
 
 
 class Killed(Exception):
@@ -51,7 +51,7 @@ class PowerDisk(Disk):
             if path.is_file():
                 self._names[path] = self._hold(os.open(path, os.O_RDONLY))
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         for file in self._files.values():
             os.close(file.held)
         self._files.clear()

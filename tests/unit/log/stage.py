@@ -3,9 +3,9 @@
 import errno
 from pathlib import Path
 
-from penstock.log.damage import DamagedRange
-from penstock.log.files import Disk
 from penstock.log.log import Log, LogConfig
+from penstock.log.storage.damage import DamagedRange
+from penstock.log.storage.files import Disk
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record
 
@@ -41,8 +41,16 @@ def make_batch(
     )
 
 
+OPENED: list[Log] = []  # by the test that runs; ``conftest.py`` closes them
+
+
 def open_log(folder: Path, config: LogConfig = SMALL, *, disk: Disk | None = None) -> Log:
-    return Log.open(folder, config, now_ms=1_000, disk=disk or Disk())
+    return closed_later(Log.open(folder, config, now_ms=1_000, disk=disk or Disk()))
+
+
+def closed_later(log: Log) -> Log:
+    OPENED.append(log)
+    return log
 
 
 def append(log: Log, *, count: int = 1, size: int = 40, epoch: int = 0) -> bytes:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.harness.full import part
 from tests.unit.log.stage import SMALL, QuickDisk, open_log, sync
 
-from penstock.log.cleanable import cleanable, grouped
 from penstock.log.compaction import Compaction, Progress, Unreadable, read_clean_offset
-from penstock.log.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.inspection import verify_segment
 from penstock.log.log import Log
-from penstock.log.segment import SegmentInfo
-from penstock.log.survey import verify_segment
-from penstock.log.swap import announce, mark_path, spare_folder
+from penstock.log.replacement import begin_replacement, mark_path, rewritten_folder
+from penstock.log.retention import cleanable, grouped
+from penstock.log.storage.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.storage.segment import SegmentInfo
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, encode_batch, parse_header
 from penstock.record.control import encode_control_batch, encode_marker_batch
 from penstock.record.record import RawRecord, encode_record, iter_records
@@ -164,7 +164,7 @@ def values(log: Log, aborted: frozenset[int] = frozenset()) -> dict[bytes, bytes
 
 
 def leftovers(folder: Path) -> list[str]:
-    spare = spare_folder(folder)
+    spare = rewritten_folder(folder)
     return [path.name for path in (*folder.glob("*.swap"), *spare.glob("*"), *folder.glob("*.tmp"))]
 
 
@@ -483,7 +483,7 @@ class MortalDisk(QuickDisk):
             super().unlink(path)
 
     def cut_power(self, folder: Path) -> None:
-        for path in (*folder.glob("*"), *spare_folder(folder).glob("*")):
+        for path in (*folder.glob("*"), *rewritten_folder(folder).glob("*")):
             safe = self._unsynced.get(path.stat().st_ino)
             if safe is not None and path.is_file():
                 os.truncate(path, safe)
@@ -508,8 +508,10 @@ def rewrite_and_join(log: Log) -> None:
         sync(log)
         compaction = begin(log, now_ms=now_ms)
         assert compaction is not None
-        drive_blindly(compaction)
-        compaction.close()
+        try:
+            drive_blindly(compaction)
+        finally:
+            compaction.close()
 
 
 def count_operations(origin: Path, folder: Path) -> int:
@@ -589,7 +591,7 @@ def test_any_part_of_a_swap_may_have_reached_the_disk(tmp_path: Path) -> None:
         shutil.copytree(origin, folder)
         for (at, suffix), is_done in zip(moves, done, strict=True):
             if is_done and at == base:
-                spare = segment_path(spare_folder(folder), base, suffix)
+                spare = segment_path(rewritten_folder(folder), base, suffix)
                 spare.rename(segment_path(folder, base, suffix))
             elif is_done:
                 segment_path(folder, at, suffix).unlink()
@@ -614,7 +616,7 @@ def test_looking_at_an_interrupted_swap_finds_no_damage(tmp_path: Path) -> None:
         pass
     first, second = log.segments()[:2]
     log.close(clean=False)
-    spare = segment_path(spare_folder(tmp_path), first.base_offset)
+    spare = segment_path(rewritten_folder(tmp_path), first.base_offset)
     spare.rename(segment_path(tmp_path, first.base_offset))  # the side files have not followed
     survey = verify_segment(tmp_path, first.base_offset, first.end_offset)
     assert survey.damage == []
@@ -629,8 +631,8 @@ def test_a_mark_whose_files_are_gone_removes_nothing(tmp_path: Path) -> None:
     expected = records(log)
     first, second = log.segments()[:2]
     log.close()
-    spare_folder(tmp_path).mkdir()
-    announce(QuickDisk(), tmp_path, first.base_offset, second.end_offset)
+    rewritten_folder(tmp_path).mkdir()
+    begin_replacement(QuickDisk(), tmp_path, first.base_offset, second.end_offset)
     again = open_log(tmp_path, disk=QuickDisk())
     assert records(again) == expected
     assert not mark_path(tmp_path, first.base_offset, second.end_offset).exists()

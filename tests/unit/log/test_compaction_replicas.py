@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.unit.log.stage import QuickDisk, open_log, sync
 from tests.unit.log.test_compaction import DAY_MS, NOW_MS, batches, records, values
 
-from penstock.log.cleanable import cleanable
 from penstock.log.compaction import Compaction, Progress, read_clean_offset
 from penstock.log.log import Log
+from penstock.log.retention import cleanable
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import RawRecord, encode_record
 
@@ -77,7 +77,7 @@ class Pair:
         """What the leader's log has behind the follower's end, as a fetch brings it."""
         leader, follower = self.leader, self.follower
         found = leader.read(follower.end_offset, bytes_max=bytes_max)
-        headers = follower.append_stretch(b"".join(found), now_ms=self.now_ms)
+        headers = follower.append_copied(b"".join(found), now_ms=self.now_ms)
         assert not found or headers[-1].next_offset == parse_header(found[-1]).next_offset
         sync(follower)
 

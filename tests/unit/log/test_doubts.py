@@ -7,10 +7,10 @@ import pytest
 from tests.unit.log.power import Killed, PowerDisk
 from tests.unit.log.stage import QuickDisk, append_many, make_batch, open_log, read_all, sync
 
-from penstock.log.files import Disk
+from penstock.log.inspection import PartitionFolder, summarize
 from penstock.log.log import Log, LogConfig
 from penstock.log.recovery import RecoveryReport
-from penstock.log.survey import PartitionPlace, glance
+from penstock.log.storage.files import Disk
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150, tail_bytes_max=0)
 SEGMENT = f"{0:020d}.log"
@@ -53,7 +53,7 @@ def test_r5_a_clean_stop_leaves_no_doubts(tmp_path: Path) -> None:
     settled_log(tmp_path, clean=True)
     log = opened(tmp_path)
     assert doubts(log.recovery) == set()
-    assert glance(PartitionPlace("t", 0, tmp_path)).was_clean
+    assert summarize(PartitionFolder("t", 0, tmp_path)).was_clean
 
 
 def test_r5_a_crash_is_told_from_a_stop_even_after_a_clean_stop(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_r5_dying_at_any_moment_of_an_opening_forgets_no_doubt(tmp_path: Path) -
         except Killed:
             is_killed = True
         disk.left_behind(folder, left, None)
-        disk.let_go()
+        disk.close_files()
         again = opened(left)
         assert doubts(again.recovery) == expected
         assert again.end_offset == 10

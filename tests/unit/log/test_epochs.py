@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.log.stage import QuickDisk, append, append_many, make_batch, open_log, sync
+from tests.unit.log.stage import (
+    QuickDisk,
+    append,
+    append_many,
+    closed_later,
+    make_batch,
+    open_log,
+    sync,
+)
 
 from penstock.log.epochs import read_epochs, write_epochs
 from penstock.log.log import Log, LogConfig
@@ -82,7 +90,7 @@ def test_an_epoch_without_a_batch_is_not_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_bodies_are_not_read_for_it(tmp_path: Path, is_saved: bool) -> None:
     disk = ReadingDisk()
-    log = Log.open(tmp_path, LARGE, now_ms=1_000, disk=disk)
+    log = closed_later(Log.open(tmp_path, LARGE, now_ms=1_000, disk=disk))
     for at in range(200):
         append(log, size=20_000, epoch=at // 50)
     expected = [(0, 0), (1, 50), (2, 100), (3, 150)]

@@ -10,15 +10,16 @@ from tests.unit.log.stage import (
     FaultyDisk,
     append,
     append_many,
+    closed_later,
     make_batch,
     open_log,
     read_all,
     sync,
 )
 
-from penstock.log.damage import DamagedRange
 from penstock.log.log import AppendsRefused, Log, LogConfig, OffsetOutOfRange
 from penstock.log.segments import OPEN_SEGMENTS_MAX
+from penstock.log.storage.damage import DamagedRange
 from penstock.model.errors import DiskFull
 from penstock.record.batch import parse_header
 
@@ -103,7 +104,7 @@ def test_an_append_is_one_write(tmp_path: Path) -> None:
 
 def test_segments_roll_by_size_and_by_age(tmp_path: Path) -> None:
     config = LogConfig(segment_bytes_max=300, segment_age_ms_max=1_000)
-    log = Log.open(tmp_path, config, now_ms=0)
+    log = closed_later(Log.open(tmp_path, config, now_ms=0))
     log.append(make_batch(0), now_ms=0)
     log.append(make_batch(1), now_ms=999)
     assert log.segment_count == 1

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.log.power import Killed, PowerDisk
 from tests.unit.log.stage import QuickDisk, append_many, open_log, sync
 
-from penstock.log.files import Disk
 from penstock.log.log import Log
+from penstock.log.storage.files import Disk
 from penstock.model.errors import DiskFull
 from penstock.record.crc32c import crc32c
 
@@ -145,7 +145,7 @@ def test_it_is_the_old_or_the_new_value_whenever_the_machine_stops(
             pass
         left = tmp_path / f"after-{number}"
         disk.left_behind(folder, left, chance if is_power_cut else None)
-        disk.let_go()
+        disk.close_files()
         value = reopened(left).low_watermark
         assert value == 9 if is_returned else value in (7, 9)
         found.add((is_returned, value))

@@ -6,11 +6,19 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.log.stage import append, append_many, make_batch, open_log, read_all, sync
+from tests.unit.log.stage import (
+    append,
+    append_many,
+    closed_later,
+    make_batch,
+    open_log,
+    read_all,
+    sync,
+)
 
-from penstock.log.damage import DamagedRange
 from penstock.log.log import Log, LogConfig
 from penstock.log.recovery import FormatUnsupported
+from penstock.log.storage.damage import DamagedRange
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record
 
@@ -267,7 +275,7 @@ def test_half_made_and_orphaned_files_are_swept_up(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     open_log(tmp_path).close()
     (tmp_path / "format").write_bytes(b"penstock-log 2\n")
-    with pytest.raises(FormatUnsupported, match="format is 2"):
+    with pytest.raises(FormatUnsupported, match="log format 2"):
         open_log(tmp_path)
     (tmp_path / "format").write_bytes(b"something else")
     with pytest.raises(FormatUnsupported, match="unknown"):
@@ -291,7 +299,7 @@ def test_a_crash_right_after_a_roll_keeps_the_log_whole(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_unclean_full_segment_is_recovered_within_two_seconds_of_cpu(tmp_path: Path) -> None:
     """Measured with a quarter of a segment: every batch takes the same time."""
-    log = Log.open(tmp_path / "log", LogConfig(), now_ms=0)
+    log = closed_later(Log.open(tmp_path / "log", LogConfig(), now_ms=0))
     while log.size_bytes < 60_000_000 / 4:
         append(log, size=320)
     log.close(clean=False)
@@ -300,7 +308,7 @@ def test_an_unclean_full_segment_is_recovered_within_two_seconds_of_cpu(tmp_path
         folder = shutil.copytree(tmp_path / "log", tmp_path / str(number))
         gc.collect()
         before = time.process_time()
-        again = Log.open(folder, LogConfig(), now_ms=0)
+        again = closed_later(Log.open(folder, LogConfig(), now_ms=0))
         spent_s.append(time.process_time() - before)
         assert again.recovery.scanned_bytes == log.size_bytes
         assert again.end_offset == log.end_offset

@@ -50,7 +50,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "log"):
             self.log.close(clean=False)
-            self.disk.let_go()
+            self.disk.close_files()
             shutil.rmtree(self.root)
 
     @property
@@ -69,13 +69,13 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.run(lambda log: log.append(batch, now_ms=1_000), death)
 
     @rule(sizes=st.lists(st.integers(8, 200), min_size=1, max_size=8), death=DEATHS)
-    def append_stretch(self, sizes: list[int], death: Death) -> None:
+    def append_copied(self, sizes: list[int], death: Death) -> None:
         sent = []
         for size in sizes:
             sent.append(self.next_batch(1, size))
             self.batches.append(sent[-1])
         data = memoryview(b"".join(sent))
-        self.run(lambda log: log.append_stretch(data, now_ms=1_000), death)
+        self.run(lambda log: log.append_copied(data, now_ms=1_000), death)
 
     @rule()
     def follow_another_leader(self) -> None:
@@ -160,7 +160,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         chance = None if seed is None else Random(seed)
         self.disk.left_behind(self.folder, target, chance)
         self.log.close(clean=False)
-        self.disk.let_go()
+        self.disk.close_files()
         shutil.rmtree(self.folder)
         self.folder, self.disk = target, PowerDisk(target)
         self.log = open_log(target, CONFIG, disk=self.disk)

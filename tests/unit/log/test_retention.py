@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.log.retention import droppable
-from penstock.log.segment import SegmentInfo
+from penstock.log.storage.segment import SegmentInfo
 
 SEGMENTS = [
     SegmentInfo(0, 10, 100, 1_000),

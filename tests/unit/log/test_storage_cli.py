@@ -11,7 +11,7 @@ from tests.unit.log.stage import append_many, open_log
 from penstock.cli import main
 from penstock.log.log import LogConfig
 from penstock.model.message import Attribute, Message
-from penstock.node.folder import DataFolder
+from penstock.node.process.folder import DataFolder
 from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
@@ -110,7 +110,7 @@ def test_verify_finds_that_synced_records_are_gone(run: Run, data: Path) -> None
     code, out, _ = run("verify", str(data), "-o", "json")
     assert code == 8
     reasons = [one["reason"] for one in json.loads(out)["findings"] if one["kind"] == "damage"]
-    assert reasons == ["records that were synced are gone"]
+    assert reasons == ["synced records are missing"]
 
 
 @pytest.mark.parametrize("name", [f"{0:020d}.index", f"{0:020d}.check", "cursor.0.checkpoint"])

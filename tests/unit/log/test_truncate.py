@@ -18,13 +18,13 @@ from tests.unit.log.stage import (
     sync,
 )
 
-from penstock.log.checkpoint import RecoveryPoint, read_point
-from penstock.log.files import DISK
-from penstock.log.layout import SIDE_SUFFIXES
+from penstock.log.batch_cache import BatchCacheBudget
+from penstock.log.inspection import segment_bases, verify_segment
 from penstock.log.log import AppendsRefused, Log, LogConfig
-from penstock.log.survey import segment_bases, verify_segment
-from penstock.log.swap import announce, mark_path, spare_folder
-from penstock.log.tail import TailBudget
+from penstock.log.replacement import begin_replacement, mark_path, rewritten_folder
+from penstock.log.storage.checkpoint import RecoveryPoint, read_point
+from penstock.log.storage.files import DISK
+from penstock.log.storage.layout import SIDE_SUFFIXES
 from penstock.model.errors import DiskFull, OffsetOutOfRange
 from penstock.model.file_slice import FileSlice
 from penstock.record.batch import parse_header
@@ -106,8 +106,8 @@ def test_the_mark_of_a_clean_stop_does_not_come_back_with_the_size(tmp_path: Pat
 
 
 def test_recent_batches_in_memory_go_too(tmp_path: Path) -> None:
-    budget = TailBudget(10_000)
-    log = open_log(tmp_path, LogConfig(tail_bytes_max=5_000, tail_budget=budget))
+    budget = BatchCacheBudget(10_000)
+    log = open_log(tmp_path, LogConfig(tail_bytes_max=5_000, batch_cache_budget=budget))
     append_many(log, 10)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(log.truncate, 4).result() == 4
@@ -124,11 +124,11 @@ def test_a_fetch_that_knew_the_place_is_not_served_what_stood_there(tmp_path: Pa
     for _ in range(4):
         append(log, size=100_000)
     for as_slice in (True, False):
-        log.read_stretch(2, bytes_max=10**6, as_slice=as_slice)
+        log.read_buffers(2, bytes_max=10**6, as_slice=as_slice)
     log.truncate(2)
     batch = append(log, size=150_000)
     for as_slice in (True, False):
-        (piece,) = log.read_stretch(2, bytes_max=10**6, as_slice=as_slice).buffers
+        (piece,) = log.read_buffers(2, bytes_max=10**6, as_slice=as_slice).buffers
         data = (
             piece.file.pread(piece.size, piece.position) if isinstance(piece, FileSlice) else piece
         )
@@ -192,12 +192,12 @@ def test_a_rewrite_that_was_decided_does_not_bring_back_what_is_cut(tmp_path: Pa
     written = append_many(log, 20)
     sync(log)
     first = log.segments()[0]
-    spare = spare_folder(tmp_path)
+    spare = rewritten_folder(tmp_path)
     spare.mkdir()
     for suffix in (".log", *SIDE_SUFFIXES):
         name = f"{0:020d}{suffix}"
         (spare / name).write_bytes((tmp_path / name).read_bytes())
-    announce(DISK, tmp_path, 0, first.end_offset)
+    begin_replacement(DISK, tmp_path, 0, first.end_offset)
     log.truncate(2)
     assert not mark_path(tmp_path, 0, first.end_offset).exists()
     assert read_all(open_log(tmp_path)) == ({at: written[at] for at in range(2)}, [])

@@ -8,10 +8,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from penstock.manager.decisions import Policy, Why
+from penstock.manager.active_manager import Times
+from penstock.manager.cluster_state import ClusterState
+from penstock.manager.decisions import DecisionKind, Policy
 from penstock.manager.in_cluster import Manager
-from penstock.manager.tenure import Times
-from penstock.metadata.catalog import StoredCatalog
+from penstock.manager.overview import risk_of_stopping
+from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterView
+from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,
     NodeEntry,
@@ -20,11 +24,9 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.cluster_level import ClusterLevel
-from penstock.metadata.cluster_view import ClusterView
-from penstock.metadata.membership import Membership
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
 from penstock.metadata.store import Change as StoreChange
+from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.errors import Overloaded, VersionConflict
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.topic import Kind, Topic
@@ -313,12 +315,12 @@ class Cluster:
         return [
             number
             for number, node in self.nodes.items()
-            if node.manager is not None and node.manager.is_managing
+            if node.manager is not None and node.manager.active is not None
         ]
 
     @property
-    def counts(self) -> Counter[Why]:
-        total: Counter[Why] = Counter()
+    def counts(self) -> Counter[DecisionKind]:
+        total: Counter[DecisionKind] = Counter()
         for node in self.nodes.values():
             if node.manager is not None:
                 total += node.manager.counts
@@ -377,3 +379,12 @@ class Cluster:
             except VersionConflict:
                 continue
             return
+
+
+def is_safe_to_stop(state: ClusterState, node: int) -> bool:
+    risk = risk_of_stopping(state, node)
+    return not risk.unavailable and not risk.unsendable
+
+
+def is_empty(state: ClusterState, node: int) -> bool:
+    return not list(state.on(node))

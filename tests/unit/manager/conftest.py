@@ -32,8 +32,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def open_etcd(etcd: EtcdCluster, folder: Path) -> Store:
-    from penstock.metadata.etcd import EtcdStore
-    from penstock.metadata.etcd_links import EtcdConfig
+    from penstock.metadata.etcd.links import EtcdConfig
+    from penstock.metadata.etcd.store import EtcdStore
 
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return await EtcdStore.open(EtcdConfig(endpoints=etcd.endpoints, namespace=f"/test/{name}"))

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tests.unit.manager.cluster import Cluster, topic, until
 
-from penstock.manager import wishes
-from penstock.manager.decisions import Policy, Why
+from penstock.manager import operator_requests
+from penstock.manager.decisions import DecisionKind, Policy
 from penstock.metadata.cluster_entries import MANAGER_KEY, ManagerEntry, PartitionKey, encode_entry
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
@@ -310,7 +310,7 @@ class TestTrouble:
         await cluster.store.put("/wishes/places/nonsense", b"{}")
         await cluster.store.put("/wishes/drains/none", b"")
         await cluster.create(topic("a", 3))
-        await wishes.drain(cluster.store, 3)
+        await operator_requests.drain(cluster.store, 3)
         await until(lambda: 3 not in cluster.leaders("a"))
 
 
@@ -334,7 +334,9 @@ class TestRecovery:
         row = cluster.row("a")
         assert (row.leader, row.epoch) == (2, 2)
         assert row.lost == {1, 3}
-        await until(lambda: cluster.counts[Why.RECOVERED] == 1)  # counted once it is answered
+        await until(
+            lambda: cluster.counts[DecisionKind.RECOVERED] == 1
+        )  # counted once it is answered
 
     async def test_asks_a_node_again_that_was_started_again(self, cluster: Cluster) -> None:
         """What it said in its former life does not count: it may have lost more since."""
@@ -496,7 +498,7 @@ async def test_history_that_is_forgotten_at_once_is_made_up_for(tmp_path: Path) 
     await cluster.create(topic("a", 60))
     await cluster.kill(3)
     await until(lambda: all(cluster.is_led(row) for row in cluster.rows("a")))
-    await wishes.drain(store, 3)
+    await operator_requests.drain(store, 3)
     await until(lambda: all(row.epoch >= 1 and row.leader != 3 for row in cluster.rows("a")))
     await cluster.stop()
     await store.close()

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.manager.cluster import topic
 
 from penstock.manager import moving
+from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, wanted
-from penstock.manager.known import Known
 from penstock.manager.reassigning import (
     Reassignment,
     Refused,
@@ -17,12 +17,12 @@ from penstock.manager.reassigning import (
     reassignment,
     unclean_leader,
 )
-from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, PlaceWish
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, PlacementRequest
 from penstock.model.replication import factor_of, with_factors
 from penstock.model.topic import Topic
 from penstock.replication.row import Change, PartitionRow, View
 
-MOVE = PlaceWish((4, 2, 3), (1, 2, 3))
+MOVE = PlacementRequest((4, 2, 3), (1, 2, 3))
 ALIVE = {1: 10, 2: 20, 3: 30, 4: 40}
 
 
@@ -75,7 +75,7 @@ class TestAMove:
         before: tuple[int, ...],
         expected: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
     ) -> None:
-        assert reassignment(row, PlaceWish(target, before)) == Reassignment(*expected)
+        assert reassignment(row, PlacementRequest(target, before)) == Reassignment(*expected)
 
     def test_that_is_cancelled_drops_what_it_added(self) -> None:
         change = cancelled(viewed(row_of(1, 2, 3, 4)), MOVE)
@@ -182,11 +182,11 @@ class TestTheNumberOfReplicas:
 
 def planned(one: Topic, places: Mapping[int, tuple[int, ...]]) -> set[int]:
     """Partitions that the manager would move or give other replicas."""
-    known = Known()
-    known.see_nodes({node: NodeEntry(node, f"n{node}", "") for node in (1, 2, 3)}, ALIVE)
+    state = ClusterState()
+    state.see_nodes({node: NodeEntry(node, f"n{node}", "") for node in (1, 2, 3)}, ALIVE)
     for index, replicas in places.items():
-        known.see_row(PartitionKey(one.topic_id, index), viewed(row_of(*replicas)))
-    return {key.index for key in moving.targets(moving.situation(known, Only(one), Policy()))}
+        state.see_row(PartitionKey(one.topic_id, index), viewed(row_of(*replicas)))
+    return {key.index for key in moving.targets(moving.situation(state, Only(one), Policy()))}
 
 
 class Only:

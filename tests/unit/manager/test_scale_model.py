@@ -21,14 +21,14 @@ from tests.harness.full import FULL
 from tests.unit.manager.cluster import until
 
 from penstock.manager import moving
-from penstock.manager.decisions import Decision, Policy, Why, due
+from penstock.manager.active_manager import KEYS_PER_SLICE, Times
+from penstock.manager.cluster_state import ClusterState
+from penstock.manager.decisions import Decision, DecisionKind, Policy, due
 from penstock.manager.in_cluster import Manager
-from penstock.manager.known import Known
 from penstock.manager.placement import Host, Placed, plan
-from penstock.manager.tenure import KEYS_PER_SLICE, Times
-from penstock.metadata.catalog import StoredCatalog
+from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey, encode_entry, partition_key
-from penstock.metadata.cluster_view import ClusterView
+from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Topic
 from penstock.replication.election import Standing
@@ -79,8 +79,10 @@ class Scaled:
         await until(self._is_at_rest)
 
     def _is_at_rest(self) -> bool:
-        known = self.manager.known
-        return known is not None and len(known.rows) == len(self.view.rows) and not known.due
+        if self.manager.active is None:
+            return False
+        state = self.manager.active.state
+        return len(state.rows) == len(self.view.rows) and not state.due
 
     async def stop(self) -> None:
         await self.manager.stop()
@@ -95,7 +97,7 @@ class Scaled:
         await until(lambda: node not in self.view.nodes)
         await until(lambda: all(self.is_led(self.view.rows[key]) for key in held))
         elected = sum(self.view.rows[key].row.epoch == 2 for key in held)
-        await until(lambda: self.manager.counts[Why.ELECTED] == elected)
+        await until(lambda: self.manager.counts[DecisionKind.ELECTED] == elected)
         return held
 
     def is_led(self, view: View) -> bool:
@@ -136,14 +138,14 @@ def hosts(size: Size, *, more: int = 0) -> list[Host]:
     return [Host(node) for node in range(1, size.nodes + 1 + more)]
 
 
-def known_of(size: Size) -> Known:
-    known = Known()
+def known_of(size: Size) -> ClusterState:
+    state = ClusterState()
     nodes = range(1, size.nodes + 1)
-    known.see_nodes({node: population.node_entry(node) for node in nodes}, {n: n for n in nodes})
+    state.see_nodes({node: population.node_entry(node) for node in nodes}, {n: n for n in nodes})
     for key, one in placed(size).items():
-        known.see_row(key, View(1, 1, population.row(one.replicas, one.replicas[0])))
-    known.due.clear()
-    return known
+        state.see_row(key, View(1, 1, population.row(one.replicas, one.replicas[0])))
+    state.due.clear()
+    return state
 
 
 class Queues:
@@ -191,7 +193,7 @@ class TestANodeThatIsLost:
             cluster.store.begin_count()
             counts = cluster.store.counts
             held = await cluster.lose(LOST)
-            elected = cluster.manager.counts[Why.ELECTED]
+            elected = cluster.manager.counts[DecisionKind.ELECTED]
             assert elected == counts.changed == pytest.approx(model.elections(size), abs=3)
             txns = model.decision_txns(elected, size.nodes - 1, named=1)
             assert counts.txns == pytest.approx(txns, rel=0.15, abs=1)
@@ -217,12 +219,12 @@ class TestANodeThatIsLost:
             assert counts.told_bytes == pytest.approx(told, rel=0.05)
 
     def test_scatters_over_the_others(self, size: Size) -> None:
-        known = known_of(size)
-        nodes = {node: entry for node, entry in known.nodes.items() if node != LOST}
-        known.see_nodes(nodes, {node: node for node in nodes})
+        state = known_of(size)
+        nodes = {node: entry for node, entry in state.nodes.items() if node != LOST}
+        state.see_nodes(nodes, {node: node for node in nodes})
         heirs: Counter[int] = Counter()
-        for key in known.due:
-            found = due(known, key, QUEUES, QUIET, lambda _key, _view: {})
+        for key in state.due:
+            found = due(state, key, QUEUES, QUIET, lambda _key, _view: {})
             if isinstance(found, Decision) and found.change is not None:
                 heirs[found.change.row.leader] += 1
         total = heirs.total()
@@ -348,13 +350,13 @@ class TestCalls:
     def test_for_a_lost_node_grow_with_what_it_held(self) -> None:
         each = []
         for size in SIZES:
-            known = known_of(size)
-            nodes = {node: entry for node, entry in known.nodes.items() if node != LOST}
+            state = known_of(size)
+            nodes = {node: entry for node, entry in state.nodes.items() if node != LOST}
 
-            def lose(known: Known = known, nodes: Mapping[int, Any] = nodes) -> None:
-                known.see_nodes(nodes, {node: node for node in nodes})
-                for key in known.due:
-                    due(known, key, QUEUES, QUIET, lambda _key, _view: {})
+            def lose(state: ClusterState = state, nodes: Mapping[int, Any] = nodes) -> None:
+                state.see_nodes(nodes, {node: node for node in nodes})
+                for key in state.due:
+                    due(state, key, QUEUES, QUIET, lambda _key, _view: {})
 
             calls = calls_of(lose)
             each.append((calls - 6 * size.nodes) / size.held)
@@ -363,9 +365,9 @@ class TestCalls:
     def test_for_a_new_partition_grow_with_nodes_alone(self) -> None:
         each = []
         for size in SIZES:
-            known = known_of(size)
+            state = known_of(size)
             key = PartitionKey("new", 0)
-            calls = calls_of(partial(due, known, key, QUEUES, QUIET, _no_standings))
+            calls = calls_of(partial(due, state, key, QUEUES, QUIET, _no_standings))
             each.append(calls / size.nodes)
         assert each[-1] < 1.2 * each[0], each
 
@@ -378,15 +380,15 @@ def _no_standings(_key: PartitionKey, _view: View) -> Mapping[int, Standing]:
 
 
 def test_a_situation_noted_in_parts_is_the_whole_one() -> None:
-    known = known_of(SIZES[0])
-    keys = list(known.rows)
-    whole = moving.situation(known, QUEUES, QUIET).partitions
+    state = known_of(SIZES[0])
+    keys = list(state.rows)
+    whole = moving.situation(state, QUEUES, QUIET).partitions
     parts: dict[PartitionKey, Placed] = {}
     for start in range(0, len(keys), 7):
-        parts.update(moving.placed(known, keys[start : start + 7], QUEUES, QUIET))
+        parts.update(moving.placed(state, keys[start : start + 7], QUEUES, QUIET))
     assert parts == whole
     gone = PartitionKey("gone meanwhile", 0)
-    assert moving.placed(known, [gone], QUEUES, QUIET) == {}
+    assert moving.placed(state, [gone], QUEUES, QUIET) == {}
 
 
 async def test_planning_lets_others_have_their_turns() -> None:
@@ -401,7 +403,7 @@ async def test_planning_lets_others_have_their_turns() -> None:
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(count())
-        tenure = cluster.manager._tenure
+        tenure = cluster.manager.active
         assert tenure is not None
         now = await tenure._situation()
         other.cancel()
@@ -411,13 +413,13 @@ async def test_planning_lets_others_have_their_turns() -> None:
 
 async def test_what_changes_while_a_situation_is_noted_is_not_begun() -> None:
     """The part that was noted first is overtaken; nothing of it is acted upon."""
-    known = known_of(Size(4, 8))
-    keys = list(known.rows)
-    partitions = moving.placed(known, keys[:4], QUEUES, Policy())
-    view = known.rows[keys[0]]
+    state = known_of(Size(4, 8))
+    keys = list(state.rows)
+    partitions = moving.placed(state, keys[:4], QUEUES, Policy())
+    view = state.rows[keys[0]]
     others = tuple(reversed(view.row.replicas))
-    known.see_row(keys[0], View(2, 2, msgspec.structs.replace(view.row, replicas=others)))
-    partitions.update(moving.placed(known, keys[4:], QUEUES, Policy()))
-    now = moving.Situation(partitions, known.hosts, known.draining, Policy())
+    state.see_row(keys[0], View(2, 2, msgspec.structs.replace(view.row, replicas=others)))
+    partitions.update(moving.placed(state, keys[4:], QUEUES, Policy()))
+    now = moving.Situation(partitions, state.hosts, state.draining, Policy())
     target = {keys[0]: tuple(n for n in range(1, 5) if n != view.row.replicas[1])}
-    assert moving.beginnings(known, now, target, Policy()) == []
+    assert moving.beginnings(state, now, target, Policy()) == []

@@ -7,21 +7,18 @@ from pathlib import Path
 
 from tests.harness.server import stable_port
 
-from penstock.metadata.catalog import TOPICS_PREFIX
-from penstock.metadata.remote import RemoteCatalog
-from penstock.metadata.remote_store import RemoteConfig
-from penstock.metadata.ring import Member
-from penstock.metadata.service import MetadataConfig, MetadataService
+from penstock.calls.internal.client import FirstReachable, InternalClient
+from penstock.calls.internal.connection import InternalConfig
+from penstock.calls.internal.listener import InternalListener
+from penstock.metadata.serving.remote_catalog import RemoteCatalog
+from penstock.metadata.serving.remote_store import RemoteConfig
+from penstock.metadata.serving.ring import Member
+from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.topic import Kind, Topic
-from penstock.net.internal import (
-    FirstReachable,
-    InternalClient,
-    InternalConfig,
-    InternalListener,
-)
 from penstock.telemetry.clock import SystemClock
-from penstock.wire.internal.calls import Answers, Caller
+from penstock.wire.internal.calls import Caller, CallHandlers
 from penstock.wire.internal.faults import Unreachable
 
 ACCOUNT = "111111111111"
@@ -89,7 +86,7 @@ class Node:
         await self.listen()
 
     async def listen(self) -> None:
-        answers = Answers()
+        answers = CallHandlers()
         self.service.register(answers)
         self.listener = InternalListener(
             answers, node_id=self.node_id, cluster_id=CLUSTER, config=WIRE
@@ -163,7 +160,9 @@ class Cluster:
         entries, _ = await self.store.list(TOPICS_PREFIX)
         services = [node.service for node in self.nodes.values()]
         await until(
-            lambda: all(one.is_settled and one.topic_count == len(entries) for one in services)
+            lambda: all(
+                one.is_settled and one.topics.entry_count == len(entries) for one in services
+            )
         )
 
     async def stop(self) -> None:

@@ -11,14 +11,14 @@ import pytest
 from tests.harness.etcd import LACKING, EtcdCluster
 from tests.unit.metadata.cluster import QUICK, Cluster
 
-from penstock.metadata import identity_entries as entries
-from penstock.metadata.identities import StoredIdentities
-from penstock.metadata.remote_store import RemoteStore
-from penstock.metadata.service import MetadataConfig
+from penstock.metadata.security import identity_entries as entries
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.model.identity import ScramCredential, Tenant, User
-from penstock.node.keyring import MasterKeyRing
+from penstock.node.keys.keyring import MasterKeyRing
 from penstock.telemetry.clock import SystemClock
 
 ACCOUNT = "111111111111"

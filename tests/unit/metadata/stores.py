@@ -10,8 +10,8 @@ from typing import Protocol
 from tests.harness.etcd import EtcdCluster
 from tests.unit.metadata.cluster import QUICK, Cluster
 
-from penstock.metadata.remote_store import RemoteStore
-from penstock.metadata.service import MetadataConfig
+from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Store
 from penstock.telemetry.clock import SystemClock
@@ -49,8 +49,8 @@ class EtcdPlace:
         self._cluster = cluster
 
     async def open(self, folder: Path) -> Store:
-        from penstock.metadata.etcd import EtcdStore
-        from penstock.metadata.etcd_links import EtcdConfig
+        from penstock.metadata.etcd.links import EtcdConfig
+        from penstock.metadata.etcd.store import EtcdStore
 
         name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
         config = EtcdConfig(

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
 from tests.unit.metadata.test_resource_configs import shared  # noqa: F401
 
-from penstock.metadata import acl_rules
-from penstock.metadata.acl_rules import AclRules, acl_key
-from penstock.metadata.calls import Txn
-from penstock.metadata.entry_rules import check_txn
+from penstock.metadata.security import acl_rules
+from penstock.metadata.security.acl_rules import AclRules, acl_key
+from penstock.metadata.serving.calls import Txn
+from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.model.acls import Acl
@@ -28,7 +28,7 @@ def rules(count: int, *, node: str = "n") -> list[Acl]:
 class Node:
     def __init__(self, store: Store) -> None:
         self.changes = 0
-        self.rules = AclRules(store, on_change=self._count)
+        self.rules = AclRules(store, on_rules_change=self._count)
 
     def _count(self) -> None:
         self.changes += 1
@@ -91,7 +91,7 @@ async def test_a_rule_that_memory_takes_for_an_existing_one_is_added_again(
     await node.rules.start()
     try:
         await node.rules.add(ACCOUNT, [RULE])
-        await node.rules._cache.stop()  # it hears of nothing any more
+        await node.rules.stop()  # it hears of nothing any more
         await store.delete(acl_key(ACCOUNT, RULE))
         await node.rules.add(ACCOUNT, [RULE])
         assert await store.get(acl_key(ACCOUNT, RULE)) is not None
@@ -135,7 +135,7 @@ async def test_rules_are_bounded(near: Node, far: Node, monkeypatch: pytest.Monk
     monkeypatch.setattr(acl_rules, "ACLS_MAX", 5)
     await near.rules.add(OTHER, rules(3))
     await until(lambda: len(far.of(OTHER)) == 3)
-    with pytest.raises(QuotaExceeded, match="have 3 of 5 access rules, and 3 more"):
+    with pytest.raises(QuotaExceeded, match="have 3 of 5 access rules; 3 more"):
         await far.rules.add(ACCOUNT, rules(3))
     assert far.of() == set()
     await far.rules.add(ACCOUNT, rules(2))
@@ -163,7 +163,7 @@ def test_the_metadata_service_takes_rules_at_their_own_place_only() -> None:
     ):
         with pytest.raises(InvalidRequest):
             check_txn(Txn(compare=[(at, 0)], puts=[(at, wrong)]))
-    with pytest.raises(InvalidRequest, match="only by its version"):
+    with pytest.raises(InvalidRequest, match="must compare the version"):
         check_txn(Txn(compare=(), puts=[(key, value)]))
-    with pytest.raises(InvalidRequest, match="one kind of things"):
+    with pytest.raises(InvalidRequest, match="entries of one kind"):
         check_txn(Txn(compare=[(key, 0), ("/users/000000000000/ann", 0)], puts=[(key, value)]))

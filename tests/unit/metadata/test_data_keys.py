@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.data_keys import (
+from penstock.metadata.security.data_keys import (
     BLOCK_USES,
     COPIES_MS,
     DATA_KEYS_PREFIX,
@@ -24,10 +23,11 @@ from penstock.metadata.data_keys import (
 )
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
+from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.errors import Overloaded, PenstockError
 from penstock.model.limits import SEGMENT_AGE_MS_MAX
 from penstock.model.topic import Kind, Topic
-from penstock.node.keyring import MasterKeyRing
+from penstock.node.keys.keyring import MasterKeyRing
 
 HOUR_MS = 3_600_000
 MASTER = b"m" * 32

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.metadata.cluster import QUICK, Cluster, running
 
-from penstock.metadata.calls import Txn
+from penstock.membership.cluster_view import ClusterView
+from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,
     NODE_ID_MAX,
@@ -20,19 +21,18 @@ from penstock.metadata.cluster_entries import (
     ManagerEntry,
     NodeEntry,
     PartitionKey,
-    PlaceWish,
+    PlacementRequest,
     drain_key,
     encode_entry,
     node_key,
     partition_key,
-    place_key,
+    placement_key,
 )
-from penstock.metadata.cluster_view import ClusterView
-from penstock.metadata.entry_rules import RULES, check_txn, prefix_of
-from penstock.metadata.membership import Membership
-from penstock.metadata.moves import MoveTasks
-from penstock.metadata.remote_store import RemoteStore
+from penstock.metadata.serving.calls import Txn
+from penstock.metadata.serving.entry_rules import RULES, check_txn, prefix_of
+from penstock.metadata.serving.remote_store import RemoteStore
 from penstock.metadata.store import Store
+from penstock.metadata.topics.move_tasks import MoveTasks
 from penstock.model.errors import InvalidRequest, QuotaExceeded, VersionConflict
 from penstock.model.ports import MoveTask
 from penstock.replication.row import Change, PartitionRow
@@ -40,7 +40,7 @@ from penstock.telemetry.clock import SystemClock
 
 LEASE = 7
 KEY = PartitionKey("ab" * 16, 3)
-ROW_AT, WISH_AT, NODE_AT = partition_key(KEY), place_key(KEY), node_key(1)
+ROW_AT, WISH_AT, NODE_AT = partition_key(KEY), placement_key(KEY), node_key(1)
 ROW = PartitionRow((1, 2), frozenset({1}), leader=1, leader_incarnation=4, epoch=2)
 NODE = NodeEntry(1, "one", "127.0.0.1:9400")
 
@@ -61,10 +61,10 @@ def node(**changes: object) -> bytes:
 def test_a_manager_changes_rows_and_wishes_of_many_partitions_at_once() -> None:
     other = PartitionKey("cd" * 16, 0)
     txn = Txn(
-        compare=[(ROW_AT, 5), (WISH_AT, 0), (partition_key(other), 9), (place_key(other), 8)],
+        compare=[(ROW_AT, 5), (WISH_AT, 0), (partition_key(other), 9), (placement_key(other), 8)],
         compare_created=[(MANAGER_KEY, 2), (NODE_AT, 4)],
-        puts=[(ROW_AT, encode_entry(ROW)), (WISH_AT, encode_entry(PlaceWish((2, 1))))],
-        deletes=[partition_key(other), place_key(other)],
+        puts=[(ROW_AT, encode_entry(ROW)), (WISH_AT, encode_entry(PlacementRequest((2, 1))))],
+        deletes=[partition_key(other), placement_key(other)],
     )
     assert check_txn(txn) == [WISH_AT]
 
@@ -78,48 +78,57 @@ def test_having_seen_in_which_revision_a_key_came_to_be_is_having_looked_at_it()
 
 def test_a_wish_is_the_last_word_and_a_node_may_be_forgotten_unseen() -> None:
     assert check_txn(Txn([], [(drain_key(3), b"")])) == [drain_key(3)]
-    assert check_txn(Txn([], [(WISH_AT, encode_entry(PlaceWish((3,))))])) == [WISH_AT]
+    assert check_txn(Txn([], [(WISH_AT, encode_entry(PlacementRequest((3,))))])) == [WISH_AT]
     assert check_txn(Txn([], [], [drain_key(3), WISH_AT, NODE_AT])) == []
 
 
 @pytest.mark.parametrize(
     ("txn", "why"),
     [
-        (Txn([], [(ROW_AT, row())]), "only by its version"),
-        (Txn([], [], [ROW_AT]), "only by its version"),
-        (Txn([], [], [MANAGER_KEY]), "only by its version"),
-        (Txn([], [(NODE_AT, node())], lease=LEASE), "only by its version"),
-        (Txn([(NODE_AT, 0)], [(NODE_AT, node())]), "only with a lease"),
-        (Txn([(MANAGER_KEY, 0)], [(MANAGER_KEY, b'{"node":1}')]), "only with a lease"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row())], lease=LEASE), "never with a lease"),
-        (Txn([], [(drain_key(1), b"")], lease=LEASE), "never with a lease"),
+        (Txn([], [(ROW_AT, row())]), "must compare the version"),
+        (Txn([], [], [ROW_AT]), "must compare the version"),
+        (Txn([], [], [MANAGER_KEY]), "must compare the version"),
+        (Txn([], [(NODE_AT, node())], lease=LEASE), "must compare the version"),
+        (Txn([(NODE_AT, 0)], [(NODE_AT, node())]), "must be attached to a lease"),
+        (Txn([(MANAGER_KEY, 0)], [(MANAGER_KEY, b'{"node":1}')]), "must be attached to a lease"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row())], lease=LEASE), "must not be attached to a lease"),
+        (Txn([], [(drain_key(1), b"")], lease=LEASE), "must not be attached to a lease"),
         (Txn([(ROW_AT, 0)], [(ROW_AT, b"{}")]), "cannot be read"),
         (Txn([(ROW_AT, 0)], [(ROW_AT, row(in_sync=[3]))]), "cannot be read"),
         (Txn([(ROW_AT, 0)], [(ROW_AT, row(in_sync=[]))]), "cannot be read"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row(leader=3))]), "whoever leads"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row(epoch=-1))]), "counts from 0"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row(in_sync_min=0))]), "somebody in sync"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row(replicas=[1, 1]))]), "each of them once"),
-        (Txn([(ROW_AT, 0)], [(ROW_AT, row(replicas=[0, 1]))]), "a number from 1"),
-        (Txn([(ROW_AT + "/1", 0)], [(ROW_AT + "/1", row())]), "where that value belongs"),
-        (Txn([("/partitions/a/+1", 0)], [("/partitions/a/+1", row())]), "where that value"),
-        (Txn([("/partitions/a/-1", 0)], [("/partitions/a/-1", row())]), "no partition"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row(leader=3))]), "the leader must be one of"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row(epoch=-1))]), "a number is negative"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row(in_sync_min=0))]), "in_sync_min is below 1"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row(replicas=[1, 1]))]), "each at most once"),
+        (Txn([(ROW_AT, 0)], [(ROW_AT, row(replicas=[0, 1]))]), "node numbers are 1 to"),
+        (Txn([(ROW_AT + "/1", 0)], [(ROW_AT + "/1", row())]), "the value belongs under"),
+        (Txn([("/partitions/a/+1", 0)], [("/partitions/a/+1", row())]), "the value belongs under"),
+        (
+            Txn([("/partitions/a/-1", 0)], [("/partitions/a/-1", row())]),
+            "not the key of a partition",
+        ),
         (Txn([("/partitions/a/b", 0)], [("/partitions/a/b", row())]), "cannot be read"),
-        (Txn([(node_key(2), 0)], [(node_key(2), node())], lease=LEASE), "where that value"),
-        (Txn([(node_key(0), 0)], [(node_key(0), node(node=0))], lease=LEASE), "a number from 1"),
+        (Txn([(node_key(2), 0)], [(node_key(2), node())], lease=LEASE), "the value belongs under"),
+        (
+            Txn([(node_key(0), 0)], [(node_key(0), node(node=0))], lease=LEASE),
+            "node numbers are 1 to",
+        ),
         (Txn([(NODE_AT, 0)], [(NODE_AT, node(name="x" * 2_000))], lease=LEASE), "at most"),
         (Txn([(NODE_AT, 0)], [(NODE_AT, b"[]")], lease=LEASE), "cannot be read"),
-        (Txn([(MANAGER_KEY, 0)], [(MANAGER_KEY, b'{"node":0}')], lease=LEASE), "a number from 1"),
-        (Txn([], [(drain_key(1), b"x")]), "by being there"),
+        (
+            Txn([(MANAGER_KEY, 0)], [(MANAGER_KEY, b'{"node":0}')], lease=LEASE),
+            "node numbers are 1 to",
+        ),
+        (Txn([], [(drain_key(1), b"x")]), "must be empty"),
         (Txn([], [("/wishes/drains/x", b"")]), "cannot be read"),
-        (Txn([], [("/wishes/drains/01", b"")]), "where that value belongs"),
+        (Txn([], [("/wishes/drains/01", b"")]), "the value belongs under"),
         (Txn([], [("/wishes/other/1", b"")]), "Only topics"),
         (Txn([], [("/wishes/drains", b"")]), "Only topics"),
-        (Txn([], [(WISH_AT, encode_entry(PlaceWish(())))]), "one node at least"),
-        (Txn([], [(WISH_AT, encode_entry(PlaceWish((2, 2))))]), "each of them once"),
-        (Txn([], [(WISH_AT, encode_entry(PlaceWish((2,), (1, 1))))]), "each of them once"),
-        (Txn([("/topics/x", 1)], [(drain_key(1), b"")]), "one kind of things"),
-        (Txn([], [(drain_key(1), b"")], (), [("/topics/x", 1)]), "one kind of things"),
+        (Txn([], [(WISH_AT, encode_entry(PlacementRequest(())))]), "at least one node"),
+        (Txn([], [(WISH_AT, encode_entry(PlacementRequest((2, 2))))]), "each at most once"),
+        (Txn([], [(WISH_AT, encode_entry(PlacementRequest((2,), (1, 1))))]), "each at most once"),
+        (Txn([("/topics/x", 1)], [(drain_key(1), b"")]), "entries of one kind"),
+        (Txn([], [(drain_key(1), b"")], (), [("/topics/x", 1)]), "entries of one kind"),
         (Txn([], [("/moves/x", b"{}")]), "cannot be read"),
     ],
 )
@@ -140,7 +149,7 @@ def test_every_key_that_a_cluster_makes_has_its_rule(topic_id: str, index: int, 
     made = PartitionRow(replicas, frozenset(replicas), leader=node, epoch=1)
     for at, value, lease in (
         (partition_key(key), encode_entry(made), 0),
-        (place_key(key), encode_entry(PlaceWish(replicas)), 0),
+        (placement_key(key), encode_entry(PlacementRequest(replicas)), 0),
         (drain_key(node), b"", 0),
         (node_key(node), encode_entry(NodeEntry(node, "n", "h:1")), LEASE),
         (MANAGER_KEY, encode_entry(ManagerEntry(node)), LEASE),
@@ -250,10 +259,10 @@ async def test_there_are_only_so_many_nodes(
     cluster: Cluster, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {**RULES, NODES_PREFIX: RULES[NODES_PREFIX]._replace(entries_max=1)}
-    monkeypatch.setattr("penstock.metadata.service.RULES", few)
+    monkeypatch.setattr("penstock.metadata.serving.service.RULES", few)
     first = membership(store)
     await first.register()
-    with pytest.raises(QuotaExceeded, match="maximum of 1 nodes"):
+    with pytest.raises(QuotaExceeded, match="Limit reached: 1 nodes"):
         await membership(store, NodeEntry(2, "two", "127.0.0.1:1")).register()
     await first.change(http="http://here")  # not a new one
     await first.stop()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata.etcd_links import EtcdConfig, Failed, open_link
-from penstock.metadata.etcd_watch import Event, _Watch
-from penstock.metadata.etcd_wire import Stored, WatchAnswer
+from penstock.metadata.etcd.links import EtcdConfig, Failed, open_link
+from penstock.metadata.etcd.watch import Event, _Watch
+from penstock.metadata.etcd.wire import Stored, WatchAnswer
 
 ANSWER = WatchAnswer(
     revision=0,

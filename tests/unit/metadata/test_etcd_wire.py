@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata import etcd_wire as wire
-from penstock.metadata.etcd_wire import Stored
+from penstock.metadata.etcd import wire as wire
+from penstock.metadata.etcd.wire import Stored
 from penstock.metadata.store import StoreUnusable
 
 NUMBERS = st.integers(0, 2**63 - 1)

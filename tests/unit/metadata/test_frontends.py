@@ -8,17 +8,19 @@ import pytest
 from tests.unit.metadata.cluster import QUICK, Cluster
 from tests.unit.metadata.conftest import until
 
-from penstock.metadata import entry_rules, frontends
-from penstock.metadata.calls import Txn
-from penstock.metadata.frontends import (
+from penstock.membership import frontends
+from penstock.membership.frontends import (
     FORGOTTEN_BEATS,
-    FRONTENDS_MAX,
-    PREFIX,
     SILENT_BEATS_MAX,
     LiveFrontends,
 )
-from penstock.metadata.remote_store import RemoteStore
-from penstock.metadata.service import MetadataConfig
+from penstock.metadata.cluster_entries import FRONTENDS_MAX
+from penstock.metadata.cluster_entries import FRONTENDS_PREFIX as PREFIX
+from penstock.metadata.prefix_watch import PrefixWatch
+from penstock.metadata.serving import entry_rules
+from penstock.metadata.serving.calls import Txn
+from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.model.errors import InvalidRequest, PenstockError
@@ -47,7 +49,7 @@ async def killed(one: LiveFrontends) -> None:
     assert one._task is not None
     one._task.cancel()
     await asyncio.wait((one._task,))
-    await one._following.stop()
+    await PrefixWatch.stop(one)
 
 
 async def test_each_counts_all_that_are_heard_of_and_says_when_that_changes(shared: Store) -> None:
@@ -141,9 +143,7 @@ async def test_one_too_many_serves_all_the_same(
     one = make(remote)
     await one.start()
     assert one.count == FRONTENDS_MAX + 1
-    assert [record.message for record in caplog.records].count(
-        "frontend not heard by the others"
-    ) == 1
+    assert [record.message for record in caplog.records].count("frontend heartbeat failed") == 1
     await one.stop()
     await remote.close()
     await cluster.stop()

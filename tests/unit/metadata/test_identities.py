@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.metadata import identities as module
-from penstock.metadata import identity_entries as entries
-from penstock.metadata.identities import StoredIdentities
+from penstock.metadata.security import identities as module
+from penstock.metadata.security import identity_entries as entries
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.errors import (
     Conflict,
     InvalidRequest,
@@ -43,7 +43,7 @@ async def test_a_tenant_is_there_at_once_and_its_account_is_taken(
     tenant = await here.create_tenant(make_tenant())
     assert here.tenant(ACCOUNT) == tenant
     for node in (here, there):
-        with pytest.raises(Conflict, match="has a tenant already"):
+        with pytest.raises(Conflict, match="exists already"):
             await node.create_tenant(make_tenant(name="other"))
     await here.create_tenant(make_tenant(OTHER))
     assert [one.account for one in here.tenants()] == [ACCOUNT, OTHER]
@@ -168,7 +168,7 @@ async def test_a_name_that_could_mean_something_else_is_refused(
     await here.create_tenant(make_tenant())
     with pytest.raises(InvalidRequest):
         await here.create_user(User(ACCOUNT, name, 1))
-    assert not here.has_users
+    assert not any(here.users(tenant.account) for tenant in here.tenants())
 
 
 async def test_users_are_listed_by_name_in_their_tenant(here: StoredIdentities, ann: User) -> None:
@@ -294,5 +294,5 @@ async def test_who_is_overtaken_forever_is_told_so(
     await until(lambda: there.user(ACCOUNT, "ann") is not None)
     await there.stop()  # it hears of nothing from now on
     await here.put_policy(ACCOUNT, "ann", "p", ADMIN_POLICY)
-    with pytest.raises(Throttled, match="changed elsewhere"):
+    with pytest.raises(Throttled, match="changed by another request"):
         await there.put_policy(ACCOUNT, "ann", "p", DENY)

@@ -20,17 +20,18 @@ from tests.unit.metadata.cluster import (
     until,
 )
 
-from penstock.metadata.catalog import StoredCatalog
-from penstock.metadata.producer_ids import BLOCK, StoredProducerIds
-from penstock.metadata.remote import RemoteCatalog
-from penstock.metadata.remote_store import RemoteStore
-from penstock.metadata.ring import Member
-from penstock.metadata.service import MetadataConfig, MetadataService
+from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.listener import InternalListener
+from penstock.metadata.serving.remote_catalog import RemoteCatalog
+from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.ring import Member
+from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.store_id import store_id
+from penstock.metadata.topics.catalog import StoredCatalog
+from penstock.metadata.topics.producer_ids import BLOCK, StoredProducerIds
 from penstock.model.errors import Overloaded, Throttled
-from penstock.net.internal import InternalClient, InternalListener
 from penstock.telemetry.clock import SystemClock
-from penstock.wire.internal.calls import Answers, Caller
+from penstock.wire.internal.calls import Caller, CallHandlers
 from penstock.wire.internal.faults import Unreachable
 
 RELAY = replace(QUICK, is_relay=True, away_ms=0)
@@ -56,7 +57,7 @@ class Mirror:
 
     async def __aenter__(self) -> InternalClient:
         await self.service.start()
-        answers = Answers()
+        answers = CallHandlers()
         self.service.register(answers)
         self._listener = InternalListener(
             answers, node_id="mirror", cluster_id=CLUSTER, config=WIRE
@@ -167,7 +168,7 @@ async def test_once_the_service_is_known_to_be_away_nobody_waits_to_hear_it(
         took = []
         for _ in range(50):
             begun = loop.time()
-            with pytest.raises(Unreachable, match="is away"):
+            with pytest.raises(Unreachable, match="is unreachable"):
                 await catalog.create(make_topic("more"))
             took.append(loop.time() - begun)
         assert sorted(took)[25] < 0.05  # whoever waits does so each time

@@ -22,12 +22,12 @@ from tests.unit.metadata.cluster import (
     until,
 )
 
-from penstock.metadata.calls import GET, TXN, WATCH, Get, Got, Watch, Watched
-from penstock.metadata.catalog import StoredCatalog, topic_key
-from penstock.metadata.remote import RemoteCatalog
-from penstock.metadata.remote_store import RemoteConfig, RemoteStore
-from penstock.metadata.service import MetadataConfig
+from penstock.metadata.serving.calls import GET, TXN, WATCH, Get, Got, Watch, Watched
+from penstock.metadata.serving.remote_catalog import RemoteCatalog
+from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import Change, ChangeKind, Compacted, Entry
+from penstock.metadata.topics.catalog import StoredCatalog, topic_key
 from penstock.model.errors import (
     Overloaded,
     QuotaExceeded,
@@ -177,7 +177,6 @@ async def test_a_catalog_that_starts_later_has_everything(cluster: Cluster) -> N
     await cluster.settled()
     frontend = await cluster.frontend("m2")
     assert frontend.topics(ACCOUNT, REGION) == topics[1:]
-    assert frontend.is_whole
     await stored.stop()
 
 
@@ -215,7 +214,7 @@ async def test_with_the_service_down_known_topics_resolve_and_creates_fail_at_on
     assert "metadata service" in str(frontend.trouble)
     assert find(frontend, "orders") == topic
     # Nobody knows whether this one exists by now: that is said, and not that it does not.
-    with pytest.raises(Throttled, match="not known"):
+    with pytest.raises(Throttled, match="cannot be looked up"):
         find(frontend, "unknown")
     with pytest.raises(Unreachable):
         await resolve(frontend, "unknown")
@@ -312,176 +311,24 @@ async def test_after_a_gap_everything_is_read_again(tmp_path: Path) -> None:
         await stored.stop()
 
 
-# ── More topics than memory ──────────────────────────────────────────────────────────────────
-
-PART = RemoteConfig(watch_ms=100, call_ms=3_000, entries_max=16)
+# ── A service whose nodes hold parts ─────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-async def sharded(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def test_a_frontend_has_everything_of_a_service_whose_nodes_hold_parts(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, "m1", "m2", "m3", config=SMALL) as cluster:
-        puts = [
-            (key_of(f"q{n:03d}"), msgspec.json.encode(make_topic(f"q{n:03d}"))) for n in range(60)
-        ]
+        made = {f"q{n:03d}": make_topic(f"q{n:03d}") for n in range(60)}
+        puts = [(key_of(name), msgspec.json.encode(topic)) for name, topic in made.items()]
         await cluster.store.txn(puts=puts)
         await cluster.settled()
-        yield cluster
-
-
-async def test_with_too_many_topics_only_those_asked_for_are_kept(sharded: Cluster) -> None:
-    frontend = await sharded.frontend("m1", config=PART)
-    assert not frontend.is_whole
-    assert frontend.all_topics() == []
-    for n in range(60):
-        topic = await resolve(frontend, f"q{n:03d}")
-        assert topic == make_topic(f"q{n:03d}")
-        assert find(frontend, f"q{n:03d}") == topic
-        await until(lambda: len(frontend.all_topics()) < 20)
-    await until(lambda: len(frontend.all_topics()) <= 16)
-    assert find(frontend, "q059") is not None
-    assert await resolve(frontend, "q000") == make_topic("q000")  # gone, and asked for again
-
-
-async def test_what_is_not_in_memory_is_never_said_to_be_absent(sharded: Cluster) -> None:
-    frontend = await sharded.frontend("m2", config=PART)
-    topic = make_topic("q007")
-    with pytest.raises(Throttled, match="looked up") as caught:
-        find(frontend, "q007")
-    assert caught.value.retry_after_ms <= 100
-    await until(lambda: len(frontend.all_topics()) == 1)
-    assert find(frontend, "q007") == topic
-    with pytest.raises(Throttled):
-        frontend.find_arn(make_topic("q008").arn)
-    await until(lambda: len(frontend.all_topics()) == 2)
-    assert frontend.find_arn(make_topic("q008").arn) == make_topic("q008")
-    with pytest.raises(Throttled):
-        frontend.find_id(make_topic("q009").topic_id)
-    await until(lambda: len(frontend.all_topics()) == 3)
-    assert frontend.find_id(make_topic("q009").topic_id) == make_topic("q009")
-    assert await frontend.resolve_id(make_topic("q010").topic_id) == make_topic("q010")
-    assert await frontend.resolve_id("nobody") is None
-    assert frontend.find_id("nobody") is None
-    assert await resolve(frontend, "absent") is None
-    assert find(frontend, "absent") is None  # asked for just now
-    assert frontend.find_arn("nonsense") is None
-
-
-async def test_lists_come_from_the_service_when_memory_has_only_a_part(sharded: Cluster) -> None:
-    frontend = await sharded.frontend("m3", config=PART)
-    with pytest.raises(Throttled):
-        frontend.topics(ACCOUNT, REGION)
-    names = [topic.name for topic in await frontend.list_topics(ACCOUNT, REGION)]
-    assert names == [f"q{n:03d}" for n in range(60)]
-    some = await frontend.list_topics(ACCOUNT, REGION, "q01", count_max=4)
-    assert [topic.name for topic in some] == ["q010", "q011", "q012", "q013"]
-    assert await frontend.list_topics("222222222222", REGION) == []
-    assert frontend.all_topics() == []
-
-
-async def test_what_is_kept_follows_changes_and_the_rest_is_let_pass(sharded: Cluster) -> None:
-    frontend = await sharded.frontend("m1", config=PART)
-    other = await sharded.frontend("m2", config=PART)
-    heard = Heard(frontend)
-    await resolve(frontend, "q001")
-    changed = await other.change(ACCOUNT, REGION, "q001", delayed(3))
-    await other.change(ACCOUNT, REGION, "q002", delayed(3))
-    await until(lambda: find(frontend, "q001") == changed)
-    assert [topic.name for topic in frontend.all_topics()] == ["q001"]
-    created = await frontend.create(make_topic("mine"))
-    assert find(frontend, "mine") == created
-    again = await other.change(ACCOUNT, REGION, "mine", delayed(4))
-    await until(lambda: find(frontend, "mine") == again)
-    await other.delete(ACCOUNT, REGION, "mine", now_ms=9)
-    await until(lambda: len(frontend.all_topics()) == 1)
-    assert [(b and b.name, a and a.name) for b, a in heard.changes] == [
-        (None, "q001"),
-        ("q001", "q001"),
-        (None, "mine"),
-        ("mine", "mine"),
-        ("mine", None),
-    ]
-    # The name that was absent a moment ago is there when somebody makes it.
-    assert await resolve(frontend, "late") is None
-    late = await other.create(make_topic("late"))
-    await until(lambda: _is_known(frontend, "late"))
-    assert await resolve(frontend, "late") == late
-
-
-def _is_known(catalog: RemoteCatalog, name: str) -> bool:
-    """Not remembered as absent: a find starts the question, or finds it."""
-    try:
-        return find(catalog, name) is not None
-    except Throttled:
-        return True
-
-
-async def test_dropping_for_want_of_room_is_no_change(sharded: Cluster) -> None:
-    frontend = await sharded.frontend("m1", config=PART)
-    heard = Heard(frontend)
-    for n in range(19):
-        await resolve(frontend, f"q{n:03d}")
-    await until(lambda: len(frontend.all_topics()) == 16)
-    assert len(heard.changes) == 19
-    assert all(after is not None for _, after in heard.changes)
-    kept = {topic.name for topic in frontend.all_topics()}
-    # What was dropped no longer follows; asked for again it is the newest.
-    gone = next(f"q{n:03d}" for n in range(19) if f"q{n:03d}" not in kept)
-    other = await sharded.frontend("m2", config=PART)
-    changed = await other.change(ACCOUNT, REGION, gone, delayed(77))
-    assert await resolve(frontend, gone) in (make_topic(gone), changed)
-    await until(lambda: find(frontend, gone) == changed)
-
-
-async def test_asking_for_more_than_fits_at_once_is_throttled(sharded: Cluster) -> None:
-    slow = RemoteConfig(watch_ms=5_000, call_ms=3_000, entries_max=8)
-    frontend = await sharded.frontend("m1", config=slow)
-    results = await asyncio.gather(
-        *(resolve(frontend, f"q{n:03d}") for n in range(60)), return_exceptions=True
-    )
-    refused = [result for result in results if isinstance(result, Throttled)]
-    assert len(refused) == 50
-    assert len(frontend.all_topics()) == 10
-
-
-async def test_a_frontend_goes_over_to_a_part_and_back_to_everything(tmp_path: Path) -> None:
-    async with running(tmp_path, "m1") as cluster:
-        frontend = await cluster.frontend("m1", config=PART)
-        other = await cluster.frontend("m1")
-        for n in range(30):
-            await other.create(make_topic(f"q{n:03d}"))
-        await until(lambda: not frontend.is_whole)
-        await cluster.settled()
-        await until(lambda: len(frontend.all_topics()) <= 16)
-        assert await resolve(frontend, "q029") == make_topic("q029")
-        for n in range(20):
-            await other.delete(ACCOUNT, REGION, f"q{n:03d}", now_ms=5)
-        await until(lambda: frontend.is_whole)
-        left = [f"q{n:03d}" for n in range(20, 30)]
-        await until(lambda: [topic.name for topic in frontend.topics(ACCOUNT, REGION)] == left)
-
-
-async def test_in_a_part_a_gap_makes_only_what_is_kept_be_read_again(tmp_path: Path) -> None:
-    config = MetadataConfig(whole_entries_max=20, history_changes_max=8)
-    async with running(tmp_path, "m1", "m2", config=config) as cluster:
-        stored = StoredCatalog(cluster.store)
-        await stored.start()
-        for n in range(40):
-            await stored.create(make_topic(f"q{n:03d}"))
-        await cluster.settled()
-        frontend = await cluster.frontend("m1", config=PART)
-        for name in ("q001", "q002", "q003"):
-            await resolve(frontend, name)
-        await cluster.nodes["m1"].cut_off()
-        await stored.delete(ACCOUNT, REGION, "q001", now_ms=5)
-        changed = await stored.change(ACCOUNT, REGION, "q002", delayed(9))
-        for n in range(40, 80):
-            await stored.create(make_topic(f"q{n:03d}"))
-        await cluster.settled()
-        await cluster.nodes["m1"].listen()
-        await until(lambda: len(frontend.all_topics()) == 2)
-        assert find(frontend, "q002") == changed
+        frontend = await cluster.frontend("m1")
+        assert {topic.name: topic for topic in frontend.all_topics()} == made
+        assert await frontend.resolve_id(made["q007"].topic_id) == made["q007"]
+        changed = await frontend.change(ACCOUNT, REGION, "q059", delayed(7))
+        assert find(frontend, "q059") == changed
+        await frontend.delete(ACCOUNT, REGION, "q001", now_ms=1)
         assert await resolve(frontend, "q001") is None
-        await stored.stop()
 
 
 # ── Everything at once ───────────────────────────────────────────────────────────────────────
@@ -492,8 +339,8 @@ async def test_in_a_part_a_gap_makes_only_what_is_kept_be_read_again(tmp_path: P
 async def test_whatever_happens_every_frontend_ends_with_what_the_store_has(
     tmp_path: Path, seed: int
 ) -> None:
-    """Three frontends, whole and in parts, create, change, delete and ask, while connections are
-    cut and members come and go."""
+    """Three frontends create, change, delete and ask, while connections are cut and members come
+    and go."""
     chance = random.Random(seed)
     config = MetadataConfig(
         whole_entries_max=12, read_through_entries_max=4, history_changes_max=16
@@ -502,8 +349,8 @@ async def test_whatever_happens_every_frontend_ends_with_what_the_store_has(
     async with running(tmp_path, "m1", "m2", "m3", config=config) as cluster:
         frontends = [
             await cluster.frontend("m1", "m2", "m3", config=replace(QUICK, negative_ms=20)),
-            await cluster.frontend("m2", "m3", "m1", config=replace(PART, negative_ms=20)),
-            await cluster.frontend("m3", "m1", "m2", config=replace(PART, negative_ms=20)),
+            await cluster.frontend("m2", "m3", "m1", config=replace(QUICK, negative_ms=20)),
+            await cluster.frontend("m3", "m1", "m2", config=replace(QUICK, negative_ms=20)),
         ]
 
         async def work(frontend: RemoteCatalog) -> None:
@@ -539,9 +386,7 @@ async def test_whatever_happens_every_frontend_ends_with_what_the_store_has(
 
         def agrees(frontend: RemoteCatalog) -> bool:
             held = {topic_key(t.account, t.region, t.name): t for t in frontend.all_topics()}
-            if frontend.is_whole:
-                return held == stored
-            return all(stored.get(key) == topic for key, topic in held.items())
+            return held == stored
 
         await until(lambda: all(map(agrees, frontends)))
         for frontend in frontends:
@@ -594,7 +439,7 @@ class Scripted:
         reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.asked.put_nowait((call.name, request, reply))
         answer = await reply
-        return call.decode_reply(encode(answer))  # type: ignore[arg-type]
+        return call.decode_reply(encode(answer))
 
     async def next(self, call: Call) -> tuple[object, "asyncio.Future[object]"]:
         async with asyncio.timeout(5):
@@ -624,7 +469,6 @@ async def test_a_get_that_a_change_has_overtaken_is_asked_again(kind: ChangeKind
     newest = None if kind is ChangeKind.DELETE else Entry(key_of("q"), b"new", 7, 5)
     got.set_result(Got(newest, 7))
     assert await getting == newest
-    assert store.kept_count == (0 if newest is None else 1)
     await watch.aclose()
 
 
@@ -649,35 +493,9 @@ async def test_a_value_that_keeps_changing_under_the_question_is_given_up() -> N
             asking.cancel()
         else:
             pending = (await asking)[1]
-    with pytest.raises(Throttled, match="changed elsewhere"):
+    with pytest.raises(Throttled, match="changed by another request"):
         await getting
     await watch.aclose()
-
-
-async def test_a_made_up_delete_makes_no_watch_skip_a_real_change() -> None:
-    service = Scripted()
-    config = replace(QUICK, entries_max=1)
-    store = RemoteStore(service, clock=SystemClock(), config=config)
-    watch = store.watch("/topics/", from_revision=1)
-    told = asyncio.create_task(anext(watch))
-    _, watched = await service.next(WATCH)
-    puts = [Change(ChangeKind.PUT, key_of(name), b"", 9) for name in ("a", "b")]
-    watched.set_result(Watched(puts, 10, 2))
-    assert await told == puts
-    assert not store.is_whole
-    assert not store.is_dropping
-    (dropped,) = await anext(watch)
-    assert store.is_dropping
-    assert (dropped.kind, dropped.key) == (ChangeKind.DELETE, key_of("a"))
-    assert dropped.version == 10  # newer than what it deletes
-    await watch.aclose()
-    assert not store.is_dropping
-    again = store.watch("/topics/", from_revision=11)  # what such a delete makes one ask for
-    told = asyncio.create_task(anext(again))
-    request, _ = await service.next(WATCH)
-    assert isinstance(request, Watch)
-    assert request.from_revision == 10
-    told.cancel()
 
 
 async def test_after_a_conflict_the_store_itself_is_read(cluster: Cluster) -> None:

@@ -11,11 +11,14 @@ from tests.unit.metadata.cluster import QUICK, Cluster
 from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
 from tests.unit.metadata.stores import EtcdPlace
 
-from penstock.metadata import resource_configs
-from penstock.metadata.calls import Txn
-from penstock.metadata.entry_rules import check_txn
-from penstock.metadata.remote_store import RemoteStore
-from penstock.metadata.resource_configs import (
+from penstock.metadata.serving.calls import Txn
+from penstock.metadata.serving.entry_rules import check_txn
+from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
+from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.store import KEY_BYTES_MAX, Store
+from penstock.metadata.topics import resource_configs
+from penstock.metadata.topics.resource_configs import (
     CONFIGS_PREFIX,
     GROUP,
     Resource,
@@ -23,9 +26,6 @@ from penstock.metadata.resource_configs import (
     config_key,
     resource_of,
 )
-from penstock.metadata.service import MetadataConfig
-from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import KEY_BYTES_MAX, Store
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.model.limits import RESOURCE_CONFIGS_BYTES_MAX
 from penstock.telemetry.clock import SystemClock
@@ -192,9 +192,9 @@ def test_other_nodes_cannot_write_what_nobody_can_read(key: str, value: bytes) -
 def test_other_nodes_write_by_version_only() -> None:
     key, value = config_key(ORDERS), b'{"a":"1"}'
     assert check_txn(Txn(compare=((key, 0),), puts=((key, value),))) == [key]
-    with pytest.raises(InvalidRequest, match="by its version"):
+    with pytest.raises(InvalidRequest, match="must compare the version"):
         check_txn(Txn((), puts=((key, value),)))
-    with pytest.raises(InvalidRequest, match="by its version"):
+    with pytest.raises(InvalidRequest, match="must compare the version"):
         check_txn(Txn((), deletes=(key,)))
     with pytest.raises(InvalidRequest, match="lease"):
         check_txn(Txn(compare=((key, 0),), puts=((key, value),), lease=7))

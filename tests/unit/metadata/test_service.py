@@ -19,7 +19,9 @@ from tests.unit.metadata.cluster import (
     until,
 )
 
-from penstock.metadata.calls import (
+from penstock.metadata.security.data_keys import DataKeyEntry, data_key_key
+from penstock.metadata.security.identity_entries import UserEntry, key_key, user_key
+from penstock.metadata.serving.calls import (
     FIND_ID,
     GET,
     LIST,
@@ -34,12 +36,11 @@ from penstock.metadata.calls import (
     Txn,
     Watch,
 )
-from penstock.metadata.catalog import StoredCatalog, tomb_key, topic_key
-from penstock.metadata.data_keys import DataKeyEntry, data_key_key
-from penstock.metadata.identity_entries import UserEntry, key_key, user_key
-from penstock.metadata.ring import Member
-from penstock.metadata.service import MetadataConfig, merge_pages
+from penstock.metadata.serving.mirror import merge_pages
+from penstock.metadata.serving.ring import Member
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import ChangeKind, Compacted, Entry
+from penstock.metadata.topics.catalog import StoredCatalog, tomb_key, topic_key
 from penstock.model.errors import (
     Draining,
     InvalidRequest,
@@ -117,7 +118,7 @@ async def test_every_node_answers_for_everything_while_there_is_little(cluster: 
         found = await caller.call(FIND_ID, FindId(f"id-{ACCOUNT}-q0007"), timeout_ms=5_000)
         assert found.entry is not None
         assert found.entry.key == key_of("q0007")
-        assert cluster.nodes[node_id].service.is_whole
+        assert cluster.nodes[node_id].service.topics.is_whole
         assert cluster.nodes[node_id].service.forwarded_count == 0
 
 
@@ -167,7 +168,7 @@ async def test_there_are_only_so_many_topics(tmp_path: Path) -> None:
         await cluster.settled()
         caller = cluster.caller("m1")
         put = Txn(compare=[(key_of("x"), 0)], puts=[(key_of("x"), encode(make_topic("x")))])
-        with pytest.raises(QuotaExceeded, match="maximum of 3"):
+        with pytest.raises(QuotaExceeded, match="Limit reached: 3"):
             await caller.call(TXN, put, timeout_ms=5_000)
         before = (await get(caller, "q0000")).entry
         assert before is not None
@@ -192,29 +193,29 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
 @pytest.mark.parametrize(
     ("txn", "why"),
     [
-        (Txn([], [(AT, encode(TOPIC))]), "only by its version"),
+        (Txn([], [(AT, encode(TOPIC))]), "must compare the version"),
         (Txn([(AT, 0)], [(AT, b"{}")]), "cannot be read"),
         (Txn([(AT, 0)], [(AT, b"\xff\xfe")]), "cannot be read"),
-        (Txn([(key_of("r"), 0)], [(key_of("r"), encode(TOPIC))]), "where that value belongs"),
-        (Txn([(AT, 0)], [(AT, encode(TOMB))]), "among the tombstones"),
-        (Txn([(AT, 1)], [], [AT]), "for its tombstone"),
-        (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "by its version"),
-        (Txn([(AT, 1)], [(TOMB_AT, encode(TOPIC))], [AT]), "not the tombstone"),
-        (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "where that value belongs"),
+        (Txn([(key_of("r"), 0)], [(key_of("r"), encode(TOPIC))]), "the value belongs under"),
+        (Txn([(AT, 0)], [(AT, encode(TOMB))]), "stored as a tombstone"),
+        (Txn([(AT, 1)], [], [AT]), "put the tombstone"),
+        (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "must compare the version"),
+        (Txn([(AT, 1)], [(TOMB_AT, encode(TOPIC))], [AT]), "time of the deletion"),
+        (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "the value belongs under"),
         (Txn([], [("/others/x", b"{}")]), "Only topics"),
         (Txn([("/store", 0)], [(TOMB_AT, encode(TOMB))]), "Only topics"),
-        (Txn([("/keys/x", 0)], [(TOMB_AT, encode(TOMB))]), "one kind of things"),
+        (Txn([("/keys/x", 0)], [(TOMB_AT, encode(TOMB))]), "entries of one kind"),
         (Txn([], [("/users/x", b"{}")]), "cannot be read"),
-        (Txn([], [], ["/tenants/x"]), "by its version"),
-        (Txn([], [], ["/keys/x"]), "by its version"),
-        (Txn([(USER_AT, 0)], [("/users/x", encode(USER))]), "where that value belongs"),
-        (Txn([], [(USER_AT, encode(USER))]), "by its version"),
-        (Txn([(KEY_AT, 0)], [(KEY_AT + "x", encode(KEY))]), "where that value belongs"),
-        (Txn([], [(KEY_AT, encode(KEY))]), "by its version"),
-        (Txn([("/datakeys/a/b", 0)], [("/datakeys/a/b", DATA_KEY)]), "names no topic"),
-        (Txn([], [(DATA_KEY_AT, DATA_KEY)]), "by its version"),
+        (Txn([], [], ["/tenants/x"]), "must compare the version"),
+        (Txn([], [], ["/keys/x"]), "must compare the version"),
+        (Txn([(USER_AT, 0)], [("/users/x", encode(USER))]), "the value belongs under"),
+        (Txn([], [(USER_AT, encode(USER))]), "must compare the version"),
+        (Txn([(KEY_AT, 0)], [(KEY_AT + "x", encode(KEY))]), "the value belongs under"),
+        (Txn([], [(KEY_AT, encode(KEY))]), "must compare the version"),
+        (Txn([("/datakeys/a/b", 0)], [("/datakeys/a/b", DATA_KEY)]), "not the key of a data key"),
+        (Txn([], [(DATA_KEY_AT, DATA_KEY)]), "must compare the version"),
         (Txn([(DATA_KEY_AT, 0)], [(DATA_KEY_AT, b"{}")]), "cannot be read"),
-        (Txn([], [("/producer-ids", b"1")]), "by its version"),
+        (Txn([], [("/producer-ids", b"1")]), "must compare the version"),
         (Txn([("/producer-ids", 0)], [("/producer-ids", b"-1")]), "a number"),
         (Txn([(AT, 1)], [(AT, encode(TOPIC))], [AT]), "once"),
         (Txn([(AT, 0)] * 200), "at most"),
@@ -222,11 +223,11 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [("/others/x", 0)]), "Only topics"),
         (
             Txn([(AT, 0)], [(AT, encode(msgspec.structs.replace(TOPIC, name="a/b")))]),
-            "no account, region or name",
+            "invalid account, region or name",
         ),
         (
             Txn([(AT, 0)], [(AT, encode(msgspec.structs.replace(TOPIC, account="x")))]),
-            "no account, region or name",
+            "invalid account, region or name",
         ),
     ],
 )
@@ -322,7 +323,7 @@ async def test_watchers_have_a_bound_and_are_answered_when_the_service_stops(
             asyncio.create_task(caller.call(WATCH, watch, timeout_ms=30_000)) for _ in range(2)
         ]
         await until(lambda: cluster.nodes["m1"].service.watcher_count == 2)
-        with pytest.raises(Throttled, match="Too many nodes watch"):
+        with pytest.raises(Throttled, match="Too many watches"):
             await caller.call(WATCH, watch, timeout_ms=5_000)
         begun = time.monotonic()
         await cluster.nodes["m1"].service.stop()
@@ -345,8 +346,8 @@ async def test_above_the_bound_each_node_holds_its_part_and_forwards_the_rest(
     sharded: Cluster,
 ) -> None:
     services = {node_id: node.service for node_id, node in sharded.nodes.items()}
-    assert sum(service.held_count for service in services.values()) == 60
-    assert all(5 <= service.held_count <= 35 for service in services.values())
+    assert sum(service.topics.held_count for service in services.values()) == 60
+    assert all(5 <= service.topics.held_count <= 35 for service in services.values())
     for node_id, service in services.items():
         caller = sharded.caller(node_id)
         for n in range(60):
@@ -354,7 +355,7 @@ async def test_above_the_bound_each_node_holds_its_part_and_forwards_the_rest(
             assert got.entry is not None
             assert got.entry.key == key_of(f"q{n:04d}")
         assert (await get(caller, "absent")).entry is None
-        assert 0 < service.forwarded_count <= 60 - service.held_count + 1
+        assert 0 < service.forwarded_count <= 60 - service.topics.held_count + 1
         assert service.fallback_count == 0
 
 
@@ -458,7 +459,7 @@ async def test_a_member_that_leaves_hands_its_part_to_the_others(sharded: Cluste
     await sharded.leave("m2")
     await sharded.settled()
     services = [node.service for node in sharded.nodes.values()]
-    assert sum(service.held_count for service in services) == 60
+    assert sum(service.topics.held_count for service in services) == 60
     caller = sharded.caller("m1")
     for n in range(60):
         assert (await get(caller, f"q{n:04d}")).entry is not None
@@ -470,8 +471,8 @@ async def test_a_member_that_joins_takes_its_part(sharded: Cluster) -> None:
     await sharded.join("m4")
     await sharded.settled()
     services = {node_id: node.service for node_id, node in sharded.nodes.items()}
-    assert sum(service.held_count for service in services.values()) == 60
-    assert services["m4"].held_count > 0
+    assert sum(service.topics.held_count for service in services.values()) == 60
+    assert services["m4"].topics.held_count > 0
     caller = sharded.caller("m4")
     for n in range(60):
         assert (await get(caller, f"q{n:04d}")).entry is not None
@@ -508,12 +509,12 @@ async def test_a_catalog_that_has_shrunk_is_held_whole_again(sharded: Cluster) -
     await sharded.store.txn(deletes=keys)
     await sharded.settled()
     for node_id, node in sharded.nodes.items():
-        assert node.service.is_whole
-        assert node.service.held_count == 12
+        assert node.service.topics.is_whole
+        assert node.service.topics.held_count == 12
         assert len(await list_all(sharded.caller(node_id))) == 12
     await fill(sharded, 60)
     await sharded.settled()
-    assert not any(node.service.is_whole for node in sharded.nodes.values())
+    assert not any(node.service.topics.is_whole for node in sharded.nodes.values())
 
 
 async def test_the_service_and_a_catalog_with_the_store_agree(cluster: Cluster) -> None:

@@ -20,7 +20,7 @@ from tests.unit.metadata.stores import (
     take,
 )
 
-from penstock.metadata.identity_entries import TENANTS_PREFIX, TenantEntry, tenant_key
+from penstock.metadata.security.identity_entries import TENANTS_PREFIX, TenantEntry, tenant_key
 from penstock.metadata.store import (
     LEASE_TTL_MS_MAX,
     Change,
@@ -126,7 +126,7 @@ async def test_a_list_holds_what_was_written_before_its_least_revision(store: St
 
 async def test_a_store_that_was_set_back_is_not_believed(store: Store) -> None:
     revision = await put_new(store, 1)
-    with pytest.raises(StoreUnusable, match=r"set back|older copy"):
+    with pytest.raises(StoreUnusable, match=r"older state|older copy"):
         await store.list(TENANTS_PREFIX, min_revision=revision + 1_000)
 
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from penstock.net.browsers import BrowserGuard
-from penstock.net.exchange import HttpReply, HttpRequest
-from penstock.net.http import HttpConfig, HttpListener
-from penstock.net.kafka import KafkaConfig, KafkaListener
+from penstock.net.http.browsers import BrowserGuard
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.listener import HttpConfig, HttpListener
+from penstock.net.kafka.listener import KafkaConfig, KafkaListener
 from penstock.net.listener import Listener
 
 ASK = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -137,7 +137,7 @@ async def _until_closed(reader: asyncio.StreamReader) -> bool:
 async def test_whoever_answers_can_end_the_connection_behind_the_answer() -> None:
     async def last(request: HttpRequest) -> HttpReply:
         assert request.connection is not None
-        request.connection.close_when_answered()
+        request.connection.close_after_reply()
         return HttpReply(403, b"no", "text/plain")
 
     async with serving(http(last)) as connect:

@@ -13,7 +13,7 @@ from penstock.net.frames import (
     PART_BYTES_MIN,
     Chunks,
     FrameReader,
-    FrameRefused,
+    FrameRejected,
 )
 
 FRAME_BYTES_MAX = 8 * 1_048_576
@@ -89,7 +89,7 @@ def test_every_frame_comes_out_as_it_went_in(
 def test_an_impossible_length_is_refused(length: int) -> None:
     chunks = Chunks()
     one = reader(chunks)
-    with pytest.raises(FrameRefused):
+    with pytest.raises(FrameRejected):
         feed(one, framed(b"good") + (length % 2**32).to_bytes(4, "big"))
     one.close()
     assert chunks.held_bytes == 0

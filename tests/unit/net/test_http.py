@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.net.browsers import BrowserGuard
-from penstock.net.exchange import HttpReply, HttpRequest
-from penstock.net.http import HttpConfig, HttpListener
+from penstock.net.http.browsers import BrowserGuard
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.listener import HttpConfig, HttpListener
 
 Handler = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.net.kafka import (
+from penstock.net.kafka.listener import (
     COPIED_BYTES_MAX,
-    UNDER_WAY_MAX,
-    Answer,
+    IN_PROGRESS_MAX,
     Buffer,
+    Handle,
     HangUp,
     KafkaConfig,
     KafkaConnection,
@@ -29,7 +29,7 @@ def is_produce(frame: Buffer) -> bool:
 
 @asynccontextmanager
 async def listening(
-    handler: Answer = echo, config: KafkaConfig | None = None
+    handler: Handle = echo, config: KafkaConfig | None = None
 ) -> AsyncIterator[tuple[KafkaListener, int]]:
     listener = KafkaListener(handler, config=config or KafkaConfig(), outlives=is_produce)
     bound = await listener.start("127.0.0.1", 0)
@@ -267,11 +267,11 @@ async def test_no_more_than_so_many_are_under_way() -> None:
     appends = Appends()
     async with listening(appends.answer) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        names = [b"P%02d" % n for n in range(2 * UNDER_WAY_MAX)]
+        names = [b"P%02d" % n for n in range(2 * IN_PROGRESS_MAX)]
         writer.write(b"".join(map(frame, names)))
-        await appends.until_begun(UNDER_WAY_MAX)
+        await appends.until_begun(IN_PROGRESS_MAX)
         await asyncio.sleep(0.02)
-        assert appends.begun == names[:UNDER_WAY_MAX]
+        assert appends.begun == names[:IN_PROGRESS_MAX]
         for name in names:
             appends.commit(name).set()
         assert [await read_frame(reader) for _ in names] == names
@@ -284,7 +284,7 @@ async def test_a_producer_that_is_held_back_fills_no_memory() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         names = [b"P%02d" % n for n in range(60)]
         sending = asyncio.create_task(_send_all(writer, [n + b"x" * 1_000_000 for n in names]))
-        await appends.until_begun(UNDER_WAY_MAX)
+        await appends.until_begun(IN_PROGRESS_MAX)
         await asyncio.sleep(0.1)
         assert not sending.done(), "sixty megabytes were taken although nothing is committed"
         for name in names:

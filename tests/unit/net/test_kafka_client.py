@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.kafka_endpoint import KafkaEndpoint
 
-from penstock.net.kafka_client import (
+from penstock.net.kafka_client.client import (
     EARLIEST,
     LATEST,
     KafkaClient,
@@ -271,7 +271,7 @@ def test_somebody_else_who_answers_is_not_taken_for_kafka(said: bytes) -> None:
     with (
         listener(answer) as address,
         KafkaClient(address, timeout_s=5.0) as client,
-        pytest.raises(NotKafka, match="does not answer like a Kafka listener"),
+        pytest.raises(NotKafka, match="does not reply like a Kafka listener"),
     ):
         client.nodes()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.net.kafka_client_errors import KafkaRefused
-from penstock.net.kafka_login import Security, SecurityInvalid, log_in, security_from
+from penstock.net.kafka_client.errors import KafkaRefused
+from penstock.net.kafka_client.login import Security, SecurityInvalid, log_in, security_from
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateResponse
 from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeResponse
@@ -56,8 +56,8 @@ def test_the_spellings_of_other_clients_are_known() -> None:
 @pytest.mark.parametrize(
     ("properties", "why"),
     [
-        ({"security.protocol": "TLS"}, "none of PLAINTEXT"),
-        ({**SASL, "sasl.mechanism": "GSSAPI"}, "none of PLAIN"),
+        ({"security.protocol": "TLS"}, "not one of PLAINTEXT"),
+        ({**SASL, "sasl.mechanism": "GSSAPI"}, "not one of PLAIN"),
         ({**SASL, "sasl.username": ""}, "needs a user"),
         ({**SASL, "sasl.password": "a\0b"}, "zero byte"),
         ({"sasl.kerberos.service.name": "kafka"}, "sasl.kerberos.service.name is not supported"),
@@ -103,7 +103,7 @@ def test_a_password_is_not_sent_when_the_mechanism_is_not_offered() -> None:
             ErrorCode.UNSUPPORTED_SASL_MECHANISM, ["SCRAM-SHA-256", "SCRAM-SHA-512"]
         )
 
-    with pytest.raises(KafkaRefused, match="there are: SCRAM-SHA-256, SCRAM-SHA-512"):
+    with pytest.raises(KafkaRefused, match="supported: SCRAM-SHA-256, SCRAM-SHA-512"):
         log_in(Security("SASL_PLAINTEXT", "PLAIN", "u", "p"), call)
     assert asked == [17]
 
@@ -116,6 +116,6 @@ def test_a_server_that_only_pretends_to_know_the_password_is_not_believed() -> N
             return SaslHandshakeResponse(0, ["SCRAM-SHA-256"])
         return SaslAuthenticateResponse(auth_bytes=next(tokens), error_message=None)
 
-    with pytest.raises(KafkaRefused, match="not fresh") as refused:
+    with pytest.raises(KafkaRefused, match="does not extend") as refused:
         log_in(Security("SASL_PLAINTEXT", "SCRAM-SHA-256", "u", "p"), call)
     assert refused.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED

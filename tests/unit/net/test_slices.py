@@ -1,155 +1,97 @@
-"""Answers with pieces of files in them, over real sockets: every byte in its place, whatever the
-reader's pace, and no harm to anybody when a client or a file goes away."""
+"""Long work is done in slices; short work is not interrupted at all."""
 
 import asyncio
-import os
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+import itertools
 
 import pytest
-from tests.unit.net.test_kafka import frame, listening, read_frame
 
-from penstock.log.files import DISK, SharedFile
-from penstock.model.file_slice import FileSlice, Piece
-from penstock.net.kafka import Answer, Buffer, KafkaConfig, KafkaConnection
-
-SIZE = 12 * 1_048_576  # more than one turn, and than any socket holds
-SMALL_BUFFER = 4_096
+from penstock.net.slices import FEW, PORTION, SLICE_SECONDS, Slices, Turns, portions
 
 
-class Shelf:
-    """A file, and an answer that is made of it: what was asked, slices, and words between them."""
+class HandPerf:
+    def __init__(self) -> None:
+        self.now = 0.0
 
-    def __init__(self, path: Path) -> None:
-        self.data = os.urandom(1_048_576) * (SIZE // 1_048_576)
-        path.write_bytes(self.data)
-        self.path = path
-        self.answered = asyncio.Event()
-
-    def pieces(self, text: bytes) -> list[Piece]:
-        file = SharedFile(DISK.open(self.path), DISK)
-        half = SIZE // 2 + 11
-        return [
-            text,
-            FileSlice(file, 0, half),
-            *[b"word"] * 100,
-            memoryview(b"<view>")[1:5],
-            FileSlice(file, half, SIZE - half),
-            b"end",
-        ]
-
-    def expected(self, text: bytes) -> bytes:
-        half = SIZE // 2 + 11
-        return text + self.data[:half] + b"word" * 100 + b"view" + self.data[half:] + b"end"
-
-    async def answer(self, _connection: KafkaConnection, asked: Buffer) -> list[Piece]:
-        self.answered.set()
-        text = bytes(asked)
-        return self.pieces(text) if text.startswith(b"file") else [b"plain " + text]
+    def __call__(self) -> float:
+        return self.now
 
 
-@asynccontextmanager
-async def serving(shelf: Shelf, answer: Answer | None = None) -> AsyncIterator[int]:
-    config = KafkaConfig(write_stall_seconds_max=5.0)
-    async with listening(answer or shelf.answer, config) as (_, port):
-        yield port
+async def worked(slices: Slices, perf: HandPerf, log: list[str], name: str) -> None:
+    async for number in slices.each(range(4)):
+        log.append(f"{name}{number}")
+        perf.now += SLICE_SECONDS * 0.6
 
 
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "file")
+async def test_short_work_awaits_nothing() -> None:
+    perf = HandPerf()
+    slices = Slices(Turns(perf))
+    with pytest.raises(StopIteration) as end:  # it did not wait
+        slices.each([1]).__anext__().send(None)
+    assert end.value.value == 1
+    assert not slices.is_long
 
 
-async def test_slices_and_buffers_arrive_in_their_order(shelf: Shelf) -> None:
-    async with serving(shelf) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-        for text in (b"file 1", b"x", b"file 2", b"y"):
-            writer.write(frame(text))
-        assert await read_frame(reader) == shelf.expected(b"file 1")
-        assert await read_frame(reader) == b"plain x"
-        assert await read_frame(reader) == shelf.expected(b"file 2")
-        assert await read_frame(reader) == b"plain y"
-        writer.close()
+async def test_few_entries_are_made_without_waiting() -> None:
+    slices = Slices(Turns(HandPerf()))
+    with pytest.raises(StopIteration) as end:  # it did not wait
+        slices.map(str, range(FEW)).send(None)
+    assert end.value.value == [str(number) for number in range(FEW)]
+    assert not slices.is_long
 
 
-async def test_a_slow_reader_gets_it_all_and_holds_up_nobody(shelf: Shelf) -> None:
-    loop = asyncio.get_running_loop()
-    async with serving(shelf) as port:
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
-            slow.setblocking(False)
-            await loop.sock_connect(slow, ("127.0.0.1", port))
-            await loop.sock_sendall(slow, frame(b"file") + frame(b"after"))
-            await shelf.answered.wait()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-            writer.write(frame(b"quick"))
-            assert await read_frame(reader) == b"plain quick"
-            writer.close()
-            got = bytearray()
-            wanted = frame(shelf.expected(b"file")) + frame(b"plain after")
-            while len(got) < len(wanted):
-                part = await asyncio.wait_for(loop.sock_recv(slow, 65_536), 5)
-                assert part, "the connection was closed early"
-                got += part
-            assert got == wanted
+async def test_many_entries_are_made_in_slices() -> None:
+    perf = HandPerf()
+    slices = Slices(Turns(perf))
+    seen: list[int] = []  # entries made, in each turn
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        perf.now += SLICE_SECONDS / FEW * 0.6
+        made.append(number)
+        return -number
+
+    async def watch() -> None:
+        while len(made) < 10 * FEW:
+            seen.append(len(made))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    assert await slices.map(make, range(10 * FEW)) == [-number for number in range(10 * FEW)]
+    await watching
+    longest = max(after - before for before, after in itertools.pairwise((*seen, len(made))))
+    assert 0 < longest <= 2 * FEW
+    assert slices.is_long
 
 
-async def test_a_client_that_leaves_in_the_middle_harms_nobody(shelf: Shelf) -> None:
-    async with serving(shelf) as port:
-        for _ in range(3):
-            leaving, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(frame(b"file"))
-            await asyncio.wait_for(leaving.readexactly(1_000), 5)
-            writer.transport.abort()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-        writer.write(frame(b"file"))
-        assert await read_frame(reader) == shelf.expected(b"file")
-        writer.close()
+async def test_few_entries_wait_for_the_next_slice_if_the_last_is_over() -> None:
+    """Many loops of a few entries each are long work as well."""
+    perf = HandPerf()
+    slices = Slices(Turns(perf))
+    perf.now += SLICE_SECONDS * 1.1
+    begun = slices.map(str, (1,))
+    assert begun.send(None) is None, "it waits for the next turn"
+    begun.close()
 
 
-async def test_a_file_that_was_cut_ends_the_connection_instead_of_lying(shelf: Shelf) -> None:
-    async with serving(shelf) as port:
-        os.truncate(shelf.path, SIZE - 1_000)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-        writer.write(frame(b"file"))
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await read_frame(reader)
-        writer.close()
+async def test_only_one_of_several_goes_on_in_a_turn() -> None:
+    perf, log = HandPerf(), list[str]()
+    turns = Turns(perf)
+    many = [Slices(turns) for _ in range(3)]
+    work = [worked(each, perf, log, name) for each, name in zip(many, "abc", strict=True)]
+    ended = asyncio.gather(*work)
+    most = 0
+    while not ended.done():
+        before = len(log)
+        await asyncio.sleep(0)
+        if before:
+            most = max(most, len(log) - before)
+    assert sorted(log) == sorted(f"{name}{number}" for name in "abc" for number in range(4))
+    assert most <= 2, "entries of one slice"
+    assert all(each.is_long for each in many)
 
 
-async def test_an_answer_under_way_is_finished_before_the_listener_ends(shelf: Shelf) -> None:
-    async def last(connection: KafkaConnection, asked: Buffer) -> list[Piece]:
-        connection.close_when_answered()
-        return await shelf.answer(connection, asked)
-
-    async with serving(shelf, last) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-        writer.write(frame(b"file"))
-        assert await read_frame(reader) == shelf.expected(b"file")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-
-
-async def test_the_file_is_closed_once_it_is_sent(shelf: Shelf) -> None:
-    async with serving(shelf) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SIZE)
-        writer.write(frame(b"file"))
-        await read_frame(reader)
-        writer.write(frame(b"x"))  # answered behind it
-        await read_frame(reader)
-        held = [
-            name
-            for fd in os.listdir("/proc/self/fd")
-            if (name := _target(fd)) == os.fspath(shelf.path)
-        ]
-        assert held == []
-        writer.close()
-
-
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
+def test_portions_keep_order_and_size() -> None:
+    entries = list(range(2 * PORTION + 1))
+    assert [len(each) for each in portions(entries)] == [PORTION, PORTION, 1]
+    assert [each for some in portions(entries) for each in some] == entries
+    assert portions([]) == []

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.metadata.identities import StoredIdentities
-from penstock.metadata.identity_entries import KEYS_PER_USER_MAX
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
-from penstock.node.bootstrap import (
+from penstock.node.keys.bootstrap import (
     BootstrapImpossible,
     bootstrap,
     find_operator_key,
     is_operator_key,
 )
-from penstock.node.keyring import MasterKeyRing
+from penstock.node.keys.keyring import MasterKeyRing
 
 ACCOUNT = "000000000000"
 OTHER = "111111111111"

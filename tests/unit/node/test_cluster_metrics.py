@@ -4,34 +4,37 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.cluster.stage import Cluster, ClusterNode, cluster, until
+from tests.unit.broker.replicas.stage import Cluster, ClusterNode, cluster, until
 
-from penstock.manager.decisions import Why
+from penstock.calls.internal.listener import InternalListener
+from penstock.calls.remote.broker import DONE, REFUSED, UNKNOWN, RemoteBroker
+from penstock.manager.decisions import DecisionKind
 from penstock.manager.in_cluster import Manager
+from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, encode_entry, node_key
-from penstock.metadata.cluster_level import ClusterLevel
-from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.sqlite import SqliteStore
+from penstock.model.calls import CancelMove
 from penstock.model.errors import InvalidRequest
 from penstock.model.levels import LEVEL_MAX, Levels
-from penstock.net.internal import InternalListener
-from penstock.node.cluster_metrics import ClusterMetrics
-from penstock.node.cluster_peers import ClusterPeers, NodeCaller
+from penstock.node.cluster.cluster_metrics import ClusterMetrics
+from penstock.node.cluster.cluster_peers import ClusterPeers
 from penstock.replication.election import Standing
 from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.families import FAMILIES
 from penstock.telemetry.metrics import Meter
-from penstock.wire.internal.calls import PING, Answers, Asked, Call, Nothing
+from penstock.wire.internal.broker_calls import RULES, Rule, wire_of
+from penstock.wire.internal.calls import CallerInfo, CallHandlers
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
 ROOT = Path(__file__).parents[3]
-REFUSES = Call(0x7001, "test.refuses", Nothing, Nothing, is_idempotent=True)
-WAITS = Call(0x7002, "test.waits", Nothing, Nothing, is_idempotent=True)
 Shown = dict[tuple[str, tuple[str, ...]], float]
 
 
@@ -135,7 +138,7 @@ async def test_the_manager_alone_tells_of_the_whole_cluster(tmp_path: Path) -> N
         stack.push_async_callback(one.stop)
         stack.push_async_callback(two.stop)
         await one.manager.start()
-        await until(lambda: one.manager.is_managing)
+        await until(lambda: one.manager.active is not None)
         await two.manager.start()
         assert (one.value("manager"), two.value("manager")) == (1, 0)
         await until(lambda: one.shown().get(("penstock_cluster_partitions", ("led",))) == 1)
@@ -151,26 +154,27 @@ async def test_the_manager_alone_tells_of_the_whole_cluster(tmp_path: Path) -> N
         kinds = {
             labels[0] for name, labels in one.shown() if name == "penstock_partition_changes_total"
         }
-        assert reasons | kinds == {why.value for why in Why}
+        assert reasons | kinds == {kind.value for kind in DecisionKind}
         assert not reasons & kinds
         await one.manager.stop()
         assert one.value("manager_passes_total") >= passes  # what was counted stays so
 
 
-async def test_calls_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+async def test_calls_are_counted_by_what_became_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await SqliteStore.open(tmp_path / "store.db")
-    answers = Answers()
+    answers = CallHandlers()
     never = asyncio.Event()
 
-    def refuse(_request: Nothing, _asked: Asked) -> Nothing:
-        raise InvalidRequest("no")
+    async def cancel(request: Any, _caller: CallerInfo) -> tuple[None]:
+        if request.task_id == REFUSED:
+            raise InvalidRequest("no")
+        if request.task_id == UNKNOWN:
+            await never.wait()
+        return (None,)
 
-    async def wait(_request: Nothing, _asked: Asked) -> Nothing:
-        await never.wait()
-        return Nothing()
-
-    answers.add(REFUSES, refuse)
-    answers.add(WAITS, wait)
+    answers.add(wire_of(CancelMove), cancel)
     listener = InternalListener(answers, node_id="n2", cluster_id="test")
     entry = NodeEntry(2, "n2", await listener.start("127.0.0.1", 0))
     await store.put(node_key(2), encode_entry(entry))
@@ -185,14 +189,23 @@ async def test_calls_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
         secret=None,
         spawn=lambda _client: None,
     )
-    there = NodeCaller(peers, 2)
-    assert await there.call(PING, Nothing(), timeout_ms=5_000) == Nothing()
+    there, nowhere = (
+        RemoteBroker(
+            partial(peers.caller, node),
+            moves=lambda _arn: (),
+            find_share=lambda _source, _group: None,
+            outcomes=peers.passed_on,
+        )
+        for node in (2, 9)
+    )
+    assert await there.call(CancelMove(DONE)) is None
     with pytest.raises(InvalidRequest):
-        await there.call(REFUSES, Nothing(), timeout_ms=5_000)
+        await there.call(CancelMove(REFUSED))
+    monkeypatch.setitem(cast(Any, RULES), CancelMove, Rule(number=0x0209, call_ms=50))
     with pytest.raises(DeadlineExceeded):
-        await there.call(WAITS, Nothing(), timeout_ms=50)
+        await there.call(CancelMove(UNKNOWN))
     with pytest.raises(Unreachable):
-        await NodeCaller(peers, 9).call(PING, Nothing(), timeout_ms=5_000)
+        await nowhere.call(CancelMove(DONE))
     assert peers.passed_on == {"done": 1, "refused": 1, "unknown": 1, "unreachable": 1}
     assert peers.connection_count == len(listener.connections) == 1
     await peers.close()

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 from tests.unit.manager.cluster import Cluster, topic
 
-from penstock.cli.cluster_words import problems
+from penstock.cli.cluster.sentences import problems
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.troubles import Kind, Trouble
-from penstock.node.cluster_admin import ClusterAdmin
-from penstock.node.cluster_troubles import ClusterTroubles, count
-from penstock.replication.row import NOBODY, PartitionRow, View
+from penstock.node.cluster.cluster_admin import ClusterAdmin
+from penstock.node.cluster.cluster_troubles import ClusterTroubles, count
+from penstock.replication.row import NO_NODE, PartitionRow, View
 
 
 def view(**fields: object) -> View:
@@ -119,7 +119,7 @@ async def test_a_missing_manager_is_reported_when_it_is_not_a_mere_handover(
     cluster = Cluster(store, policy=policy)
     await cluster.join(1)
     watch = Watch(cluster, policy)
-    watch.manager = NOBODY
+    watch.manager = NO_NODE
     assert watch.look() == {}
     (trouble,) = watch.look().values()
     assert trouble.kind is Kind.NO_MANAGER

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.topic import Fsync
-from penstock.node import config
-from penstock.node.config import (
+from penstock.node.configuration import config
+from penstock.node.configuration.config import (
     Config,
     ConfigInvalid,
     Mode,
@@ -20,7 +20,7 @@ from penstock.node.config import (
     parse_listen,
     render_toml,
 )
-from penstock.node.settings import MASK, declared
+from penstock.node.configuration.settings import MASK, declared
 from penstock.telemetry.logs import LogFormat
 
 
@@ -162,7 +162,7 @@ def test_a_value_outside_a_section_is_refused(tmp_path: Path) -> None:
         ("node.account", "12", "expected twelve digits, got '12'"),
         ("node.region", "Mars 1", "expected 1 to 32 of a-z, 0-9 and -, got 'Mars 1'"),
         ("http.listen", "9324", "expected host:port with a port from 0 to 65535, got '9324'"),
-        ("http.listen", "::1:9324", "an IPv6 address stands in brackets"),
+        ("http.listen", "::1:9324", "an IPv6 address must be in brackets"),
         ("http.external_url", "queue.example", "expected http://host:port or https://host"),
         ("node.data", "", "expected the path of a folder"),
         ("queue.recreate_guard_ms", "60001", "60001 ms is too long: at most 1m"),
@@ -252,7 +252,7 @@ def test_secret_mistakes_do_not_show_the_secret(tmp_path: Path) -> None:
     )
     both = write(tmp_path, "x", "token")
     file = write(tmp_path, f"[admin]\ntoken = 'hunter2'\ntoken_file = '{both}'")
-    assert "given twice" in refused(files=[file])
+    assert "set twice" in refused(files=[file])
     file = write(tmp_path, "[admin]\ntoken_file = 7")
     assert "expected a path" in refused(files=[file])
 

@@ -11,22 +11,22 @@ from typing import cast
 import pytest
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.counted import ACCOUNT, REGION, Ids, records
-from tests.unit.frontend.test_usage_writer import Unreliable
+from tests.unit.frontend.facts.test_usage_writer import Unreliable
 
-from penstock.frontend.routing import BrokerCalls
-from penstock.metadata.producer_ids import StoredProducerIds
-from penstock.node import facts as facts_module
-from penstock.node.config import Config, NodeConfig
-from penstock.node.facts import Facts
+from penstock.metadata.topics.producer_ids import StoredProducerIds
+from penstock.model.calls import BrokerPort
+from penstock.node.configuration.config import Config, NodeConfig
+from penstock.node.process import facts as facts_module
+from penstock.node.process.facts import Facts
 
 TOPICS = ("__usage", "__telemetry", "__audit")
 
 
-def facts_on(stage: Stage, streams: object, folder: Path) -> Facts:
+def facts_on(stage: Stage, broker: object, folder: Path) -> Facts:
     return Facts(
         Config(node=NodeConfig(account=ACCOUNT, region=REGION, data=str(folder))),
         node="n1",
-        broker=cast(BrokerCalls, streams),
+        broker=cast(BrokerPort, broker),
         catalog=stage.catalog,
         producer_ids=cast(StoredProducerIds, Ids()),
         clock=stage.clock,
@@ -60,5 +60,5 @@ async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
     assert {message for message in caplog.messages if "lost" in message} == {
         "usage of the last seconds is lost",
         "telemetry of the last seconds is lost",
-        "the end of the audit trail is lost",
+        "end of the audit trail lost",
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.open_files import (
+from penstock.node.process.open_files import (
     FILES_PER_PARTITION,
     TooFewFiles,
     check_room,
@@ -28,7 +28,7 @@ def test_what_does_not_fit_is_told_with_the_way_out() -> None:
     with pytest.raises(TooFewFiles) as caught:
         check_room(100, 300)
     assert str(caught.value) == (
-        "the limit of 300 open files is too low, for 100 partitions need 464: raise it with"
+        "the limit of 300 open files is too low: 100 partitions need 464: raise it with"
         " `ulimit -n 1024` or LimitNOFILE=1024 in the unit file"
     )
 

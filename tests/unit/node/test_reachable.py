@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.node.exposure import kafka_protocol, reachable
+from penstock.node.configuration.exposure import kafka_protocol, reachable
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.node.addresses import Place, check_members, check_places, parse_places
-from penstock.node.config import Config, ConfigInvalid, load
-from penstock.node.exposure import ExposureRefused, check_internal
-from penstock.node.roles import ALL, ATTACHED, EVERYTHING, SERVICE, parse_roles
-from penstock.node.store_pin import StorePin, store_feature
+from penstock.node.configuration.addresses import (
+    NodeAddress,
+    check_members,
+    check_node_addresses,
+    parse_node_addresses,
+)
+from penstock.node.configuration.config import Config, ConfigInvalid, load
+from penstock.node.configuration.exposure import ExposureRefused, check_internal
+from penstock.node.configuration.roles import ALL, ATTACHED, EVERYTHING, SERVICE, parse_roles
+from penstock.node.metadata.service_peers import ExpectedStore, store_feature
 from penstock.wire.internal.faults import HelloRefused
 from penstock.wire.internal.frame import Hello
 
@@ -36,15 +41,15 @@ def test_roles_are_everything_the_service_or_the_rest() -> None:
         ({"node__roles": "frontend,broker"}, "--metadata"),
         ({"internal__listen": "127.0.0.1:1"}, "--role metadata"),
         ({"metadata__service": "127.0.0.1:1"}, "--role frontend,broker"),
-        ({"internal__certificate": "a.pem"}, "go together"),
-        ({"internal__ca": "a.pem"}, "go together"),
+        ({"internal__certificate": "a.pem"}, "set together"),
+        ({"internal__ca": "a.pem"}, "set together"),
         (
             {
                 "node__roles": "metadata",
                 "internal__listen": "127.0.0.1:1",
                 "metadata__members": "m1=127.0.0.1:1",
             },
-            "node.name is one of",
+            "node.name must be one of",
         ),
     ],
 )
@@ -54,24 +59,27 @@ def test_settings_that_do_not_go_together_are_refused(flags: dict[str, object], 
 
 
 def test_places_may_say_who_must_answer() -> None:
-    assert parse_places("a:1, m2=[::1]:2,") == [Place("a", 1), Place("::1", 2, "m2")]
-    assert [str(place) for place in parse_places("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+    assert parse_node_addresses("a:1, m2=[::1]:2,") == [
+        NodeAddress("a", 1),
+        NodeAddress("::1", 2, "m2"),
+    ]
+    assert [str(place) for place in parse_node_addresses("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
     for text in ("a", "a:0", "=a:1", "a:1,a:1", "a:70000", ",".join(f"h{n}:1" for n in range(65))):
         with pytest.raises(ValueError, match=r"\w"):
-            parse_places(text)
+            parse_node_addresses(text)
     assert check_members("m1=a:1,m2=b:1") is None
     assert check_members("a:1") == "expected name=host:port for each"
-    assert check_members("m1=a:1,m1=b:1") == "two members have one name"
+    assert check_members("m1=a:1,m1=b:1") == "two members have the same name"
 
 
 @given(st.text(alphabet="ab=:,[]019. ", max_size=40))
 @settings(max_examples=200)
 def test_any_text_is_refused_or_places_that_are_the_same_when_written_again(text: str) -> None:
-    if check_places(text) is not None:
+    if check_node_addresses(text) is not None:
         return
-    places = parse_places(text)
+    places = parse_node_addresses(text)
     written = ",".join(f"{place.name}={place}" if place.name else str(place) for place in places)
-    assert parse_places(written) == places
+    assert parse_node_addresses(written) == places
 
 
 def test_only_this_machine_may_do_without_certificates() -> None:
@@ -107,7 +115,7 @@ def test_clients_and_nodes_have_authorities_of_their_own(tmp_path: Path) -> None
     copy.write_text("authority")
     other.write_text("another")
     flags = {"internal__certificate": "c.pem", "internal__ca": str(one)}
-    with pytest.raises(ExposureRefused, match="could pass for a node"):
+    with pytest.raises(ExposureRefused, match="could act as a node"):
         check_internal(loaded(**flags, tls__client_ca_file=str(copy)))
     check_internal(loaded(**flags, tls__client_ca_file=str(other)))
 
@@ -117,13 +125,13 @@ def hello(*features: str) -> Hello:
 
 
 def test_a_node_belongs_to_the_first_store_it_has_met(tmp_path: Path) -> None:
-    with pytest.raises(HelloRefused, match="no metadata node"):
-        StorePin(tmp_path).check(hello("other=1"))
-    pin = StorePin(tmp_path)
+    with pytest.raises(HelloRefused, match="not a metadata node"):
+        ExpectedStore(tmp_path).check(hello("other=1"))
+    pin = ExpectedStore(tmp_path)
     assert pin.store_id == ""
     pin.check(hello(store_feature("first")))
     pin.check(hello(store_feature("first")))
-    after_a_restart = StorePin(tmp_path)
+    after_a_restart = ExpectedStore(tmp_path)
     assert after_a_restart.store_id == "first"
     for one in (pin, after_a_restart):
         with pytest.raises(HelloRefused, match=r"another store \(second\)"):

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.model.errors import SetupError
 from penstock.node import worker_plan as plan
-from penstock.node.config import Config, ConfigInvalid, load
-from penstock.node.folder import FolderUnusable
-from penstock.node.service_manager import ServiceManager
+from penstock.node.configuration.config import Config, ConfigInvalid, load
+from penstock.node.keys.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
+from penstock.node.process.folder import FolderUnusable
+from penstock.node.process.service_manager import ServiceManager
 from penstock.node.worker_plan import PAUSE_MS_MAX, PAUSE_MS_MIN, STEADY_MS, Addresses, Pauses
-from penstock.node.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
 from penstock.node.workers import Child, NotStarted, Supervisor, _hold, _hold_addresses
 
 AT = Addresses(
@@ -153,7 +153,7 @@ def test_clients_are_told_of_one_port_for_each_worker() -> None:
     ],
 )
 def test_workers_are_for_one_machine_by_itself(flags: dict[str, object]) -> None:
-    with pytest.raises(ConfigInvalid, match="--workers is for one machine"):
+    with pytest.raises(ConfigInvalid, match="--workers excludes"):
         config(**flags)
 
 

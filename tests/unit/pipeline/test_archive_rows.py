@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.net.kafka_client import Place
-from penstock.pipeline.archive_rows import by_hour, known_id
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.archive.archive_rows import by_hour, known_id
 from penstock.pipeline.parts import Span
 
 PLACE = Place("t", 3)

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.decoding import decode_batches
 
-from penstock.pipeline.columns import TYPES
-from penstock.pipeline.decode import CorruptBatch, Decoder, OnCorrupt, decode_batches
+from penstock.pipeline.decoding.columns import TYPES
+from penstock.pipeline.decoding.decoder import CorruptBatch, Decoder, OnCorrupt
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_TRANSACTIONAL,

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.decoding import decode_batches
 from tests.unit.pipeline.test_decode import BASE_MS, Made, batch, expected, logs, rows_of
 
-from penstock.pipeline.chains import Chains, cut
-from penstock.pipeline.columns import TYPES
-from penstock.pipeline.decode import Decoder, decode_batches
-from penstock.pipeline.heads import read_heads, whole_batches
-from penstock.pipeline.unpacking import FULL_BYTES, Unpacker
+from penstock.pipeline.decoding.batch_headers import complete_batches, read_batch_headers
+from penstock.pipeline.decoding.columns import TYPES
+from penstock.pipeline.decoding.decoder import Decoder
+from penstock.pipeline.decoding.decompression import FULL_BYTES, Unpacker
+from penstock.pipeline.decoding.record_bounds import Chains, cut
 from penstock.record.batch import HEADER_BYTES, encode_batch, parse_header
 from penstock.record.compression import Codec
 from penstock.record.malformed import MalformedBatch
@@ -98,7 +99,7 @@ def test_records_with_long_lengths_decode_beside_short_ones() -> None:
     small = b"".join(
         long_batch([b"x"] * 3, base_offset=len(sizes) + 3 * number) for number in range(300)
     )
-    made = [Made(raw), *(Made(small[at:]) for at in whole_batches(small))]
+    made = [Made(raw), *(Made(small[at:]) for at in complete_batches(small))]
     found = rows_of(decode_batches([raw + small], columns=ALL))
     assert [row[0] for row in found] == list(range(len(sizes) + 900))
     assert found[: len(sizes)] == expected(made[:1])
@@ -204,7 +205,7 @@ def test_damaged_frames_of_lz4_are_malformed_and_nothing_worse(data: st.DataObje
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     raw = repacked_with(plain, bytes(frame[: data.draw(st.integers(0, len(frame)))]), Codec.LZ4)
-    heads, is_sound = read_heads(raw, [0])
+    heads, is_sound = read_batch_headers(raw, [0])
     assert is_sound.all()
     try:
         found = Unpacker().unpack(raw, heads)
@@ -220,7 +221,7 @@ def test_what_expands_to_much_is_unpacked_some_at_a_time(codec: Codec) -> None:
     ]
     chunk = b"".join(made)
     assert len(chunk) < MIB
-    heads, _ = read_heads(chunk, whole_batches(chunk))
+    heads, _ = read_batch_headers(chunk, complete_batches(chunk))
     found = Unpacker().unpack(chunk, heads)
     assert len(found.starts) == 6
     assert FULL_BYTES <= len(found.octets) < FULL_BYTES + 7 * MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.harness.server import penstock_command
 
-from penstock.pipeline.java import JavaMissing, cache_folder, find_java
+from penstock.pipeline.spark.java import JavaMissing, cache_folder, find_java
 
 TRIMMED = "java.base java.sql"
 FULL = f"{TRIMMED} jdk.incubator.vector"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.net.kafka_client_errors import KafkaRefused, Unreachable
-from penstock.pipeline.logs import KEPT_MAX, NAME, JobLog, read_log
-from penstock.pipeline.progress import Gauge, Reading, Tally
-from penstock.pipeline.status import (
+from penstock.net.kafka_client.errors import KafkaRefused, Unreachable
+from penstock.pipeline.runs.logs import KEPT_MAX, NAME, JobLog, read_log
+from penstock.pipeline.runs.progress import JobProgress, ProgressUpdate, RunCounts
+from penstock.pipeline.runs.status import (
     Claim,
     JobRunning,
     State,
@@ -23,7 +23,7 @@ from penstock.pipeline.status import (
     statuses,
     write_status,
 )
-from penstock.pipeline.transient import is_transient, reason_of
+from penstock.pipeline.runs.transient_errors import is_transient, reason_of
 from penstock.wire.kafka.faults import ErrorCode
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ def status(state: State = State.RUNNING) -> Status:
 def test_a_folder_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
     claim = Claim(tmp_path)
     write_status(tmp_path, status())
-    with pytest.raises(JobRunning, match=f"process {os.getpid()} runs it on"):
+    with pytest.raises(JobRunning, match=f"process {os.getpid()} already runs this job on"):
         Claim(tmp_path)
     claim.close()
     Claim(tmp_path).close()
@@ -130,7 +130,7 @@ def test_looking_at_a_job_never_keeps_it_from_starting(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_its_claim(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from penstock.pipeline.status import Claim;"
+        "import sys, pathlib; from penstock.pipeline.runs.status import Claim;"
         "c = Claim(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -167,10 +167,10 @@ def test_files_that_are_no_status_are_passed_over(tmp_path: Path) -> None:
         RuntimeError("x\njava.net.SocketException: Connection reset\nat y"),
         RuntimeError("Python worker exited unexpectedly (crashed)"),
         RuntimeError(
-            "Traceback:\npenstock.net.kafka_client_errors.Unreachable: cannot reach a:1: refused"
+            "Traceback:\npenstock.net.kafka_client.errors.Unreachable: cannot reach a:1: refused"
         ),
         RuntimeError(
-            "penstock.net.kafka_client_errors.KafkaRefused: t, 0: moved (NOT_LEADER_OR_FOLLOWER)"
+            "penstock.net.kafka_client.errors.KafkaRefused: t, 0: moved (NOT_LEADER_OR_FOLLOWER)"
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_what_passes_by_itself_is_tried_again(error: Exception) -> None:
         KafkaRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         RuntimeError("[UNRESOLVED_COLUMN] no such column"),
         RuntimeError(
-            "penstock.net.kafka_client_errors.KafkaRefused: t: no (TOPIC_AUTHORIZATION_FAILED)"
+            "penstock.net.kafka_client.errors.KafkaRefused: t: no (TOPIC_AUTHORIZATION_FAILED)"
         ),
         ValueError("bad"),
     ],
@@ -224,9 +224,9 @@ def test_the_reason_is_without_the_frame_that_spark_puts_around_it() -> None:
 
 class Notes:
     def __init__(self) -> None:
-        self.readings: list[Reading] = []
+        self.readings: list[ProgressUpdate] = []
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: ProgressUpdate) -> None:
         self.readings.append(reading)
 
     def note(self, text: str) -> None:
@@ -236,7 +236,7 @@ class Notes:
         pass
 
 
-def progress(batch: int, start: Any, end: Any, latest: Any, rows: int) -> Any:
+def event(batch: int, start: Any, end: Any, latest: Any, rows: int) -> Any:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
     def said(offset: Any) -> str | None:
@@ -272,34 +272,34 @@ def progress(batch: int, start: Any, end: Any, latest: Any, rows: int) -> Any:
 
 
 def test_progress_counts_from_where_the_query_began_to_where_the_source_ends() -> None:
-    notes, tallies, heard = Notes(), list[Tally](), list[int]()
-    gauge = Gauge(notes, tell=lambda _: None, on_tally=tallies.append)
-    gauge.on_progress(lambda event: heard.append(event.batchId))
+    notes, all_counts, heard = Notes(), list[RunCounts](), list[int]()
+    progress = JobProgress(notes, log=lambda _: None, on_counts=all_counts.append)
+    progress.on_progress(lambda each: heard.append(each.batchId))
 
     def at(a: int, b: int) -> dict[str, Any]:
         return {"v": 1, "topics": {"t": {"0": a, "1": b}}}
 
-    gauge.batch_done(progress(4, at(10, 10), at(15, 10), at(20, 30), 5))
-    gauge.batch_done(progress(5, at(15, 10), at(20, 30), at(20, 31), 25))
+    progress.batch_done(event(4, at(10, 10), at(15, 10), at(20, 30), 5))
+    progress.batch_done(event(5, at(15, 10), at(20, 30), at(20, 31), 25))
     assert [(r.done, r.total, r.lag) for r in notes.readings] == [(5, 30, 25), (30, 31, 1)]
     assert heard == [4, 5]
-    assert tallies[-1].rows == 30
-    assert tallies[-1].last_batch == 5
-    assert tallies[-1].lag == 1
+    assert all_counts[-1].rows == 30
+    assert all_counts[-1].last_batch == 5
+    assert all_counts[-1].lag == 1
 
 
 def test_a_source_that_does_not_say_where_it_ends_has_no_total_and_no_lag() -> None:
     notes = Notes()
-    gauge = Gauge(notes, tell=lambda _: None, on_tally=lambda _: None)
-    gauge.batch_done(progress(0, None, 7, None, 7))
+    progress = JobProgress(notes, log=lambda _: None, on_counts=lambda _: None)
+    progress.batch_done(event(0, None, 7, None, 7))
     (reading,) = notes.readings
     assert (reading.done, reading.total, reading.lag) == (7, None, None)
 
 
 def test_steps_that_a_job_counts_itself_are_shown() -> None:
     notes = Notes()
-    gauge = Gauge(notes, tell=lambda _: None, on_tally=lambda _: None)
-    with gauge.steps("files", 3) as steps:
+    progress = JobProgress(notes, log=lambda _: None, on_counts=lambda _: None)
+    with progress.steps("files", 3) as steps:
         steps.advance()
         steps.advance(2)
     assert [(r.done, r.total) for r in notes.readings] == [(0, 3), (1, 3), (3, 3)]

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline import heat, lag, rebalance
-from penstock.pipeline.lag import Point, State, lag_of
-from penstock.pipeline.rebalance import Action, Load, PartitionId, Placed, plan, replay, skew
+from penstock.pipeline.facts import lag, outliers, rebalance
+from penstock.pipeline.facts.lag import Point, State, lag_of
+from penstock.pipeline.facts.rebalance import Action, Load, PartitionId, Placed, Plan, plan
 
 NODES = [f"n{number}" for number in range(4)]
 NOW_MS = 1_700_000_000_000
+
+
+def replay(window: Sequence[Placed], made: Plan) -> list[Placed]:
+    """Return the window as if the plan had been applied: moved partitions are on their targets, and
+    the load of a split partition is divided equally between its source and its target."""
+    by_id = {step.id: step for step in made.steps}
+    after: list[Placed] = []
+    for placed in window:
+        step = by_id.get(placed.id)
+        if step is None:
+            after.append(placed)
+        elif step.action is Action.MOVE:
+            after.append(Placed(placed.id, step.target, placed.load, placed.size_bytes))
+        else:
+            load = placed.load
+            half = Load(load.bytes_in / 2, load.bytes_out / 2, load.requests / 2)
+            after.append(Placed(placed.id, placed.node, half, placed.size_bytes))
+            after.append(Placed(placed.id, step.target, half, 0))
+    return after
+
+
+def skew(window: Sequence[Placed], nodes: Iterable[str]) -> float:
+    """Return the busiest node's load divided by the mean; 1 is even."""
+    loads = rebalance._by_node(window, rebalance._scores(window), sorted(set(nodes)))
+    return rebalance._skew(loads)
 
 
 def placed(number: int, node: str, weight: float, size_bytes: int = 1_000) -> Placed:
@@ -128,23 +153,23 @@ def test_a_plan_never_makes_it_worse_and_is_always_the_same(
 
 def test_what_gets_far_more_than_its_like_is_hot() -> None:
     rates = {f"q{n}": 10.0 + n % 3 for n in range(30)} | {"busy": 400.0}
-    [found] = heat.hot(rates)
+    [found] = outliers.hot(rates)
     assert found.name == "busy"
     assert found.share == pytest.approx(400 / sum(rates.values()))
     assert found.reason == "36 times the median"
 
 
 def test_nothing_is_hot_among_equals_or_alone() -> None:
-    assert heat.hot({f"q{n}": 10.0 + n % 5 for n in range(30)}) == []
-    assert heat.hot({"only": 500.0}) == []
-    assert heat.hot({}) == []
-    assert heat.hot({"a": 0.0, "b": 0.0}) == []
+    assert outliers.hot({f"q{n}": 10.0 + n % 5 for n in range(30)}) == []
+    assert outliers.hot({"only": 500.0}) == []
+    assert outliers.hot({}) == []
+    assert outliers.hot({"a": 0.0, "b": 0.0}) == []
 
 
 def test_what_is_hot_but_tiny_has_no_row_and_rows_have_a_bound() -> None:
-    assert heat.hot({"a": 0.5, "b": 0.01, "c": 0.01, "d": 0.01}) == []
+    assert outliers.hot({"a": 0.5, "b": 0.01, "c": 0.01, "d": 0.01}) == []
     many = {f"q{n}": 0.0 for n in range(300)} | {f"h{n}": 100.0 + n for n in range(99)}
-    found = heat.hot(many, hot_max=10)
+    found = outliers.hot(many, hot_max=10)
     assert [each.name for each in found] == [f"h{98 - n}" for n in range(10)]
 
 

@@ -17,13 +17,16 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
+from penstock.pipeline.facts.telemetry_sums import OUT
 from penstock.pipeline.job import JobContext, JobMisused
 from penstock.pipeline.jobs import telemetry as telemetry_job
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.reports import JOBS, billing, charts, hotspots, numbers
+from penstock.pipeline.registry import jobs_of
+from penstock.pipeline.reports import billing, charts, hotspots, numbers
 from penstock.pipeline.reports.series import over_time
-from penstock.pipeline.telemetry_sums import OUT
 from penstock.wire.facts.telemetry import bucket_of, packed
+
+JOBS = jobs_of("report")
 
 pytestmark = pytest.mark.slow
 START = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
@@ -105,7 +108,7 @@ def with_usage(lake: Lake, rows: list[dict[str, Any]]) -> None:
     )
     half = len(rows) // 2
     for batch_id, part in enumerate((rows[:half], rows[half:])):
-        lake.append_arrow(
+        lake.append(
             pa.Table.from_pylist(part, schema),
             "usage_partial",
             app="usage:q",
@@ -278,8 +281,8 @@ def test_a_billing_page_counts_the_last_revision_of_each_invoice(tmp_path: Path)
     for number, (head, lines) in enumerate(made):
         heads = pa.Table.from_pylist([head], billing_job._INVOICE)
         rows = pa.Table.from_pylist(lines, billing_job._LINE)
-        lake.append_arrow(heads, "invoice", app="b", batch_id=number, partition_by=("month",))
-        lake.append_arrow(
+        lake.append(heads, "invoice", app="b", batch_id=number, partition_by=("month",))
+        lake.append(
             rows, "invoice_line", app="b", batch_id=number, partition_by=("month", "writing")
         )
     heads_found, lines_found = billing.collect(lake, None, None)
@@ -321,7 +324,7 @@ def with_telemetry(lake: Lake) -> None:
                 for partition in range(4)
             ]  # fmt: skip
     schema = OUT.append(pa.field("date", pa.date32()))
-    lake.append_arrow(
+    lake.append(
         pa.Table.from_pylist(rows, schema),
         "metrics_1m",
         app="t",
@@ -332,7 +335,7 @@ def with_telemetry(lake: Lake) -> None:
         {"at": START, "scope": "queue", "name": f"a/r/{EVIL}", "rate": 150.0, "share": 0.69,
          "z": 9.0, "reason": "69% of all"},
     ]  # fmt: skip
-    lake.append_arrow(pa.Table.from_pylist(hot, telemetry_job._HOT), "hot", app="h", batch_id=0)
+    lake.append(pa.Table.from_pylist(hot, telemetry_job._HOT), "hot", app="h", batch_id=0)
     lag = [
         {"at": START + datetime.timedelta(minutes=n), "account": "a", "region": "r",
          "resource": "orders", "partition": 0, "group": "billing", "records": 70 + n,
@@ -341,7 +344,7 @@ def with_telemetry(lake: Lake) -> None:
         for n in range(3)
     ]  # fmt: skip
     lag_schema = telemetry_job._LAG.append(pa.field("date", pa.date32()))
-    lake.append_arrow(
+    lake.append(
         pa.Table.from_pylist(lag, lag_schema), "lag_1m", app="l", batch_id=0, partition_by=("date",)
     )
 
@@ -376,7 +379,7 @@ def hot_page(tmp_path: Path, lags: list[dict[str, Any]]) -> str:
     with_telemetry(lake)
     schema = telemetry_job._LAG.append(pa.field("date", pa.date32()))
     table = pa.Table.from_pylist(lags, schema)
-    lake.append_arrow(table, "lag_1m", app="l", batch_id=1, partition_by=("date",))
+    lake.append(table, "lag_1m", app="l", batch_id=1, partition_by=("date",))
     out = tmp_path / "hot.html"
     since_ms = int(START.timestamp() * 1_000)
     JOBS["hotspots"].run(context(lake, tmp_path, out=str(out), since_ms=since_ms))
@@ -433,7 +436,7 @@ def billed(lake: Lake) -> None:
             ("invoice_line", lines, billing_job._LINE),
         ):
             table = pa.Table.from_pylist(row, schema)
-            lake.append_arrow(table, name, app="b", batch_id=number, partition_by=("month",))
+            lake.append(table, name, app="b", batch_id=number, partition_by=("month",))
 
 
 def test_pages_in_a_folder_are_linked_and_listed(tmp_path: Path) -> None:

@@ -16,18 +16,18 @@ from benchmarks.pipeline.facts import make_facts, totals_of, totals_of_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.net.kafka_client import Place
-from penstock.pipeline import usage_sums
-from penstock.pipeline.expand import _usage_at_once, _usage_one_by_one, expand_usage
-from penstock.pipeline.fetching import RangePartition
-from penstock.pipeline.options import parse_read_options
-from penstock.pipeline.packed_columns import Columns, Odd, read_columns
+from penstock.net.kafka_client.client import Place
+from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, read_columns
+from penstock.pipeline.facts import usage_sums
+from penstock.pipeline.facts.usage_files import PARTIAL_BY, PARTIAL_SCHEMA
+from penstock.pipeline.facts.usage_seal import PartialFile, Share, first_hour, seal_share, shares_of
+from penstock.pipeline.facts.usage_sums import HOUR_MS, Flushes, partials
 from penstock.pipeline.parts import write_parts
-from penstock.pipeline.range_source import RangeReader
-from penstock.pipeline.stream_offset import StreamOffset
-from penstock.pipeline.usage_files import PARTIAL_BY, PARTIAL_SCHEMA
-from penstock.pipeline.usage_seal import PartialFile, Share, first_hour, seal_share, shares_of
-from penstock.pipeline.usage_sums import HOUR_MS, REJECTED, Flushes, partials
+from penstock.pipeline.reading.expand import _usage_at_once, _usage_one_by_one, expand_usage
+from penstock.pipeline.reading.fetching import RangePartition
+from penstock.pipeline.reading.range_source import RangeReader
+from penstock.pipeline.reading.stream_offset import StreamOffset
 from penstock.wire.facts.usage import (
     FORM,
     NUMBERS,
@@ -72,7 +72,7 @@ def test_what_is_read_in_bulk_is_what_was_written_and_the_rest_is_named(
         try:
             found = read([blocks[number] for number in left])
             break
-        except Odd as error:
+        except UnusualRecords as error:
             named = {left[number] for number in error.numbers}
         assert named  # or this would go on for ever
         odd |= named
@@ -130,7 +130,7 @@ def test_many_chains_of_unequal_length_are_followed_side_by_side_and_then_singly
 )
 def test_a_column_that_no_writer_writes_is_named_and_spoils_no_other(odd: Raws) -> None:
     good = block(t=["x", "y"], n=[1, 2], s=[-1, 3])
-    with pytest.raises(Odd) as error:
+    with pytest.raises(UnusualRecords) as error:
         read([good, odd, good])
     assert list(error.value.numbers) == [1]
 
@@ -160,12 +160,11 @@ def test_sums_are_the_same_however_much_is_read_together(
     monkeypatch.setattr(usage_sums, "READ_BYTES", read_bytes)
     monkeypatch.setattr(usage_sums, "FOLD_ROWS", fold_rows)
     made = make_facts(60, rows=37)
-    out = list(partials([input_batch([value for _, value in made])], Flushes()))
-    found = [row for batch in out for row in batch.to_pylist()]
+    out = partials([input_batch([value for _, value in made])], Flushes())
+    found = out.sums.to_pylist()
     assert totals_of_rows(found) == totals_of(facts for facts, _ in made)
-    assert sum(row["facts"] or 0 for row in found) == 60 * 37
-    told = [row for row in found if row["kind"] == "flush"]
-    assert {(row["node"], row["first_flush"], row["last_flush"]) for row in told} == {
+    assert sum(row["facts"] for row in found) == 60 * 37
+    assert {(each.node, each.first_flush, each.last_flush) for each in out.flushes} == {
         (f"node-{n}", 1, 20) for n in range(3)
     }
 
@@ -182,15 +181,15 @@ def test_unusual_records_count_and_impossible_ones_are_kept_apart() -> None:
     values = [encode(each) for each in made]
     values[2] = msgspec.msgpack.encode(unusual)
     values[5] = values[5].replace(b"\xa8requests", b"\xa8rEquests")  # gone, and another unknown
-    out = list(partials([input_batch([*values, b"\x80"])], Flushes()))
-    found = [row for batch in out for row in batch.to_pylist()]
+    out = partials([input_batch([*values, b"\x80"])], Flushes())
     made[5].columns.requests = [0, 0, 0]
-    assert totals_of_rows(found) == totals_of([made[0], made[1], made[2], made[5]])
-    why = {row["end_offset"] - 1: row["why"] for row in found if row["kind"] == REJECTED}
-    assert why[3] == "column requests has a number below zero"
-    assert why[4] == "a row of an unknown kind"
-    assert why[6].startswith("not a usage record")
-    assert sorted(why) == [3, 4, 6]
+    totals = totals_of([made[0], made[1], made[2], made[5]])
+    assert totals_of_rows(out.sums.to_pylist()) == totals
+    reasons = {each.offset: each.reason for each in out.rejected}
+    assert reasons[3] == "column requests has a number below zero"
+    assert reasons[4] == "a row of an unknown kind"
+    assert reasons[6].startswith("not a usage record")
+    assert sorted(reasons) == [3, 4, 6]
 
 
 def test_records_become_the_same_rows_at_once_and_one_by_one() -> None:

@@ -76,12 +76,12 @@ def test_R17_whatever_parted_comes_together_and_nothing_committed_is_cut(logs: P
     follower.see(VIEW, now_ms=0)
     held = logs.theirs
     for _ in range(ROUNDS_MAX):
-        asked = follower.ask()
+        asked = follower.next_fetch()
         assert asked is not None
         answer = led.fetched(asked, history, start_offset=logs.ours_from, end_offset=end, now_ms=0)
         if isinstance(answer, Serve):
             break
-        step: Step[str] | None = follower.answered(answer)
+        step: Step[str] | None = follower.apply_reply(answer)
         assert not isinstance(step, Halt), step
         if isinstance(step, Truncate):
             assert step.to >= logs.committed

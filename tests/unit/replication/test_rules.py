@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.replication import election, mending
+from penstock.replication import election, repair
 from penstock.replication.election import Found, Standing
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Halt, Ignore, Refresh, Restart, Truncate
 from penstock.replication.leader import LAG_MS_MAX, PENDING_MAX, Leader, Serve
 from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet
 from penstock.replication.replica import Replica, Role
-from penstock.replication.row import NOBODY, Change, PartitionRow, View
+from penstock.replication.row import NO_NODE, Change, PartitionRow, View
 
 ROW = PartitionRow(
     (1, 2, 3), frozenset((1, 2, 3)), leader=1, leader_incarnation=100, epoch=5, in_sync_min=2
@@ -129,11 +129,11 @@ GOOD = Found(
     ("change", "says"),
     [
         ({}, None),
-        ({"is_there": False}, "not there"),
+        ({"is_there": False}, "missing"),
         ({"is_whole": False}, "damaged"),
-        ({"end_offset": 39}, "known to be on disk"),
-        ({"end_offset": 29, "recovery_point": 0}, "known to be committed"),
-        ({"is_synced": False}, "when the node ended"),
+        ({"end_offset": 39}, "recovery point"),
+        ({"end_offset": 29, "recovery_point": 0}, "last known committed"),
+        ({"is_synced": False}, "not synced"),
         ({"is_synced": False, "was_stopped": True}, None),
     ],
 )
@@ -154,29 +154,29 @@ def test_R5_a_loss_is_declared_once_and_only_by_those_in_sync() -> None:
 
 
 def test_R5_who_finds_damage_is_counted_out_in_a_new_epoch_where_others_have_everything() -> None:
-    change = mending.resign(VIEW, ROW.leader)
-    assert (change.row.leader, change.row.lost) == (NOBODY, frozenset((ROW.leader,)))
+    change = repair.resign(VIEW, ROW.leader)
+    assert (change.row.leader, change.row.lost) == (NO_NODE, frozenset((ROW.leader,)))
     assert (change.row.epoch, change.row.in_sync) == (ROW.epoch + 1, ROW.in_sync)
     elected = election.elect(View(201, 201, change.row), ALIVE)
     assert elected is not None
     assert elected.row.leader != ROW.leader
     other = next(node for node in ROW.in_sync if node != ROW.leader)
-    change = mending.resign(VIEW, other)
+    change = repair.resign(VIEW, other)
     assert (change.row.leader, change.row.leader_incarnation) == (
         ROW.leader,
         ROW.leader_incarnation,
     ), "who leads leads on"
     assert (change.row.epoch, change.row.lost) == (ROW.epoch + 1, frozenset((other,)))
     alone = view_of(in_sync=frozenset((ROW.leader,)))
-    change = mending.resign(alone, ROW.leader)
-    assert (change.row.leader, change.row.lost) == (NOBODY, frozenset()), "nobody else has it"
+    change = repair.resign(alone, ROW.leader)
+    assert (change.row.leader, change.row.lost) == (NO_NODE, frozenset()), "nobody else has it"
 
 
 # ── Elections ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_R6_when_all_have_lost_the_furthest_leads_once_every_one_was_asked() -> None:
-    view = view_of(in_sync=frozenset((2, 3)), lost=frozenset((2, 3)), leader=NOBODY)
+    view = view_of(in_sync=frozenset((2, 3)), lost=frozenset((2, 3)), leader=NO_NODE)
     standings = {2: Standing(5, 80), 3: Standing(4, 99)}
     assert election.recover(view, {2: 101}, standings) is None, "3 is not there"
     assert election.recover(view, ALIVE, {2: standings[2]}) is None, "3 was not asked"
@@ -422,7 +422,7 @@ def test_R15_an_empty_log_is_contained_wherever_it_begins(start: int) -> None:
 
 def following(*, end: int = 10, last: int = 4) -> tuple[Follower, Fetch]:
     follower = Follower(2, 101, 5, 1)
-    return follower, follower.ask(end_offset=end, durable_offset=end, last_epoch=last)
+    return follower, follower.next_fetch(end_offset=end, durable_offset=end, last_epoch=last)
 
 
 def take(
@@ -442,7 +442,7 @@ def test_R16_only_the_answer_that_is_waited_for_counts_and_only_once() -> None:
     assert take(follower, Data(asked, ["x"], 3)) == Append(["x"], 3)
     assert take(follower, Data(asked, ["x"], 3)) == Ignore(), "doubled"
     follower, asked = following()
-    again = follower.ask(end_offset=10, durable_offset=10, last_epoch=4)
+    again = follower.next_fetch(end_offset=10, durable_offset=10, last_epoch=4)
     assert take(follower, Diverge(asked, 2, 5)) == Ignore(), "late"
     assert take(follower, Diverge(again, 2, 5)) == Truncate(5)
 
@@ -615,11 +615,11 @@ def test_R25_a_follower_tells_what_it_has_stored_and_not_where_its_log_begins() 
     mine = replica()
     mine.see(view_of(leader=2, leader_incarnation=101), now_ms=0)
     mine.stored_low_watermark(7)
-    asked = mine.ask()
+    asked = mine.next_fetch()
     assert asked is not None
     assert asked.low_watermark == 7
     mine.trimmed(8)
-    asked = mine.ask()
+    asked = mine.next_fetch()
     assert asked is not None
     assert asked.low_watermark == 7
     mine.restarted(20)

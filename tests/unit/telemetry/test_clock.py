@@ -5,7 +5,7 @@ import pytest
 
 from penstock.model.ports import Clock
 from penstock.telemetry import clock as clock_module
-from penstock.telemetry.clock import ClockAnchor, SystemClock, clock_anchor, elapsed_trustworthy
+from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
 
 
 def test_it_is_a_clock_with_both_times_in_milliseconds() -> None:
@@ -17,7 +17,7 @@ def test_it_is_a_clock_with_both_times_in_milliseconds() -> None:
 
 
 def test_two_anchors_of_one_running_machine_agree() -> None:
-    assert elapsed_trustworthy(clock_anchor(), SystemClock().anchor())
+    assert elapsed_trustworthy(SystemClock().anchor(), SystemClock().anchor())
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_without_a_boot_id_nothing_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock_module, "BOOT_ID", tmp_path / "missing")
-    assert clock_anchor().boot_id == ""
-    assert not elapsed_trustworthy(clock_anchor(), clock_anchor())
+    assert SystemClock().anchor().boot_id == ""
+    assert not elapsed_trustworthy(SystemClock().anchor(), SystemClock().anchor())

@@ -1,15 +1,15 @@
 """What the documents say is checked like code: paths exist, versions agree, bounds hold."""
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from penstock import __version__
-from penstock.node.config import AuthMode, Config
-from penstock.node.exposure import ExposureRefused, exposed_addresses, is_auth_on
+from penstock.node.configuration.config import AuthMode, Config
+from penstock.node.configuration.exposure import ExposureRefused, exposed_addresses, is_auth_on
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,11 +55,11 @@ def test_the_security_policy_states_the_defaults_of_the_configuration() -> None:
     assert config.auth.mode is AuthMode.AUTO
     assert not is_auth_on(config)
     assert not exposed_addresses(config)
-    open_to_all = msgspec.structs.replace(config.http, listen="0.0.0.0:9324")
-    certificates = msgspec.structs.replace(config.tls, cert_file="cert.pem")
-    assert is_auth_on(msgspec.structs.replace(config, http=open_to_all, tls=certificates))
+    open_to_all = dataclasses.replace(config.http, listen="0.0.0.0:9324")
+    certificates = dataclasses.replace(config.tls, cert_file="cert.pem")
+    assert is_auth_on(dataclasses.replace(config, http=open_to_all, tls=certificates))
     with pytest.raises(ExposureRefused):
-        is_auth_on(msgspec.structs.replace(config, http=open_to_all))
+        is_auth_on(dataclasses.replace(config, http=open_to_all))
     assert "no authentication" not in text
 
 

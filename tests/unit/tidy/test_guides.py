@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 import pytest
 
+from penstock.cli.command import global_options
 from penstock.cli.main import root
-from penstock.cli.session import global_options
 from penstock.frontend.sqs.actions import ACTIONS
-from penstock.frontend.sqs.queue_attributes import TABLE
+from penstock.frontend.sqs.rules.queue_attributes import TABLE
 from penstock.model import limits
-from penstock.node.config import Config
-from penstock.node.settings import declared
+from penstock.node.configuration.config import Config
+from penstock.node.configuration.settings import declared
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -8,8 +8,8 @@ from tools.references import DOCS, MARK, PAGES, main
 
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.routes import Resource, routes
-from penstock.node.config import Config
-from penstock.node.settings import declared
+from penstock.node.configuration.config import Config
+from penstock.node.configuration.settings import declared
 from penstock.telemetry.families import FAMILIES
 
 

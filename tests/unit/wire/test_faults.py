@@ -2,8 +2,8 @@ import inspect
 
 import pytest
 
-from penstock.frontend.kafka.refusal import refusal_of
-from penstock.metadata import etcd_faults
+from penstock.frontend.kafka.errors import api_error
+from penstock.metadata.etcd import faults as etcd_faults
 from penstock.metadata.store import StoreOutcomeUnknown, StoreUnreachable
 from penstock.model import errors
 from penstock.wire.aws.faults import FAULTS, Fault, fault, fault_of, invalid_value, missing
@@ -165,7 +165,7 @@ def test_trouble_of_ours_is_a_503_that_shows_no_path(error: errors.PenstockError
     ],
 )
 def test_no_client_is_told_an_address_of_ours(error: errors.PenstockError, told: str) -> None:
-    for refusal in (fault_of(error), refusal_of(error)):
+    for refusal in (fault_of(error), api_error(error)):
         assert refusal.message.startswith(told)
         assert "10.0.0.5" not in refusal.message
     assert "10.0.0.5" in str(error), "the log has it"

@@ -133,9 +133,9 @@ def test_arbitrary_documents_give_a_request_or_a_fault(document: Any) -> None:
     ("target", "text"),
     [
         ("AmazonSQS.Nope", "The operation Nope is not known to this endpoint."),
-        ("SendMessage", "The X-Amz-Target header names no SQS operation."),
-        ("DynamoDB.SendMessage", "The X-Amz-Target header names no SQS operation."),
-        ("", "The X-Amz-Target header names no SQS operation."),
+        ("SendMessage", "The X-Amz-Target header does not name an SQS operation."),
+        ("DynamoDB.SendMessage", "The X-Amz-Target header does not name an SQS operation."),
+        ("", "The X-Amz-Target header does not name an SQS operation."),
     ],
 )
 def test_an_unknown_target_is_told_in_one_line(target: str, text: str) -> None:

@@ -51,7 +51,9 @@ def test_requests_and_replies_have_the_members_of_the_service_model(name: str) -
     operation = shapes.OPERATIONS[name]
     model = JSON_MODEL.operation_model(name)
     compare(msgspec.inspect.type_info(operation.request), model.input_shape, name)
-    assert operation.names_queue == ("QueueUrl" in model.input_shape.members)
+    assert issubclass(operation.request, shapes.QueueRequest) == (
+        "QueueUrl" in model.input_shape.members
+    )
     if model.output_shape is None:
         assert operation.reply is None
     else:

@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.net.exchange import HttpRequest
+from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import query, sigv4
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sigv4 import SignedHeaders

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.net.frames import Chunks, FrameReader, FrameRefused
+from penstock.net.frames import Chunks, FrameReader, FrameRejected
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame
 from penstock.wire.internal.frame import (
     FRAME_BYTES_MAX,
@@ -89,7 +89,7 @@ def test_garbage_is_refused_or_is_a_frame_and_never_anything_else(
 ) -> None:
     try:
         found = cut(garbage, sizes, frame_bytes_max=1_000)
-    except FrameRefused:
+    except FrameRejected:
         return
     for frame in found:
         try:
@@ -111,7 +111,7 @@ def test_a_length_that_is_not_allowed_makes_no_room(length: int) -> None:
     reader.received(len(stream))
     tracemalloc.start()
     try:
-        with pytest.raises(FrameRefused):
+        with pytest.raises(FrameRejected):
             reader.next_frame()
         reader.close()
         assert tracemalloc.get_traced_memory()[1] < 100_000
@@ -159,7 +159,7 @@ def test_two_nodes_agree_on_the_highest_version_both_speak(a: list[int], b: list
     if both:
         assert agree(one, other) == agree(other, one) == max(both)
     else:
-        with pytest.raises(HelloRefused, match="speaks versions"):
+        with pytest.raises(HelloRefused, match="supports versions"):
             agree(one, other)
 
 

@@ -10,10 +10,10 @@ from penstock.wire.internal.calls import encode
 from penstock.wire.internal.frame import HEADER_BYTES, Hello, decode_hello, encode_hello
 from penstock.wire.internal.replica_calls import (
     REPLICA_FETCH,
-    AnswerKind,
+    PartitionReply,
     ReplicaFetched,
     ReplicaFetchedEnds,
-    Told,
+    ReplyKind,
 )
 
 LENGTH_BYTES = 4
@@ -22,7 +22,7 @@ LENGTH_BYTES = 4
 class FetchedBefore(msgspec.Struct, frozen=True, array_like=True):
     """The answer as level 1 has it."""
 
-    told: Sequence[Told] = ()
+    told: Sequence[PartitionReply] = ()
 
 
 class HelloBefore(msgspec.Struct, frozen=True):
@@ -39,9 +39,9 @@ class HelloBefore(msgspec.Struct, frozen=True):
 
 told = st.lists(
     st.builds(
-        Told,
+        PartitionReply,
         position=st.integers(0, 999),
-        kind=st.sampled_from(AnswerKind),
+        kind=st.sampled_from(ReplyKind),
         epoch=st.integers(-1, 9),
         offset=st.integers(-1, 2**40),
         data=st.binary(max_size=20),
@@ -52,27 +52,27 @@ told = st.lists(
 
 @settings(max_examples=60)
 @given(told)
-def test_at_level_1_an_answer_is_to_the_byte_what_it_was(told: list[Told]) -> None:
+def test_at_level_1_an_answer_is_to_the_byte_what_it_was(told: list[PartitionReply]) -> None:
     assert encode(ReplicaFetched(told)) == msgspec.msgpack.encode(FetchedBefore(told))
 
 
 @settings(max_examples=60)
 @given(told)
-def test_an_answer_of_the_version_before_is_read(told: list[Told]) -> None:
+def test_an_answer_of_the_version_before_is_read(told: list[PartitionReply]) -> None:
     read = REPLICA_FETCH.decode_reply(msgspec.msgpack.encode(FetchedBefore(told)))
     assert isinstance(read, ReplicaFetchedEnds)
-    assert (list(read.told), list(read.ends)) == (told, [])
+    assert (list(read.replies), list(read.ends)) == (told, [])
 
 
 @settings(max_examples=60)
 @given(told, st.lists(st.integers(-1, 2**40), max_size=5))
 def test_ends_go_along_and_hurt_nobody_who_does_not_know_them(
-    told: list[Told], ends: list[int]
+    told: list[PartitionReply], ends: list[int]
 ) -> None:
     sent = encode(ReplicaFetchedEnds(told, ends))
     read = REPLICA_FETCH.decode_reply(sent)
     assert isinstance(read, ReplicaFetchedEnds)
-    assert (list(read.told), list(read.ends)) == (told, ends)
+    assert (list(read.replies), list(read.ends)) == (told, ends)
     assert list(msgspec.msgpack.decode(sent, type=FetchedBefore).told) == told
 
 

@@ -163,7 +163,7 @@ def test_a_producer_id_comes_with_epoch_and_sequence(producer: tuple[int, int, i
 
 def test_a_transactional_batch_needs_a_producer_id() -> None:
     assert check(batch(attributes=ATTR_TRANSACTIONAL, producer=(7, 0, 0))) == 1
-    with pytest.raises(BatchInvalid, match="without a producer id"):
+    with pytest.raises(BatchInvalid, match="has no producer id"):
         check(batch(attributes=ATTR_TRANSACTIONAL))
 
 

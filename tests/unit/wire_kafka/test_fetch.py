@@ -1,4 +1,4 @@
-"""Fetch, laid out by hand: the same bytes as others write, and records that are never copied."""
+"""Fetch: the same bytes as other implementations write, and records that are never copied."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.wire_kafka.messages import UUIDS, Vector, vectors
 
 from penstock.model.file_slice import in_memory
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.endpoints import Leader, NodeEndpoint
 from penstock.wire.kafka.fetch import (
     AbortedTransaction,
@@ -21,14 +22,15 @@ from penstock.wire.kafka.fetch import (
     FetchTopic,
     FetchTopicResponse,
     ForgottenTopic,
+    ReplicaState,
     decode_fetch_request,
     decode_fetch_response,
     encode_fetch_reply,
     encode_fetch_request,
     encode_fetch_response,
 )
-from penstock.wire.kafka.malformed import Malformed, Unencodable
-from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
+from penstock.wire.kafka.primitives import ZERO_UUID, encode_uvarint
 
 VERSIONS = range(4, 19)
 NOWHERE = {"epoch": -1, "end_offset": -1}
@@ -54,7 +56,6 @@ def request_of(plain: dict[str, Any]) -> FetchRequest:
         ForgottenTopic(each.get("topic", ""), topic_id_of(each), tuple(each["partitions"]))
         for each in plain.get("forgotten_topics_data", ())
     )
-    state = plain.get("replica_state", {})
     return FetchRequest(
         plain["max_wait_ms"],
         plain["min_bytes"],
@@ -65,8 +66,8 @@ def request_of(plain: dict[str, Any]) -> FetchRequest:
         plain.get("session_epoch", -1),
         forgotten,
         plain.get("rack_id", ""),
-        plain.get("replica_id", state.get("replica_id", -1)),
-        state.get("replica_epoch", -1),
+        plain.get("replica_id", -1),
+        ReplicaState(**plain.get("replica_state", {})),
         plain.get("cluster_id"),
     )
 
@@ -185,8 +186,7 @@ def test_requests_are_read_back(
         topics,
         forgotten_topics=forgotten,
         cluster_id=cluster_id,
-        replica_id=replica_id,
-        replica_epoch=4,
+        replica_state=ReplicaState(replica_id, 4),
         rack_id="r",
     )
     assert decode_fetch_request(b"head" + encode_fetch_request(value, 18), 4, 18) == value
@@ -257,11 +257,12 @@ def test_requests_that_are_cut_off_are_malformed(version: int) -> None:
                     decode_fetch_request(vector.raw[:size], 0, version)
 
 
-def test_more_tagged_fields_than_anyone_sends_are_malformed() -> None:
+def test_tagged_fields_are_bounded() -> None:
     value = FetchRequest(500, 1, ())
     raw = encode_fetch_request(value, 18)
-    with pytest.raises(Malformed, match="tagged fields"):
-        decode_fetch_request(raw[:-1] + b"\xff\x01" + b"\x05\x00" * 255, 0, 18)
+    count = KAFKA_PARTITIONS_MAX + 1
+    with pytest.raises(TooManyEntries, match="tags"):
+        decode_fetch_request(raw[:-1] + encode_uvarint(count) + b"\x05\x00" * count, 0, 18)
 
 
 def test_values_that_do_not_fit_are_unencodable() -> None:

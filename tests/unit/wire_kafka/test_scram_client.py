@@ -105,8 +105,8 @@ def test_a_refusal_in_the_last_message_is_told() -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (b"r=other,s=c2FsdA==,i=4096", "not fresh"),
-        (f"r={NONCE},s=c2FsdA==,i=4096".encode(), "not fresh"),
+        (b"r=other,s=c2FsdA==,i=4096", "does not extend"),
+        (f"r={NONCE},s=c2FsdA==,i=4096".encode(), "does not extend"),
         (f"r={NONCE}x,s=c2FsdA==,i=4095".encode(), "4095 iterations"),
         (f"r={NONCE}x,s=c2FsdA==,i={ITERATIONS_MAX + 1}".encode(), "iterations"),
         (f"r={NONCE}x,s=c2FsdA==,i={'9' * 5_000}".encode(), "not a number"),

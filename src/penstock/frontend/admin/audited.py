@@ -1,12 +1,9 @@
-"""Which calls of the admin API the audit trail is about, and what it says of them: log-ins, and
-whatever changes tenants, limits, users, passwords, keys, policies, data keys, the cluster or the
-rows of coordinators.
-Secrets never get here: of a log-in the key's id is noted, of a password that there was one, of a
-new key its id. Of what was not done only names are noted that exist, for people type passwords into
-the wrong field.
+"""Audit entries of admin requests: log-ins, and changes of tenants, limits, users, passwords, keys,
+policies, data keys, the cluster or rows of coordinators.
 
-What a call is about is found out before it is carried out, because afterwards it may be gone.
-"""
+Secrets are never recorded: of a log-in and of a new key only the key id is. Of a failed request,
+only names that exist are recorded, because people type passwords into the wrong field. The subject
+of a request is determined before it runs, because afterwards it may be deleted."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -15,10 +12,10 @@ import msgspec
 
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.rights import account_named, admin_arn
+from penstock.frontend.facts.audit import outcome_of
 from penstock.model.names import queue_arn
-from penstock.wire.facts.audit import DENIED, FAILED, NAME_MAX, OK, UNKNOWN, AuditEntry, redacted
+from penstock.wire.facts.audit import NAME_MAX, AuditEntry, redacted
 
-CANCELLED: Final = "ClientGone"
 DENIALS: Final = frozenset(("access_denied", "unauthorized"))
 
 LOG_IN: Final = "admin:LogIn"
@@ -34,70 +31,64 @@ COORDINATOR: Final = "coordinator"
 
 class Noted(NamedTuple):
     action: str
-    kind: str  # of the thing that it is about
+    kind: str  # of the subject
 
 
 class Subject(NamedTuple):
     account: str
-    name: str  # as the call has it
-    known: str  # the same, if there is such a thing: all that may be noted of a call that failed
+    name: str  # as given
+    known: str  # the same, if it exists: only this is recorded of a failed request
     params: dict[str, object]
-    always: Mapping[str, object] = {}  # noted however it ends
+    always: Mapping[str, object] = {}  # recorded whatever the outcome
 
 
 def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
-    """What a call is about, as far as it says. Raises nothing: whether the call makes sense is for
-    others to say."""
-    body = {} if noted.kind == POLICY else _body(call)
+    """Return the subject of a request, valid or not. Raises nothing."""
+    kind, identities = noted.kind, context.identities
+    body = {} if kind == POLICY else _body(call)
     named = call.path[3] if len(call.path) > 3 else ""
     params: dict[str, object] = {**call.query, **body}
-    identities = context.identities
-    if noted.kind == NODE:
-        given = str(body.get("key_id", ""))
-        key = None if identities is None else identities.key(given)
+
+    def subject(account: str, name: str, found: object, **more: object) -> Subject:
+        return Subject(account, name, name if found else "", params | more)
+
+    if kind == NODE:
+        key = None if identities is None else identities.key(str(body.get("key_id", "")))
         return Subject("", "", "", {}, {} if key is None else {"access_key": key.key_id})
-    if noted.kind == CLUSTER:  # a node by its number, its level, or partitions the body names
+    if kind == CLUSTER:  # a node by its number, the feature level, or partitions in the body
         number = call.path[4] if len(call.path) > 4 else ""
         others = "level" if named == "upgrade" else "partitions"
-        known = f"node/{int(number[:10])}" if number.isdecimal() else others
-        return Subject(context.info.account, known, known, params)
-    if (
-        noted.kind == COORDINATOR
-    ):  # a partition of a topic of the node's own, and the row in the body
-        account, name = context.info.account, f"{named}/{call.path[4]}"
-        is_known = context.everything.find(account, context.info.region, named) is not None
-        return Subject(account, name, name if is_known else "", params)
-    if noted.kind == TENANT:
+        name = f"node/{int(number[:10])}" if number.isdecimal() else others
+        return subject(context.info.account, name, True)
+    if kind == COORDINATOR:  # a partition of an internal topic; the body has the row
+        account = context.info.account
+        found = context.everything.find(account, context.info.region, named)
+        return subject(account, f"{named}/{call.path[4]}", found)
+    if kind == TENANT:
         account = account_named(context, named or str(body.get("account", ""))) or ""
-        tenant = None if identities is None else identities.tenant(account)
-        return Subject(account, account, "" if tenant is None else account, params)
-    if noted.kind == KEY and named:
+        return subject(account, account, identities and identities.tenant(account))
+    if kind == KEY and named:
         key = None if identities is None else identities.key(named)
-        if key is None:
-            return Subject("", named, "", params)
-        return Subject(key.account, named, named, params)
+        return subject("" if key is None else key.account, named, key)
     account = _account(context, call, str(body.get("tenant", "")))
-    if noted.kind == QUEUE:
+    if kind == QUEUE:
         region = call.text("region") or context.info.region
-        topic = context.everything.find(account, region, named)
-        return Subject(account, named, "" if topic is None else named, params)
-    if noted.kind == KEY:  # a new one: its id is in the answer
-        return Subject(account, "", "", params)
+        return subject(account, named, context.everything.find(account, region, named))
+    if kind == KEY:  # a new one: its id is in the reply
+        return subject(account, "", None)
     user = None if identities is None else identities.user(account, named)
     known = "" if user is None else named
-    if noted.kind == POLICY:
-        document = {"document": _text(call.body)} if call.body else {}
-        return Subject(account, f"{named}/{call.path[4]}", known, {**params, **document})
+    if kind == POLICY:
+        # Not UTF-8: the policy is rejected, so its text does not matter.
+        document = {"document": call.body.decode(errors="ignore")} if call.body else {}
+        return Subject(account, f"{named}/{call.path[4]}", known, params | document)
     return Subject(account, named or str(body.get("name", "")), known, params)
 
 
 def entry_of(
     context: Context, call: Call, noted: Noted, subject: Subject, *, code: str, request_id: str
 ) -> AuditEntry:
-    """``code`` is that of the answer; empty: it was done."""
-    outcome = OK
-    if code:
-        outcome = UNKNOWN if code == CANCELLED else DENIED if code in DENIALS else FAILED
+    """``code`` is that of the error; empty: success."""
     caller = call.caller
     return AuditEntry(
         at_ms=context.clock.wall_ms(),
@@ -106,26 +97,27 @@ def entry_of(
         source_ip=call.peer,
         action=noted.action,
         resource=_resource(context, call, noted, subject, is_done=not code)[:NAME_MAX],
-        outcome=outcome,
+        outcome=outcome_of(code, DENIALS),
         error_code=code,
         request_id=request_id[:NAME_MAX],
         params=redacted({**subject.always, **({} if code else subject.params)}),
     )
 
 
-def completed(subject: Subject, answer: bytes) -> Subject:
-    """With what only the answer tells: the account of a new tenant, the id of a new key."""
+def completed(subject: Subject, reply: bytes) -> Subject:
+    """Return the subject with facts of the reply: the account of a new tenant, the id of a new
+    key."""
     try:
-        told = msgspec.json.decode(answer)
+        shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:
         return subject
-    if not isinstance(told, dict):
+    if not isinstance(shown, dict):
         return subject
-    key_id = str(told.get("key_id", ""))
+    key_id = str(shown.get("key_id", ""))
     params = subject.params
     if key_id and subject.name and key_id != subject.name:
         params = {**params, "new_key": key_id}
-    account = subject.account or str(told.get("account", ""))
+    account = subject.account or str(shown.get("account", ""))
     return subject._replace(account=account, name=subject.name or key_id or account, params=params)
 
 
@@ -146,13 +138,6 @@ def _account(context: Context, call: Call, in_body: str) -> str:
     if not text:
         return call.caller.account or context.info.account
     return account_named(context, text) or ""
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:  # of a policy that is rejected
-        return ""
 
 
 def _body(call: Call) -> dict[str, Any]:

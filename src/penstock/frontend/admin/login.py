@@ -1,14 +1,12 @@
-"""Who asks the admin API: the operator's token, a token got by logging in, an access key with its
-secret (HTTP Basic), or, where authentication is off, anybody.
+"""Authentication of the admin API: by the operator's token, by a token of a log-in, or by an access
+key with its secret (HTTP Basic). With authentication off, everyone is an operator.
 
-A log-in trades a key's id and secret for a token that names both and ends after twelve hours. The
-token is signed with a key derived from that very secret, so no node has to keep anything: each can
-check it, and nothing remains to be revoked apart from the key. Disabling or deleting the key, or
-suspending its tenant, ends all its tokens with the next request.
+A log-in exchanges id and secret of a key for a token that expires after twelve hours. The token is
+signed with a key derived from the secret, so every node can verify it without stored state.
+Disabling or deleting the key, or suspending its tenant, invalidates all its tokens at once.
 
-HTTP Basic is for programs that keep a secret in a file and cannot log in, such as Prometheus. No
-reply asks for it, so a browser never stores a key and sends it along with requests of other sites.
-"""
+HTTP Basic is for programs that have a secret in a file and cannot log in, such as Prometheus. No
+reply requests it, so a browser never stores a key and sends it with requests of other sites."""
 
 import base64
 import binascii
@@ -17,21 +15,21 @@ import hmac
 
 import msgspec
 
-from penstock.frontend.admin.directory import Directory
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.errors import PenstockError
 from penstock.model.identity import AccessKey, Caller, KeyStatus
 
 TOKEN_MS = 12 * 3_600 * 1_000
 TOKEN_CHARS_MAX = 4_096
-OPERATOR = "operator"  # who holds the configured token, in logs
+OPERATOR = "operator"  # user name of the holder of the configured token, in logs
 
 _SCHEME = "psat1"
 _PURPOSE = b"penstock admin token 1"
-_UNKNOWN = b"\0" * 40  # compared with where there is no key, so that both take the same time
+_UNKNOWN = b"\0" * 40  # compared with if there is no key, so that both take the same time
 
 
 class Unauthenticated(PenstockError):
-    """Nobody we know, or no longer."""
+    """The credentials are missing, wrong or no longer valid."""
 
 
 class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,18 +57,17 @@ class Session(msgspec.Struct, frozen=True):
 
 class Gate:
     def __init__(
-        self, *, token: str, identities: Directory | None, account: str, is_required: bool
+        self, *, token: str, identities: StoredIdentities | None, account: str, is_required: bool
     ) -> None:
-        """``is_required``: authentication is on. Without it, and without a token in the
-        configuration, everybody is believed to be the operator of ``account``."""
+        """``is_required``: authentication is on. If it is off and no token is configured, everyone
+        is the operator of ``account``."""
         self._token = token.encode()
         self._identities = identities
         self.is_open = not token and not is_required
         self._operator = Caller(account, OPERATOR, is_operator=True, is_trusted=True)
 
     def caller(self, authorization: str, *, now_ms: int) -> Caller:
-        """Raises Unauthenticated. A token that is given counts even where none is needed: it says
-        on whose behalf."""
+        """Return the caller. A token is used even if none is needed. Raises Unauthenticated."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer":
             # In constant time, so that the token cannot be guessed byte by byte.
@@ -79,18 +76,18 @@ class Gate:
             if given.startswith(f"{_SCHEME}."):
                 return self._by_session(given, now_ms=now_ms)
         if self.is_open:
-            return self._operator  # HTTP Basic may be meant for a proxy in front of this node
+            return self._operator  # HTTP Basic may be for a proxy in front of this node
         if scheme.lower() == "basic":
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if scheme:
             raise Unauthenticated("The bearer token is unknown.")
         raise Unauthenticated(
-            "This needs a bearer token (that of admin.token, or one of a log-in), or an access key"
-            " by HTTP Basic."
+            "A bearer token (admin.token, or that of a log-in) or an access key by HTTP Basic is"
+            " required."
         )
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
-        """Raises Unauthenticated, with one sentence for every reason but a suspension."""
+        """Raises Unauthenticated, with the same text for every reason but a suspension."""
         key, caller, secret = self._by_secret(given, now_ms=now_ms)
         claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
         body = _b64(msgspec.json.encode(claims))
@@ -98,7 +95,6 @@ class Gate:
         return Session(token, claims.expires_at_ms, key.account, key.user, caller.is_operator)
 
     def _by_secret(self, given: Credentials, *, now_ms: int) -> tuple[AccessKey, Caller, bytes]:
-        """Returns the secret as well."""
         identities = self._identities
         key = None if identities is None else identities.key(given.key_id)
         secret = _UNKNOWN if key is None or identities is None else identities.secret(key)
@@ -110,7 +106,7 @@ class Gate:
         return key, caller, secret
 
     def _by_session(self, token: str, *, now_ms: int) -> Caller:
-        refusal = Unauthenticated("The token of this log-in is not valid, or no longer: log in.")
+        refusal = Unauthenticated("The token is invalid or has expired: log in again.")
         parts = token.split(".")
         if len(parts) != 3 or len(token) > TOKEN_CHARS_MAX or self._identities is None:
             raise refusal
@@ -138,14 +134,14 @@ class Gate:
         tenant = self._identities.tenant(key.account)
         if key.status is not KeyStatus.ACTIVE or user is None or tenant is None:
             raise Unauthenticated("The key id or the secret is wrong, or the key is disabled.")
-        # An operator keeps the way back in: otherwise one could suspend oneself for good.
+        # An operator may log in, to end the suspension.
         if tenant.is_suspended and not user.is_operator:
             raise Unauthenticated("The tenant is suspended.")
         return Caller(key.account, key.user, key.key_id, is_operator=user.is_operator)
 
 
 def _basic(given: str) -> Credentials:
-    """Empty if malformed: no key has an empty id."""
+    """Return empty credentials if malformed: no key has an empty id."""
     try:
         key_id, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
     except ValueError:

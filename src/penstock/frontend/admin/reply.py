@@ -6,12 +6,12 @@ from typing import Any, Final
 import msgspec
 
 from penstock.model import errors
-from penstock.net.exchange import HttpReply, HttpRequest
-from penstock.net.http_reply import TURN_BYTES_MAX
-from penstock.net.turns import in_turns
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.reply import TURN_BYTES_MAX
+from penstock.net.slices import in_slices
 
 JSON = "application/json"
-# Nothing here may be cached: every answer is a level or a state of this moment.
+# Nothing may be cached: every reply shows a present state.
 HEADERS = (("cache-control", "no-store"),)
 # A browser may show a reply as data only: not run it, not guess its type, not frame it.
 BROWSER_HEADERS: Final = (
@@ -22,7 +22,7 @@ BROWSER_HEADERS: Final = (
     ("cross-origin-resource-policy", "same-origin"),
 )
 
-# The nearest class of an error's ancestry decides: status, and the code that scripts test for.
+# Status and code of an error, by the nearest base class in this table.
 FAULTS: Mapping[type[Exception], tuple[int, str]] = {
     errors.InvalidRequest: (400, "invalid_request"),
     errors.MissingParameter: (400, "missing_parameter"),
@@ -45,7 +45,7 @@ def json_reply(status: int, value: Any) -> HttpReply:
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
     """Return 200 with ``{name: [rows], **rest}``. Rows may be large: they are encoded in turns."""
-    pieces = await in_turns(_encode_rows(name, rows, rest))
+    pieces = await in_slices(_encode_rows(name, rows, rest))
     return large_reply(pieces, JSON, HEADERS)
 
 

@@ -1,39 +1,41 @@
-"""One admin request with path, query and body taken apart, and the parts of the node it may ask.
+"""One admin request with path, query and body parsed, and the parts of the node that handlers use.
 
-Parameters and bodies are checked here once: a repeated, unknown or malformed one is the caller's
-mistake and is named, since a misspelt ``prefix`` that is ignored answers a question nobody asked.
-"""
+A repeated, unknown or malformed parameter is an error: ignoring a misspelt ``prefix`` would return
+the wrong rows."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from penstock.frontend.admin.backup_port import BackupPort
-from penstock.frontend.admin.cluster_port import ClusterPort
-from penstock.frontend.admin.coordinator_port import CoordinatorPort
-from penstock.frontend.admin.directory import Directory
-from penstock.frontend.admin.health import Health
-from penstock.frontend.callees import Callees
-from penstock.frontend.decisions import Decisions
-from penstock.frontend.quotas import TenantQuotas
-from penstock.frontend.sealing import Sealing
-from penstock.frontend.throttle import Throttler
-from penstock.model.errors import InvalidRequest
+from penstock.access.decisions import Decisions
+from penstock.calls.callees import Callees
+from penstock.frontend.admin.ports.backup_port import BackupPort
+from penstock.frontend.admin.ports.cluster_port import ClusterPort
+from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
+from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.encryption.sealing import Sealing
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.limits.throttler import Throttler
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.model.calls import BrokerPort
+from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.identity import Caller
-from penstock.model.ports import Backend, Catalog, Clock, Sleep
-from penstock.net.exchange import HttpRequest
+from penstock.model.ports import Catalog, Clock, Sleep
+from penstock.model.topic import Topic
+from penstock.net.http.exchange import HttpRequest
 from penstock.telemetry.metrics import Meter
 
 PARAMETERS_MAX = 16
-NOBODY = Caller("", "")  # before the gate
+UNKNOWN = Caller("", "")  # before authentication
 
 T = TypeVar("T")
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What ``/api/v1/info`` tells about this node; fixed for its life."""
+    """Facts about this node for ``/api/v1/info``, which do not change."""
 
     version: str
     node: str
@@ -43,33 +45,31 @@ class Info(msgspec.Struct, frozen=True):
     data: str
     started_at_ms: int
     endpoints: Mapping[str, str] = {}  # such as {"sqs": "http://127.0.0.1:9324"}
-    kafka_protocol: str = ""  # such as SASL_SSL, as Kafka clients call it
+    kafka_protocol: str = ""  # such as SASL_SSL
     roles: Sequence[str] = ()
     clock_trusted: bool | None = None
 
 
 class ConfigRow(msgspec.Struct, frozen=True):
-    """One setting with its origin; secrets are masked by whoever makes it."""
+    """One setting with its origin; secrets are masked."""
 
     key: str
     value: str
     origin: str
 
 
-class Context(msgspec.Struct, frozen=True):
-    """What resources may ask. Built once by ``api.AdminApi``."""
-
-    backend: Backend
-    catalog: Catalog
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    broker: BrokerPort
+    catalog: Catalog  # queues only
+    everything: Catalog  # streams as well
     meter: Meter
     health: Health
     clock: Clock
-    sleep: Sleep
     info: Info
-    config: Sequence[ConfigRow]
-    everything: Catalog  # streams as well
-    identities: Directory | None = None
-    decisions: Decisions | None = None  # there when identities are
+    sleep: Sleep = asyncio.sleep
+    config: Sequence[ConfigRow] = ()
+    identities: StoredIdentities | None = None
+    decisions: Decisions | None = None  # made from the identities
     sealing: Sealing | None = None
     callees: Callees | None = None
     quotas: TenantQuotas | None = None  # None: usage and shares are not shown
@@ -78,6 +78,10 @@ class Context(msgspec.Struct, frozen=True):
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None
 
+    def __post_init__(self) -> None:
+        if self.identities is not None:
+            msgspec.structs.force_setattr(self, "decisions", Decisions(self.identities))
+
 
 class Call(msgspec.Struct, frozen=True):
     path: tuple[str, ...]  # decoded segments
@@ -85,21 +89,21 @@ class Call(msgspec.Struct, frozen=True):
     body: bytes = b""
     peer: str = ""
     is_tls: bool = False
-    caller: Caller = NOBODY
+    caller: Caller = UNKNOWN
 
     def only(self, names: Collection[str]) -> None:
+        """Raise InvalidRequest for a parameter that is not in ``names``."""
         for name in self.query:
             if name not in names:
                 expected = ", ".join(sorted(names)) or "none"
                 raise InvalidRequest(f"Unknown parameter {name!r}; expected {expected}.")
 
     def json(self, kind: type[T]) -> T:
-        """The body, exactly of this kind."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.ValidationError as exc:
-            # Says which field and what was expected, and shows no value.
-            raise InvalidRequest(f"The body does not fit: {exc}.") from None
+            # Names the field and the expected type, not the value.
+            raise InvalidRequest(f"The body is not valid: {exc}.") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise InvalidRequest("The body is not JSON.") from None
 
@@ -110,21 +114,16 @@ class Call(msgspec.Struct, frozen=True):
         text = self.query.get(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) <= 19):
-            raise InvalidRequest(f"{name} is a number from {least} to {most}.")
-        value = int(text)
-        if not least <= value <= most:
-            raise InvalidRequest(f"{name} is a number from {least} to {most}.")
-        return value
+        is_number = text.isascii() and text.isdigit() and len(text) <= 19
+        if not is_number or not least <= int(text) <= most:
+            raise InvalidRequest(f"{name} must be a number from {least} to {most}.")
+        return int(text)
 
 
 def parse(request: HttpRequest) -> Call:
     try:
         pairs = parse_qsl(
-            request.query,
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=PARAMETERS_MAX,
+            request.query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
         )
         segments = tuple(
             unquote(part, errors="strict") for part in request.path.strip("/").split("/")
@@ -135,3 +134,11 @@ def parse(request: HttpRequest) -> Call:
     if len(query) != len(pairs):
         raise InvalidRequest("A parameter is given twice.")
     return Call(segments, query, request.body, request.peer, request.is_tls)
+
+
+def find_topic(context: Context, catalog: Catalog, name: str, account: str, region: str) -> Topic:
+    """Return a topic; empty account and region mean those of the node. Raises TopicNotFound."""
+    topic = catalog.find(account or context.info.account, region or context.info.region, name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return topic

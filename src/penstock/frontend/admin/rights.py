@@ -1,37 +1,35 @@
-"""Who may do what through the admin API.
+"""Rights of callers of the admin API.
 
-An operator may do everything, for every tenant. Anybody else is held to their own tenant, and there
-to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:<region>:
-<account>:user/<name>`` and the like, so that a policy that allows everything makes an administrator
-of the tenant. What belongs to an operator is an operator's to change: a key made for one would be a
-way to become one.
+An operator may do everything, for every tenant. Other users are limited to their own tenant, and
+there to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:
+<region>:<account>:user/<name>`` and similar ARNs. So a policy that allows everything makes an
+administrator of the tenant. Only an operator may change an operator: with a key of an operator,
+another user would become one.
 
 ``admin:Metrics`` allows a user to scrape metrics: series of the queues of the user's own tenant,
-and, for users in the tenant of the node itself, totals over all tenants.
-"""
+and, for users in the tenant of the node itself, totals over all tenants."""
 
-from penstock.frontend.admin.directory import Directory
+from penstock.access.decisions import Decisions
+from penstock.access.evaluation import Decision
 from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.decisions import Decisions
-from penstock.frontend.queue_access import decide_on_queue
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.errors import AccessDenied, NotFound
 from penstock.model.identity import Caller, Circumstances, Tenant, User
 from penstock.model.names import is_account, queue_arn
-from penstock.wire.aws.access import Decision
 
 READ = "admin:Read"
 WRITE = "admin:Write"
 METRICS = "admin:Metrics"
 
 
-def directory(context: Context) -> Directory:
+def directory(context: Context) -> StoredIdentities:
     if context.identities is None:
-        raise NotFound("This node keeps no identities.")
+        raise NotFound("This node has no identities.")
     return context.identities
 
 
 def decisions(context: Context) -> Decisions:
-    assert context.decisions is not None, "whoever is no operator came in by an identity"
+    assert context.decisions is not None, "a caller who is not an operator has an identity"
     return context.decisions
 
 
@@ -41,8 +39,8 @@ def operator_only(call: Call) -> None:
 
 
 def account_of(context: Context, call: Call, named: str = "") -> str:
-    """The account that a call is about: named by its twelve digits or by its tenant's name, else
-    the caller's own. Somebody else's is refused in the same words whether it exists or not."""
+    """Return the account of a call: given by its number or the name of its tenant, else that of the
+    caller. The error for another account is the same whether it exists or not."""
     caller = call.caller
     text = named or call.text("tenant")
     if not text:
@@ -56,7 +54,7 @@ def account_of(context: Context, call: Call, named: str = "") -> str:
 
 
 def account_named(context: Context, text: str) -> str | None:
-    """By its twelve digits, whether it exists or not, or by the name of its tenant."""
+    """Return an account by its number, even if it does not exist, or by the name of its tenant."""
     if is_account(text) or context.identities is None:
         return text if is_account(text) else None
     found = [tenant.account for tenant in context.identities.tenants() if tenant.name == text]
@@ -94,17 +92,16 @@ def may_use_queue(context: Context, call: Call, action: str, name: str) -> None:
 
 
 def queue_decision(
-    context: Context, call: Call, who: Caller, action: str, region: str, name: str
+    context: Context, call: Call, caller: Caller, action: str, region: str, name: str
 ) -> Decision:
-    """Decide whether ``who`` may do ``action`` on the queue ``name`` of their own tenant."""
-    return decide_on_queue(
-        decisions(context),
+    """Decide whether ``caller`` may do ``action`` on the queue ``name`` of its own tenant."""
+    return decisions(context).decide_on_queue(
         context.everything,
-        who,
+        caller,
         action,
-        arn=queue_arn(who.account, region, name),
-        owner=who.account,
-        topic=context.everything.find(who.account, region, name),
+        arn=queue_arn(caller.account, region, name),
+        owner=caller.account,
+        topic=context.everything.find(caller.account, region, name),
         circumstances=lambda: _circumstances(context, call),
     )
 
@@ -129,7 +126,7 @@ def known_tenant(context: Context, account: str) -> Tenant:
 
 
 def known_user(context: Context, call: Call, account: str, name: str, action: str) -> User:
-    """The user, once the caller may do ``action`` with it."""
+    """Return the user, if the caller may do ``action`` with it."""
     may(context, call, action, admin_arn(context, account, "user", name))
     user = directory(context).user(account, name)
     if user is None:
@@ -137,3 +134,8 @@ def known_user(context: Context, call: Call, account: str, name: str, action: st
     if action == WRITE and user.is_operator and not call.caller.is_operator:
         raise AccessDenied("Only an operator may change an operator.")
     return user
+
+
+def path_user(context: Context, call: Call, action: str) -> User:
+    """Return the user in the path of a request, if the caller may do ``action`` with it."""
+    return known_user(context, call, account_of(context, call), call.path[3], action)

@@ -1,30 +1,14 @@
-"""Every path of the admin API: what is done there, and what it takes to be let in.
+"""Every path of the admin API, with its handler and the right that it needs.
 
-Resources about identities look after rights themselves, for they know whom they are about. The
-others get theirs here: an operator's, or that of an SQS action on the queues of the caller's own
-tenant. The policy of a queue that the path names is evaluated as it is for an SQS request.
-"""
+Handlers about identities check rights themselves, because they know the user. For the others the
+right is in the table: that of an operator, or an SQS action on queues of the caller's own tenant.
+The policy of a queue in the path is evaluated as for an SQS request."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin import (
-    backup,
-    cluster,
-    coordinators,
-    data_key,
-    explain,
-    keys,
-    metrics,
-    node,
-    policies,
-    probes,
-    queues,
-    tenants,
-    users,
-)
 from penstock.frontend.admin.audited import (
     CLUSTER,
     COORDINATOR,
@@ -37,23 +21,26 @@ from penstock.frontend.admin.audited import (
     USER,
     Noted,
 )
-from penstock.frontend.admin.messages import RECEIVE, Messages
+from penstock.frontend.admin.identities import keys, policies, tenants, users
+from penstock.frontend.admin.operations import backup, cluster, coordinators, node
 from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import METRICS, admin_arn, may, may_use_queue
+from penstock.frontend.admin.rights import METRICS, admin_arn, may, may_use_queue, operator_only
+from penstock.frontend.admin.topics import explain, metrics, queues
+from penstock.frontend.admin.topics.messages import RECEIVE, Messages
 from penstock.model.errors import AccessDenied
 from penstock.model.names import queue_arn
-from penstock.net.exchange import HttpReply
+from penstock.net.http.exchange import HttpReply
 
 Resource = Callable[[Context, Call], Awaitable[HttpReply]]
 
-ANY = "*"  # stands for one segment of a path
-OPEN = "open"  # to everybody: a machine beside us that learns next to nothing, or who logs in
-KNOWN = "known"  # to everybody we know; the resource sees to the rest
+ANY = "*"  # any segment of a path, or any parameters
+OPEN = "open"  # to everyone, without authentication
+KNOWN = "known"  # to every authenticated caller; the handler checks further rights
 OPERATOR = "operator"
 # Any other right is an action that policies allow: METRICS, or an SQS action.
+VIEW = "sqs:GetQueueAttributes"
 
-_API = ("api", "v1")
-_QUEUES = (*_API, "queues")  # the next segment is the name of a queue
+_QUEUES = ("api", "v1", "queues")  # the next segment is the name of a queue
 
 
 class Route(NamedTuple):
@@ -61,7 +48,8 @@ class Route(NamedTuple):
     path: tuple[str, ...]
     resource: Resource
     right: str
-    noted: Noted | None = None  # in the audit trail; None: nothing is changed
+    parameters: tuple[str, ...] = ()  # allowed ones; ANY: all
+    noted: Noted | None = None  # in the audit trail; None: the route changes nothing
 
     def fits(self, path: tuple[str, ...]) -> bool:
         return len(path) == len(self.path) and all(
@@ -70,175 +58,128 @@ class Route(NamedTuple):
         )
 
 
-# Of the cluster as a whole; those about one node name it in the path.
-_CLUSTER_CHANGES = (
-    *(
-        Route(
-            "POST",
-            (*_API, "cluster", "nodes", ANY, verb),
-            resource,
-            OPERATOR,
-            Noted(f"admin:{action}", CLUSTER),
-        )
-        for verb, resource, action in (
-            ("drain", cluster.drain, "DrainNode"),
-            ("undrain", cluster.undrain, "UndrainNode"),
-            ("decommission", cluster.decommission, "DecommissionNode"),
-        )
+def _route(pattern: str, resource: Resource, right: str, action: str = "", kind: str = "") -> Route:
+    """``pattern`` is as in ``GET /api/v1/queues/*?account&region``."""
+    method, _, target = pattern.partition(" ")
+    path, _, query = target.partition("?")
+    parameters = tuple(query.split("&")) if query else ()
+    noted = Noted(f"admin:{action}", kind) if action else None
+    return Route(method, tuple(path.strip("/").split("/")), resource, right, parameters, noted)
+
+
+# Of a backup: a copy of everything gives access to everything. Of coordinators: a row may have data
+# of any tenant, and skipping one affects all tenants.
+_OPERATIONS = (
+    _route("GET /api/v1/config", node.config, OPERATOR),
+    _route("GET /api/v1/callees", node.callees, OPERATOR),
+    _route("GET /api/v1/cluster", cluster.state, OPERATOR),
+    _route(
+        "GET /api/v1/cluster/partitions?topic&account&region&node&state&limit&after",
+        cluster.partitions,
+        OPERATOR,
     ),
+    _route("GET /api/v1/cluster/safety?node", cluster.safety, OPERATOR),
     *(
-        Route(
-            "POST", (*_API, "cluster", verb), resource, OPERATOR, Noted(f"admin:{action}", CLUSTER)
-        )
-        for verb, resource, action in (
+        _route(f"POST /api/v1/cluster/{path}", resource, OPERATOR, action, CLUSTER)
+        for path, resource, action in (
+            ("nodes/*/drain", cluster.drain, "DrainNode"),
+            ("nodes/*/undrain", cluster.undrain, "UndrainNode"),
+            ("nodes/*/decommission", cluster.decommission, "DecommissionNode"),
             ("rebalance", cluster.rebalance, "RebalanceLeaders"),
             ("place", cluster.place, "PlacePartition"),
             ("unclean-elect", cluster.unclean_elect, "ElectUncleanly"),
             ("upgrade", cluster.upgrade, "RaiseFeatureLevel"),
         )
     ),
-)
-
-
-# All of it is for operators: whoever copies everything can read everything.
-_BACKUPS = (
-    Route("POST", (*_API, "backups"), backup.begin, OPERATOR, Noted("admin:CreateBackup", CLUSTER)),
-    Route("GET", (*_API, "backups", ANY, "partitions"), backup.partitions, OPERATOR),
-    Route("GET", (*_API, "backups", ANY, "definitions"), backup.definitions, OPERATOR),
-    Route("GET", (*_API, "backups", ANY, "records"), backup.records, OPERATOR),
-    Route("DELETE", (*_API, "backups", ANY), backup.end, OPERATOR),
-)
-
-
-# A row may hold what any tenant has committed, and skipping one changes what all of them see.
-_COORDINATORS = (
-    Route("GET", (*_API, "coordinators", ANY, ANY), coordinators.show, OPERATOR),
-    Route(
-        "POST",
-        (*_API, "coordinators", ANY, ANY, "skip"),
-        coordinators.skip,
-        OPERATOR,
-        Noted("admin:SkipRow", COORDINATOR),
+    _route("POST /api/v1/backups", backup.begin, OPERATOR, "CreateBackup", CLUSTER),
+    _route("GET /api/v1/backups/*/partitions?after&limit", backup.partitions, OPERATOR),
+    _route("GET /api/v1/backups/*/definitions?after", backup.definitions, OPERATOR),
+    _route("GET /api/v1/backups/*/records?topic_id&partition&offset", backup.records, OPERATOR),
+    _route("DELETE /api/v1/backups/*", backup.end, OPERATOR),
+    _route("GET /api/v1/coordinators/*/*?offset", coordinators.show, OPERATOR),
+    _route(
+        "POST /api/v1/coordinators/*/*/skip", coordinators.skip, OPERATOR, "SkipRow", COORDINATOR
     ),
+)
+
+_IDENTITIES = tuple(
+    _route(pattern, resource, KNOWN, *noted)
+    for pattern, resource, *noted in (
+        ("GET /api/v1/tenants?limit&after", tenants.many),
+        ("POST /api/v1/tenants", tenants.create, "CreateTenant", TENANT),
+        ("GET /api/v1/tenants/*", tenants.one),
+        ("PATCH /api/v1/tenants/*", tenants.change, "ChangeTenant", TENANT),
+        ("DELETE /api/v1/tenants/*", tenants.delete, "DeleteTenant", TENANT),
+        ("GET /api/v1/quotas/*", tenants.quotas),
+        ("PATCH /api/v1/quotas/*", tenants.set_quotas, "SetQuotas", TENANT),
+        ("GET /api/v1/users?tenant", users.many),
+        ("POST /api/v1/users", users.create, "CreateUser", USER),
+        ("GET /api/v1/users/*?tenant", users.one),
+        ("DELETE /api/v1/users/*?tenant", users.delete, "DeleteUser", USER),
+        ("PUT /api/v1/users/*/password?tenant", users.set_password, "SetPassword", USER),
+        ("DELETE /api/v1/users/*/password?tenant", users.delete_password, "DeletePassword", USER),
+        ("GET /api/v1/keys?tenant&user", keys.many),
+        ("POST /api/v1/keys", keys.create, "CreateKey", KEY),
+        ("GET /api/v1/keys/*", keys.one),
+        ("PATCH /api/v1/keys/*", keys.change, "ChangeKey", KEY),
+        ("DELETE /api/v1/keys/*", keys.delete, "DeleteKey", KEY),
+        ("POST /api/v1/keys/*/rotate", keys.rotate, "RotateKey", KEY),
+        ("POST /api/v1/policies/test", policies.test),
+        ("GET /api/v1/policies/*?tenant", policies.many),
+        ("GET /api/v1/policies/*/*?tenant", policies.one),
+        ("PUT /api/v1/policies/*/*?tenant", policies.put, "PutPolicy", POLICY),
+        ("DELETE /api/v1/policies/*/*?tenant", policies.remove, "DeletePolicy", POLICY),
+    )
 )
 
 
 def routes(log_in: Resource) -> Sequence[Route]:
-    """Of one node: the tail of messages counts those who wait on it."""
+    """Return the routes of one node: ``Messages`` counts the tails that wait on it."""
     return (
-        Route("GET", ("healthz",), probes.healthz, OPEN),
-        Route("GET", ("readyz",), probes.readyz, OPEN),
-        Route("GET", ("startupz",), probes.startupz, OPEN),
-        Route("POST", (*_API, "login"), log_in, OPEN, Noted(LOG_IN, NODE)),
-        Route("GET", ("metrics",), metrics.totals, METRICS),
-        Route("GET", ("metrics", "objects"), metrics.objects, METRICS),
-        Route("GET", (*_API, "info"), node.info, KNOWN),
-        Route("GET", (*_API, "config"), node.config, OPERATOR),
-        Route("GET", (*_API, "callees"), node.callees, OPERATOR),
-        Route("GET", (*_API, "cluster"), cluster.state, OPERATOR),
-        Route("GET", (*_API, "cluster", "partitions"), cluster.partitions, OPERATOR),
-        Route("GET", (*_API, "cluster", "safety"), cluster.safety, OPERATOR),
-        *_CLUSTER_CHANGES,
-        *_BACKUPS,
-        *_COORDINATORS,
-        Route("GET", _QUEUES, queues.many, "sqs:ListQueues"),
-        Route("GET", (*_QUEUES, ANY), queues.one, "sqs:GetQueueAttributes"),
-        Route("GET", (*_QUEUES, ANY, "messages"), Messages(), RECEIVE),
-        Route("GET", (*_QUEUES, ANY, "explain"), explain.one, "sqs:GetQueueAttributes"),
-        Route(
-            "POST",
-            (*_QUEUES, ANY, "rotate"),
-            data_key.rotate,
+        _route("GET /healthz?*", node.healthz, OPEN),
+        _route("GET /readyz?*", node.readyz, OPEN),
+        _route("GET /startupz?*", node.startupz, OPEN),
+        _route("POST /api/v1/login", log_in, OPEN)._replace(noted=Noted(LOG_IN, NODE)),
+        _route("GET /metrics", metrics.totals, METRICS),
+        _route("GET /metrics/objects?kind&prefix&account&region", metrics.objects, METRICS),
+        _route("GET /api/v1/info", node.info, KNOWN),
+        *_OPERATIONS,
+        _route(
+            "GET /api/v1/queues?account&region&prefix&limit&after", queues.many, "sqs:ListQueues"
+        ),
+        _route("GET /api/v1/queues/*?account&region", queues.one, VIEW),
+        _route(
+            "GET /api/v1/queues/*/messages?account&region&partition&start&count&wait_ms",
+            Messages(),
+            RECEIVE,
+        ),
+        _route("GET /api/v1/queues/*/explain?account&region&user", explain.one, VIEW),
+        _route(
+            "POST /api/v1/queues/*/rotate?account&region",
+            queues.rotate_data_key,
             "sqs:SetQueueAttributes",
-            Noted("admin:RotateDataKey", QUEUE),
+            "RotateDataKey",
+            QUEUE,
         ),
-        Route("GET", (*_API, "tenants"), tenants.many, KNOWN),
-        Route(
-            "POST", (*_API, "tenants"), tenants.create, KNOWN, Noted("admin:CreateTenant", TENANT)
-        ),
-        Route("GET", (*_API, "tenants", ANY), tenants.one, KNOWN),
-        Route(
-            "PATCH",
-            (*_API, "tenants", ANY),
-            tenants.change,
-            KNOWN,
-            Noted("admin:ChangeTenant", TENANT),
-        ),
-        Route(
-            "DELETE",
-            (*_API, "tenants", ANY),
-            tenants.delete,
-            KNOWN,
-            Noted("admin:DeleteTenant", TENANT),
-        ),
-        Route("GET", (*_API, "quotas", ANY), tenants.quotas, KNOWN),
-        Route(
-            "PATCH",
-            (*_API, "quotas", ANY),
-            tenants.set_quotas,
-            KNOWN,
-            Noted("admin:SetQuotas", TENANT),
-        ),
-        Route("GET", (*_API, "users"), users.many, KNOWN),
-        Route("POST", (*_API, "users"), users.create, KNOWN, Noted("admin:CreateUser", USER)),
-        Route("GET", (*_API, "users", ANY), users.one, KNOWN),
-        Route(
-            "DELETE", (*_API, "users", ANY), users.delete, KNOWN, Noted("admin:DeleteUser", USER)
-        ),
-        Route(
-            "PUT",
-            (*_API, "users", ANY, "password"),
-            users.set_password,
-            KNOWN,
-            Noted("admin:SetPassword", USER),
-        ),
-        Route(
-            "DELETE",
-            (*_API, "users", ANY, "password"),
-            users.delete_password,
-            KNOWN,
-            Noted("admin:DeletePassword", USER),
-        ),
-        Route("GET", (*_API, "keys"), keys.many, KNOWN),
-        Route("POST", (*_API, "keys"), keys.create, KNOWN, Noted("admin:CreateKey", KEY)),
-        Route("GET", (*_API, "keys", ANY), keys.one, KNOWN),
-        Route("PATCH", (*_API, "keys", ANY), keys.change, KNOWN, Noted("admin:ChangeKey", KEY)),
-        Route("DELETE", (*_API, "keys", ANY), keys.delete, KNOWN, Noted("admin:DeleteKey", KEY)),
-        Route(
-            "POST",
-            (*_API, "keys", ANY, "rotate"),
-            keys.rotate,
-            KNOWN,
-            Noted("admin:RotateKey", KEY),
-        ),
-        Route("POST", (*_API, "policies", "test"), policies.test, KNOWN),
-        Route("GET", (*_API, "policies", ANY), policies.many, KNOWN),
-        Route("GET", (*_API, "policies", ANY, ANY), policies.one, KNOWN),
-        Route(
-            "PUT",
-            (*_API, "policies", ANY, ANY),
-            policies.put,
-            KNOWN,
-            Noted("admin:PutPolicy", POLICY),
-        ),
-        Route(
-            "DELETE",
-            (*_API, "policies", ANY, ANY),
-            policies.remove,
-            KNOWN,
-            Noted("admin:DeletePolicy", POLICY),
-        ),
+        *_IDENTITIES,
     )
 
 
-def let_in(context: Context, call: Call, right: str) -> Call:
-    """The call as the resource is to see it: held to the caller's own account, unless the caller
-    is an operator. Raises AccessDenied."""
+def let_in(context: Context, call: Call, route: Route) -> Call:
+    """Return the call for the handler: limited to the caller's own account, unless the caller is an
+    operator. Raises AccessDenied, or InvalidRequest for an unknown parameter."""
+    call = _checked(context, call, route.right)
+    if route.parameters != (ANY,):
+        call.only(route.parameters)
+    return call
+
+
+def _checked(context: Context, call: Call, right: str) -> Call:
     caller = call.caller
     if right in (OPEN, KNOWN) or caller.is_operator:
         return call
     if right == OPERATOR:
-        raise AccessDenied("Only an operator may do this.")
+        operator_only(call)
     account = caller.account
     if call.text("account", account) != account:
         raise AccessDenied("This is not your tenant.")

@@ -1,154 +1,146 @@
-"""The Kafka APIs by key: one file each, and none imports another. What stands here is what
-ApiVersions advertises, so a client never asks for an API that nobody answers."""
+"""The handlers of all APIs that are served, by key."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from penstock.frontend.kafka import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
-    alter_client_quotas,
-    alter_configs,
-    alter_partition_reassignments,
-    alter_replica_log_dirs,
-    alter_share_group_offsets,
-    alter_user_scram_credentials,
-    api_versions,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    create_acls,
-    create_delegation_token,
-    create_partitions,
-    create_topics,
-    delete_acls,
-    delete_groups,
-    delete_records,
-    delete_share_group_offsets,
-    delete_topics,
-    describe_acls,
-    describe_client_quotas,
+from penstock.frontend.kafka.access import (
+    acls,
+    delegation_tokens,
+    quota_requests,
+    scram_credentials,
+)
+from penstock.frontend.kafka.cluster import (
     describe_cluster,
-    describe_configs,
-    describe_delegation_token,
-    describe_groups,
-    describe_log_dirs,
-    describe_producers,
-    describe_quorum,
-    describe_share_group_offsets,
-    describe_topic_partitions,
-    describe_transactions,
-    describe_user_scram_credentials,
     elect_leaders,
-    end_txn,
-    expire_delegation_token,
-    fetch,
+    features,
+    log_dirs,
+    reassignments,
+)
+from penstock.frontend.kafka.configs import alter_configs, describe_configs, list_config_resources
+from penstock.frontend.kafka.connection import api_versions, sasl
+from penstock.frontend.kafka.context import Handler, KafkaCall
+from penstock.frontend.kafka.errors import ApiError, error_response
+from penstock.frontend.kafka.groups import (
+    classic_membership,
+    delete_groups,
+    describe_groups,
     find_coordinator,
-    heartbeat,
-    incremental_alter_configs,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_config_resources,
-    list_groups,
-    list_offsets,
-    list_partition_reassignments,
-    list_transactions,
-    metadata,
+    heartbeats,
     offset_commit,
     offset_delete,
     offset_fetch,
+    streams_group_heartbeat,
+)
+from penstock.frontend.kafka.records import (
+    delete_records,
+    fetch,
+    list_offsets,
     offset_for_leader_epoch,
     produce,
-    renew_delegation_token,
-    sasl_authenticate,
-    sasl_handshake,
-    share_acknowledge,
-    share_fetch,
-    share_group_describe,
-    share_group_heartbeat,
-    streams_group_describe,
-    streams_group_heartbeat,
-    sync_group,
-    txn_offset_commit,
-    unregister_broker,
-    update_features,
+)
+from penstock.frontend.kafka.shares import share_acknowledge, share_fetch, share_group_offsets
+from penstock.frontend.kafka.topics import (
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_topic_partitions,
+    metadata,
+)
+from penstock.frontend.kafka.transactions import (
+    add_partitions_to_txn,
+    describe_producers,
+    describe_transactions,
+    producer_transactions,
     write_txn_markers,
 )
-from penstock.frontend.kafka.context import KafkaAction
+from penstock.wire.kafka.apis import APIS, Api
 
-ACTIONS: Final[Mapping[int, KafkaAction]] = MappingProxyType(
-    {
-        action.key: action
-        for action in (
-            add_offsets_to_txn.ACTION,
-            add_partitions_to_txn.ACTION,
-            alter_client_quotas.ACTION,
-            alter_configs.ACTION,
-            alter_partition_reassignments.ACTION,
-            alter_replica_log_dirs.ACTION,
-            alter_share_group_offsets.ACTION,
-            alter_user_scram_credentials.ACTION,
-            api_versions.ACTION,
-            consumer_group_describe.ACTION,
-            consumer_group_heartbeat.ACTION,
-            create_acls.ACTION,
-            create_delegation_token.ACTION,
-            create_partitions.ACTION,
-            create_topics.ACTION,
-            delete_acls.ACTION,
-            delete_groups.ACTION,
-            delete_records.ACTION,
-            delete_share_group_offsets.ACTION,
-            delete_topics.ACTION,
-            describe_acls.ACTION,
-            describe_client_quotas.ACTION,
-            describe_cluster.ACTION,
-            describe_configs.ACTION,
-            describe_delegation_token.ACTION,
-            describe_groups.ACTION,
-            describe_log_dirs.ACTION,
-            describe_producers.ACTION,
-            describe_quorum.ACTION,
-            describe_share_group_offsets.ACTION,
-            describe_topic_partitions.ACTION,
-            describe_transactions.ACTION,
-            describe_user_scram_credentials.ACTION,
-            elect_leaders.ACTION,
-            end_txn.ACTION,
-            expire_delegation_token.ACTION,
-            fetch.ACTION,
-            find_coordinator.ACTION,
-            heartbeat.ACTION,
-            incremental_alter_configs.ACTION,
-            init_producer_id.ACTION,
-            join_group.ACTION,
-            leave_group.ACTION,
-            list_config_resources.ACTION,
-            list_groups.ACTION,
-            list_offsets.ACTION,
-            list_partition_reassignments.ACTION,
-            list_transactions.ACTION,
-            metadata.ACTION,
-            offset_commit.ACTION,
-            offset_delete.ACTION,
-            offset_fetch.ACTION,
-            offset_for_leader_epoch.ACTION,
-            produce.ACTION,
-            renew_delegation_token.ACTION,
-            sasl_authenticate.ACTION,
-            sasl_handshake.ACTION,
-            share_acknowledge.ACTION,
-            share_fetch.ACTION,
-            share_group_describe.ACTION,
-            share_group_heartbeat.ACTION,
-            streams_group_describe.ACTION,
-            streams_group_heartbeat.ACTION,
-            sync_group.ACTION,
-            txn_offset_commit.ACTION,
-            unregister_broker.ACTION,
-            update_features.ACTION,
-            write_txn_markers.ACTION,
-        )
-    }
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "Produce": produce.run,
+    "Fetch": fetch.run,
+    "ListOffsets": list_offsets.run,
+    "Metadata": metadata.run,
+    "OffsetCommit": offset_commit.run,
+    "OffsetFetch": offset_fetch.run,
+    "FindCoordinator": find_coordinator.run,
+    "JoinGroup": classic_membership.join,
+    "Heartbeat": classic_membership.heartbeat,
+    "LeaveGroup": classic_membership.leave,
+    "SyncGroup": classic_membership.sync,
+    "DescribeGroups": describe_groups.classic,
+    "ListGroups": describe_groups.list_groups,
+    "SaslHandshake": sasl.handshake,
+    "ApiVersions": api_versions.run,
+    "CreateTopics": create_topics.run,
+    "DeleteTopics": delete_topics.run,
+    "DeleteRecords": delete_records.run,
+    "InitProducerId": producer_transactions.init_producer_id,
+    "OffsetForLeaderEpoch": offset_for_leader_epoch.run,
+    "AddPartitionsToTxn": add_partitions_to_txn.run,
+    "AddOffsetsToTxn": producer_transactions.add_offsets,
+    "EndTxn": producer_transactions.end,
+    "WriteTxnMarkers": write_txn_markers.run,
+    "TxnOffsetCommit": offset_commit.run_in_transaction,
+    "DescribeAcls": acls.describe,
+    "CreateAcls": acls.create,
+    "DeleteAcls": acls.delete,
+    "DescribeConfigs": describe_configs.run,
+    "AlterConfigs": alter_configs.replace,
+    "AlterReplicaLogDirs": log_dirs.alter,
+    "DescribeLogDirs": log_dirs.describe,
+    "SaslAuthenticate": sasl.authenticate,
+    "CreatePartitions": create_partitions.run,
+    "CreateDelegationToken": delegation_tokens.create,
+    "RenewDelegationToken": delegation_tokens.renew,
+    "ExpireDelegationToken": delegation_tokens.expire,
+    "DescribeDelegationToken": delegation_tokens.describe,
+    "DeleteGroups": delete_groups.run,
+    "ElectLeaders": elect_leaders.run,
+    "IncrementalAlterConfigs": alter_configs.change,
+    "AlterPartitionReassignments": reassignments.alter,
+    "ListPartitionReassignments": reassignments.list_moves,
+    "OffsetDelete": offset_delete.run,
+    "DescribeClientQuotas": quota_requests.describe,
+    "AlterClientQuotas": quota_requests.alter,
+    "DescribeUserScramCredentials": scram_credentials.describe,
+    "AlterUserScramCredentials": scram_credentials.alter,
+    "DescribeQuorum": describe_cluster.describe_quorum,
+    "UpdateFeatures": features.update,
+    "DescribeCluster": describe_cluster.describe,
+    "DescribeProducers": describe_producers.run,
+    "UnregisterBroker": describe_cluster.unregister,
+    "DescribeTransactions": describe_transactions.describe,
+    "ListTransactions": describe_transactions.list_transactions,
+    "ConsumerGroupHeartbeat": heartbeats.consumer,
+    "ConsumerGroupDescribe": describe_groups.consumer,
+    "ListConfigResources": list_config_resources.run,
+    "DescribeTopicPartitions": describe_topic_partitions.run,
+    "ShareGroupHeartbeat": heartbeats.share,
+    "ShareGroupDescribe": describe_groups.share,
+    "ShareFetch": share_fetch.run,
+    "ShareAcknowledge": share_acknowledge.run,
+    "StreamsGroupHeartbeat": streams_group_heartbeat.run,
+    "StreamsGroupDescribe": describe_groups.streams,
+    "DescribeShareGroupOffsets": share_group_offsets.describe,
+    "AlterShareGroupOffsets": share_group_offsets.alter,
+    "DeleteShareGroupOffsets": share_group_offsets.delete,
+}
+_REPLY_BY_PARTITION: Final = frozenset(("Produce", "Fetch", "ShareFetch"))
+
+
+def _replying(api: Api, handler: Handler) -> Handler:
+    """Return the handler with a reply for each ApiError that it raises."""
+
+    async def run(call: KafkaCall, request: Any) -> Any:
+        try:
+            return await handler(call, request)
+        except ApiError as error:
+            return error_response(api, error.code, error.message)
+
+    return handler if api.name in _REPLY_BY_PARTITION else run
+
+
+ACTIONS: Final[Mapping[int, Handler]] = MappingProxyType(
+    {api.key: _replying(api, _HANDLERS[api.name]) for api in APIS.values()}
 )

@@ -1,182 +1,135 @@
-"""What every Kafka action may reach, handed down as one value, and what an action is.
+"""What a handler may use, as one value: the context of a tenant and the call of one request.
 
-A ``KafkaContext`` lives as long as the frontend; a ``KafkaCall`` lives for one request. Nothing
-here decides anything. The ports that are the Kafka view's own stand here or next to it: the broker
-implements them, and this side knows no more of it.
-
-Kafka's names have no account. The names of a request are those of its caller's account: an action
-is handed a context ``of`` that account, in which topics are looked up there and groups and
-transactions are that account's alone.
-"""
+A ``KafkaContext`` lives as long as the frontend, a ``KafkaCall`` as long as its request. Names in
+Kafka requests have no account, so they belong to the account of the caller: a handler gets the
+context of that account, where topics, groups and transactions of other accounts do not exist."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import msgspec
-
-from penstock.frontend.audit import AuditTrail
-from penstock.frontend.context import Meter
-from penstock.frontend.decisions import Decisions
-from penstock.frontend.kafka.brokers import Brokers, SoleBroker
-from penstock.frontend.kafka.cluster_port import KafkaCluster, SoleNode
-from penstock.frontend.kafka.configs import Source, Synonym
-from penstock.frontend.kafka.fetch_sessions import FetchSessions
-from penstock.frontend.kafka.group_calls import GroupCalls
-from penstock.frontend.kafka.identity_changes import IdentityChanges
-from penstock.frontend.kafka.parked import ParkedFetches
-from penstock.frontend.kafka.scoped_calls import ScopedGroups, ScopedTransactions
-from penstock.frontend.kafka.share_sessions import ShareSessions
-from penstock.frontend.kafka.token_calls import TokenCalls
-from penstock.frontend.kafka.transaction_calls import TransactionCalls
+from penstock.access.decisions import Decisions
+from penstock.access.no_identities import NoIdentities
+from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
+from penstock.frontend.encryption.sealing import Sealing
+from penstock.frontend.facts.audit import AuditTrail
+from penstock.frontend.facts.usage import Meter
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.login.logins import Logins
+from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.cluster import KafkaCluster, SoleNode
+from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
+from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
+from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
+from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
+from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
 from penstock.frontend.kafka.usage import KafkaUsage
-from penstock.frontend.nobody import Nobody
-from penstock.frontend.quotas import TenantQuotas
-from penstock.frontend.sealing import Sealing
-from penstock.frontend.slices import Slices, Turns
-from penstock.frontend.throttle import Throttler
-from penstock.metadata.dynamic_configs import DynamicConfigs
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.limits.throttler import Throttler
+from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.model.calls import BrokerPort
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.levels import LEVEL_MAX
-from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
-from penstock.model.ports import Catalog, Clock, Identities, Shares, Streams
+from penstock.model.ports import Catalog, Clock, Identities
 from penstock.model.stream import TopicDefaults
-from penstock.net.kafka import KafkaConnection
+from penstock.net.kafka.listener import KafkaConnection
+from penstock.net.slices import Slices, Turns
 from penstock.wire.kafka.apis import Api
 from penstock.wire.kafka.frame import RequestHeader
 
-if TYPE_CHECKING:
-    from penstock.frontend.kafka.logins import Logins
-
-PARTITIONS_MAX = 1_024  # of one topic; each costs open files and a log
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaConfig:
-    # Where clients reach this node. The port may be known only once the listener has it.
-    advertised: Callable[[], tuple[str, int]]
-    node_id: int = 1
-    cluster_id: str = ""
-    account: str = ACCOUNT_DEFAULT  # the node's own: of callers who have said nothing of theirs
-    region: str = REGION_DEFAULT
-    auto_create: bool = True
-    partitions_default: int = 1
-    replicas_default: int = 1
-    in_sync_min_default: int = 1
-    # What DescribeLogDirs shows; a label for people, nothing is opened by it.
-    log_dir: str = "data"
-    is_auth_on: bool = False  # off: every client is believed, logged in or not
-    is_insecure: bool = False  # passwords may be sent in the clear, from other machines as well
-    login_ms: int = 0  # how long a log-in is good for; 0: as long as the connection
-    protocol: str = "PLAINTEXT"  # as clients call what the listener speaks
-    # What DescribeConfigs shows of settings that are not the frontend's own:
-    listeners: Callable[[], str] = lambda: ""
-    compaction_check_ms: int = 15_000
-    connections_max: int = 20_000
-    connections_per_ip_max: int = 0  # 0: no limit
-    login_refusal_ms: int = 250  # how long every refused log-in takes, whatever is wrong with it
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.partitions_default <= PARTITIONS_MAX, "partitions_default out of range"
-
 
 class ProducerIds(Protocol):
-    """Numbers for producers that want none of their batches twice."""
-
     async def next_id(self) -> int:
-        """Never the same number again, not after a restart either; 0 or greater."""
+        """Return a number of 0 or greater that was never returned before, also not before a
+        restart."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class KafkaContext:
-    streams: Streams
-    shares: Shares
+    broker: BrokerPort  # of this node: clients find the leaders themselves
+    anywhere: BrokerPort  # the brokers of all nodes, for shares
     catalog: Catalog
-    groups: GroupCalls
-    transactions: TransactionCalls
+    groups: GroupCoordinators
+    transactions: Coordinators
     producer_ids: ProducerIds
     clock: Clock
     config: KafkaConfig
     meter: Meter
     entropy: Callable[[int], bytes]
-    sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
-    identities: Identities = field(default_factory=Nobody)
-    tokens: TokenCalls | None = None  # delegation tokens; None: there are none
-    changes: IdentityChanges | None = None  # of the identities; None: they cannot be changed here
+    sealing: Sealing | None = None  # None: no key ring, nothing is encrypted
+    identities: Identities = field(default_factory=NoIdentities)
+    tokens: TokenCalls | None = None  # delegation tokens; None: not served
+    changes: IdentityChanges | None = None  # None: identities cannot be changed
     throttler: Throttler = field(default_factory=Throttler)
-    quotas: TenantQuotas | None = None  # None: nobody has any
-    usage: KafkaUsage | None = None  # None: nothing is counted for tenants
-    audit: AuditTrail | None = None  # None: nothing is noted
-    account: str = ""  # whose names these are; empty: the node's
-    parked: ParkedFetches = field(default_factory=ParkedFetches)
+    quotas: TenantQuotas | None = None  # None: no tenant has quotas
+    usage: KafkaUsage | None = None  # None: usage is not counted
+    audit: AuditTrail | None = None  # None: no audit trail
+    account: str = ""  # of the tenant; empty: the node's own
+    parked: WaitingFetches = field(default_factory=WaitingFetches)
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
-    share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
+    share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # running
     nodes: Brokers | None = None  # None: this node is the only one
-    joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
+    joined: KafkaCluster | None = None  # the cluster; None: a single node
     dynamic: DynamicConfigs = field(default_factory=DynamicConfigs.detached)
-    volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
+    volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # total and free bytes of the disk
     level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
-    login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
-    defaults: TopicDefaults = field(init=False)  # of topics that set no value
+    login_seed: bytes = b""  # salts for unknown users; empty: random at each start
+    defaults: TopicDefaults = field(init=False)  # for topics without a value
     brokers: Brokers = field(init=False)
     cluster: KafkaCluster = field(init=False)
     decisions: Decisions = field(init=False)
-    logins: Logins = field(init=False)  # by the pipeline
+    logins: Logins = field(init=False)
 
     def __post_init__(self) -> None:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
         self.defaults = self.dynamic.defaults
         self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
-        self.cluster = self.joined or SoleNode(self.config.node_id, self.streams)
-
-    # ── What topics get that do not say so themselves (``configs.Defaults``) ─────────────────
-
-    @property
-    def replicas_default(self) -> int:
-        return self.config.replicas_default
-
-    @property
-    def in_sync_min_default(self) -> int:
-        return self.config.in_sync_min_default
-
-    def set_for_brokers(self, name: str) -> Sequence[Synonym]:
-        dynamic = self.dynamic
-        found = (
-            (dynamic.own.get(name), Source.BROKER),
-            (dynamic.of_all.get(name), Source.ALL_BROKERS),
+        self.cluster = self.joined or SoleNode(self.config.node_id, self.broker)
+        self.logins = Logins(
+            self.config,
+            self.identities,
+            clock=self.clock,
+            entropy=self.entropy,
+            seed=self.login_seed,
+            tokens=self.tokens,
+            quotas=self.quotas,
         )
-        return [(name, value, source) for value, source in found if value is not None]
 
     def of(self, account: str) -> KafkaContext:
-        """The same, as an account sees it. To be asked of the node's own context only."""
+        """Return the context of a tenant. Call it on the node's own context only."""
         own = self.config.account
-        seen = copy(self)
-        seen.account = account
-        seen.groups = ScopedGroups(self.groups, account=account, own_account=own)
-        seen.transactions = ScopedTransactions(self.transactions, account=account, own_account=own)
-        return seen
+        tenants = copy(self)
+        tenants.account = account
+        tenants.groups = ScopedGroups(self.groups, account=account, own_account=own)
+        tenants.transactions = ScopedCoordinators(
+            self.transactions, account=account, own_account=own
+        )
+        return tenants
 
 
 class KafkaCall:
-    """One request: its header, its connection, and who asks."""
+    """One request: its header, its connection, its caller, and the context of the caller's
+    tenant."""
 
-    __slots__ = ("_slices", "_turns", "api", "caller", "connection", "header")
+    __slots__ = ("_slices", "_turns", "api", "caller", "connection", "context", "header")
 
     def __init__(
         self,
+        context: KafkaContext,
         header: RequestHeader,
         api: Api,
         connection: KafkaConnection,
         caller: Caller,
         turns: Turns | None = None,
     ) -> None:
+        self.context = context
         self.header = header
         self.api = api
         self.connection = connection
@@ -186,7 +139,7 @@ class KafkaCall:
 
     @property
     def slices(self) -> Slices:
-        """For actions that work on many entries."""
+        """For handlers that work on many entries."""
         if self._slices is None:
             self._slices = Slices(self._turns or Turns())
         return self._slices
@@ -212,17 +165,13 @@ class KafkaCall:
     def account(self) -> str:
         return self.caller.account
 
-    def circumstances(self, clock: Clock) -> Circumstances:
+    def circumstances(self) -> Circumstances:
         connection = self.connection
-        return Circumstances(connection.peer, connection.is_tls, clock.wall_ms())
+        return Circumstances(connection.peer, connection.is_tls, self.context.clock.wall_ms())
 
 
-class KafkaAction(msgspec.Struct, frozen=True):
-    """One API. ``run`` gets the decoded request of that API and returns its response, or None when
-    the client wants no answer. Both are open here and exact in each action's file.
-
-    An action answers errors in its own response, in the field and for the part of the request
-    they belong to. What it raises ends the connection."""
-
-    key: int
-    run: Callable[[KafkaContext, KafkaCall, Any], Coroutine[Any, Any, Any]]
+# Handles the requests of one API: gets a decoded request and returns the response, or None if the
+# client wants no reply. Both types are exact in the handler's own file. A handler reports errors in
+# the response, in the field and for the part of the request that they are about, or raises an
+# ApiError about the whole request. Any other exception ends the connection.
+Handler = Callable[[KafkaCall, Any], Coroutine[Any, Any, Any]]

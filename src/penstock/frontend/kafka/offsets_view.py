@@ -14,15 +14,14 @@ from typing import Final
 
 import msgspec
 
-from penstock.cursor.group.records import CODEC, OFFSET_KIND, OffsetKey, OffsetValue
-from penstock.frontend.kafka.brokers import GROUPS_TOPIC
+from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
 from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.slices import Slices
+from penstock.frontend.kafka.ports.brokers import GROUPS_TOPIC
 from penstock.model.limits import OFFSETS_VIEW_BYTES_MAX
-from penstock.model.names import OFFSETS_TOPIC
+from penstock.model.names import OFFSETS_TOPIC, split_scoped
 from penstock.model.ports import Fetched
-from penstock.model.tenancy import split_scoped
 from penstock.model.topic import Topic
+from penstock.net.slices import Slices
 from penstock.record.batch import (
     ATTR_CODEC_MASK,
     ATTR_CONTROL,
@@ -36,9 +35,9 @@ from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, iter_records
 from penstock.wire.kafka.offset_records import encode_key, encode_value
 
-STEP: Final = 64  # rows between two looks at the clock
+STEP: Final = 64  # rows between two checks of the time slice
 ID_BYTES: Final = 16
-_OFFSET_ROW: Final = bytes((OFFSET_KIND,))
+_OFFSET_ROW: Final = bytes((RowKind.OFFSET,))
 # A commit marker without a producer: clients skip control batches, and know this type.
 _SKIPPED: Final = encode_record(
     offset_delta=0, timestamp_delta=0, key=KEY.pack(KEY_VERSION, TYPE_COMMIT), value=bytes(6)
@@ -46,7 +45,7 @@ _SKIPPED: Final = encode_record(
 
 
 def offsets_view(context: KafkaContext) -> Topic | None:
-    """The topic as the context's tenant sees it; None before ``__groups`` was created."""
+    """Return the topic of the context's tenant; None before ``__groups`` was created."""
     groups = _groups(context)
     if groups is None:
         return None
@@ -64,7 +63,7 @@ def is_offsets_view(topic: Topic) -> bool:
 
 
 def log_of(context: KafkaContext, topic: Topic) -> Topic:
-    """The topic whose log holds the records: ``__groups`` for the view, any other topic itself."""
+    """Return the topic whose log has the records: ``__groups`` for the view, else the topic."""
     if is_offsets_view(topic):
         return _groups(context) or topic
     return topic
@@ -79,7 +78,7 @@ def bytes_to_read(bytes_max: int) -> int:
 
 
 async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) -> Fetched:
-    """Return the same stretch of ``__groups`` as the view shows it."""
+    """Return fetched batches of ``__groups`` as the view shows them."""
     rows = _Rows(context)
     batches: list[bytes] = []
     count = 0
@@ -100,8 +99,8 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
 
 
 async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
-    """The records of the batch that the view shows. A row that cannot be read is left out: the
-    coordinator reports it."""
+    """Return the records of the batch that the view shows. A row that cannot be read is left out:
+    the coordinator reports it."""
     records: list[bytes] = []
     try:
         for number, row in enumerate(iter_records(batch), 1):
@@ -143,19 +142,18 @@ class _Rows:
         self._names: dict[str, str | None] = {}
 
     def shown(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
-        """Key and value of the record; None if the view does not show the row."""
+        """Return key and value of the record; None if the view does not show the row."""
         if not key.startswith(_OFFSET_ROW):
             return None
         try:
-            row, committed = CODEC.decode(key, value)
+            _, (scoped_group, topic_id, partition), committed = CODEC.decode(key, value)
         except ValueError:
             return None
-        assert isinstance(row, OffsetKey), "the kind of the row says so"
-        account, group_id = split_scoped(row.group_id, own_account=self._own_account)
-        name = self._name(row.topic_id) if account == self._account else None
+        account, group_id = split_scoped(scoped_group, own_account=self._own_account)
+        name = self._name(topic_id) if account == self._account else None
         if name is None:
             return None
-        shown_key = encode_key(group_id, name, row.partition)
+        shown_key = encode_key(group_id, name, partition)
         if not isinstance(committed, OffsetValue):
             return shown_key, None
         return shown_key, encode_value(
@@ -163,7 +161,7 @@ class _Rows:
             leader_epoch=committed.leader_epoch,
             metadata=committed.metadata,
             committed_at_ms=committed.committed_at_ms,
-            topic_id=bytes.fromhex(row.topic_id),
+            topic_id=bytes.fromhex(topic_id),
         )
 
     def _name(self, topic_id: str) -> str | None:

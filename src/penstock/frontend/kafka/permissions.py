@@ -1,34 +1,31 @@
-"""May the caller do that? Kafka's operations on its kinds of resources, as policies name them.
+"""Whether a caller may perform one of Kafka's operations on a resource. Policies name them so:
 
     kafka:Read, kafka:Write …   on   arn:aws:sqs:<region>:<account>:<topic>
                                      arn:penstock:kafka:<region>:<account>:group/<id>
                                      arn:penstock:kafka:<region>:<account>:txn/<id>
                                      arn:penstock:kafka:<region>:<account>:cluster
 
-Actions ask here and put the answer where their API has a place for it. Access rules of the tenant
-(``model/acls.py``) count beside the policies, except for operators: a deny of either wins. A topic
-that is a queue has a policy of its own, which counts as well. As with Kafka, who may read, write,
-delete or alter something may describe it, unless that is denied by name; and who may alter configs
-may see them.
+Access rules of the tenant (``model/acls.py``) count beside the policies, except for operators: a
+deny of either wins. A queue has a policy of its own, which counts as well. As in Kafka, a caller
+who may read, write, delete or alter a resource may describe it, unless that is denied by name; and
+a caller who may alter configs may see them. Internal topics have data of all tenants, so they are
+for operators only, whatever policies allow.
 
-Topics of the node's own hold what belongs to all accounts, so they are for operators, whatever a
-policy says of their names; and so are those that operators' own programs write.
-
-A caller who is believed (authentication is off) may do everything, and nothing is looked up for it.
-How policies are weighed, and what becomes of one that changes, is ``frontend.decisions``'.
-"""
+A trusted caller (authentication is off) may do everything. ``access/decisions.py`` evaluates
+policies."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from penstock.access.conditions import MalformedPolicy
+from penstock.access.evaluation import Decision, Kind, compile_policy
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.model import acls
 from penstock.model.acls import CLUSTER_NAME, IMPLYING, Permission, ResourceType, host_of
 from penstock.model.identity import Caller
 from penstock.model.names import OFFSETS_TOPIC, is_for_operators, queue_arn
 from penstock.model.topic import Topic
-from penstock.wire.aws.access import Decision, Kind, MalformedPolicy, compile_policy
 
 Operation = acls.Operation
 ACTIONS: Final[Mapping[Operation, str]] = MappingProxyType(
@@ -39,74 +36,61 @@ ACTIONS: Final[Mapping[Operation, str]] = MappingProxyType(
 )
 
 
-# ── One thing ────────────────────────────────────────────────────────────────────────────────
+# ── One resource ────────────────────────────────────────────────────────────────────────────────
 
 
-def on_topic(
-    context: KafkaContext,
-    call: KafkaCall,
-    operation: Operation,
-    name: str,
-    topic: Topic | None = None,
-) -> bool:
-    """``topic``: the one of that name, where it is at hand; it need not be there to be refused."""
+def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
+    """``topic``: the topic of that name, if the caller of this function has it already."""
     if call.caller.is_trusted:
         return True
     if topic is None:
-        topic = context.catalog.find(context.account, context.config.region, name)
-    # The view of committed offsets has only what is the tenant's.
-    is_theirs = (
+        topic = call.context.catalog.find(call.context.account, call.context.config.region, name)
+    # The view of committed offsets has only data of the tenant.
+    is_for_operators_only = (
         is_for_operators(name) and name != OFFSETS_TOPIC and (topic is None or not topic.is_queue)
     )
-    if is_theirs and not call.caller.is_operator:
+    if is_for_operators_only and not call.caller.is_operator:
         return False
     if topic is None:
-        arn, policy = topic_arn(context, name), None
+        arn, policy = topic_arn(call.context, name), None
     else:
         arn, policy = topic.arn, topic.settings.policy
-    return _may(context, call, operation, ResourceType.TOPIC, name, arn, policy)
+    return _may(call, operation, ResourceType.TOPIC, name, arn, policy)
 
 
-def on_group(context: KafkaContext, call: KafkaCall, operation: Operation, group_id: str) -> bool:
-    if call.caller.is_trusted:
+def on_group(call: KafkaCall, operation: Operation, group_id: str) -> bool:
+    return call.caller.is_trusted or _may(
+        call, operation, ResourceType.GROUP, group_id, group_arn(call.context, group_id)
+    )
+
+
+def on_transaction(call: KafkaCall, operation: Operation, transactional_id: str) -> bool:
+    kind, arn = ResourceType.TRANSACTIONAL_ID, transaction_arn(call.context, transactional_id)
+    return call.caller.is_trusted or _may(call, operation, kind, transactional_id, arn)
+
+
+def on_cluster(call: KafkaCall, operation: Operation) -> bool:
+    return call.caller.is_trusted or _may(
+        call, operation, ResourceType.CLUSTER, CLUSTER_NAME, cluster_arn(call.context)
+    )
+
+
+def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
+    """Return whether a right on the cluster applies to the topic: a policy of the topic must allow
+    the operation as well."""
+    return topic.settings.policy is None or on_topic(call, operation, topic.name, topic)
+
+
+def may_write_somewhere(call: KafkaCall) -> bool:
+    """Return whether the caller may write to some topic, existing or not, and so may have a
+    producer id. Only what rules and policies allow counts; denials are found when the producer
+    writes."""
+    if on_cluster(call, Operation.IDEMPOTENT_WRITE):
         return True
-    arn = group_arn(context, group_id)
-    return _may(context, call, operation, ResourceType.GROUP, group_id, arn)
-
-
-def on_transaction(
-    context: KafkaContext, call: KafkaCall, operation: Operation, transactional_id: str
-) -> bool:
-    if call.caller.is_trusted:
-        return True
-    arn = transaction_arn(context, transactional_id)
-    return _may(context, call, operation, ResourceType.TRANSACTIONAL_ID, transactional_id, arn)
-
-
-def on_cluster(context: KafkaContext, call: KafkaCall, operation: Operation) -> bool:
-    if call.caller.is_trusted:
-        return True
-    arn = cluster_arn(context)
-    return _may(context, call, operation, ResourceType.CLUSTER, CLUSTER_NAME, arn)
-
-
-def reaches_topic(
-    context: KafkaContext, call: KafkaCall, operation: Operation, topic: Topic
-) -> bool:
-    """Whether a right on the whole cluster holds for this topic: a topic with a policy of its own
-    must allow the operation as well."""
-    return topic.settings.policy is None or on_topic(context, call, operation, topic.name, topic)
-
-
-def may_write_somewhere(context: KafkaContext, call: KafkaCall) -> bool:
-    """Whether the caller may write to any topic, there already or not: then it may have a number
-    to write with. By what rules and policies allow; what they deny shows when it writes."""
-    if on_cluster(context, call, Operation.IDEMPOTENT_WRITE):
-        return True
-    user = context.identities.user(call.account, call.caller.user)
+    user = call.context.identities.user(call.account, call.caller.user)
     if user is None:
         return False
-    rules = _rules_for(context, call)
+    rules = _rules_for(call)
     if rules is not None:
         decided = rules.decide_somewhere(
             Operation.WRITE,
@@ -121,19 +105,17 @@ def may_write_somewhere(context: KafkaContext, call: KafkaCall) -> bool:
         try:
             statements = compile_policy(text, Kind.IDENTITY).statements
         except MalformedPolicy:
-            return False  # what it meant to forbid is not known
+            return False  # it may deny anything
         if any(each.is_allow and each.actions.match(action) for each in statements):
             return True
-    topics = context.catalog.topics(context.account, context.config.region)
+    topics = call.context.catalog.topics(call.context.account, call.context.config.region)
     return any(
-        topic.settings.policy is not None
-        and on_topic(context, call, Operation.WRITE, topic.name, topic)
+        topic.settings.policy is not None and on_topic(call, Operation.WRITE, topic.name, topic)
         for topic in topics
     )
 
 
 def _may(
-    context: KafkaContext,
     call: KafkaCall,
     operation: Operation,
     resource_type: ResourceType,
@@ -143,7 +125,7 @@ def _may(
 ) -> bool:
     """A deny by a rule or a policy wins. Otherwise, an allow by either of them is enough."""
     decided = None
-    rules = _rules_for(context, call)
+    rules = _rules_for(call)
     if rules is not None:
         decided = rules.decide(
             operation,
@@ -154,27 +136,22 @@ def _may(
         )
         if decided is Permission.DENY:
             return False
-    decision = _by_policies(context, call, operation, arn, policy)
+    decision = _by_policies(call, operation, arn, policy)
     if decision.is_allowed or decision.is_explicit:
         return decision.is_allowed
     return decided is Permission.ALLOW or any(
-        _by_policies(context, call, each, arn, policy).is_allowed
-        for each in IMPLYING.get(operation, ())
+        _by_policies(call, each, arn, policy).is_allowed for each in IMPLYING.get(operation, ())
     )
 
 
 def may_by_rules(
-    context: KafkaContext,
-    call: KafkaCall,
-    operation: Operation,
-    resource_type: ResourceType,
-    name: str,
+    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
 ) -> bool:
     """Return whether the caller is an operator or an access rule allows the operation. Policies do
     not count."""
     if call.caller.is_operator:
         return True
-    rules = context.identities.acls(context.account)
+    rules = call.context.identities.acls(call.context.account)
     if rules is None:
         return False
     principal, host = principal_of(call.caller), host_of(call.connection.peer)
@@ -182,22 +159,20 @@ def may_by_rules(
     return decided is Permission.ALLOW
 
 
-def _rules_for(context: KafkaContext, call: KafkaCall) -> acls.AclIndex | None:
+def _rules_for(call: KafkaCall) -> acls.AclIndex | None:
     """Return the rules that bind the caller; None if there are none. Rules do not bind operators,
     because users of the tenant make the rules."""
-    return None if call.caller.is_operator else context.identities.acls(context.account)
+    return None if call.caller.is_operator else call.context.identities.acls(call.context.account)
 
 
-def _by_policies(
-    context: KafkaContext, call: KafkaCall, operation: Operation, arn: str, policy: str | None
-) -> Decision:
-    return context.decisions.decide(
+def _by_policies(call: KafkaCall, operation: Operation, arn: str, policy: str | None) -> Decision:
+    return call.context.decisions.decide(
         call.caller,
         ACTIONS[operation],
         arn=arn,
-        owner=context.account,
+        owner=call.context.account,
         policy=policy,
-        circumstances=lambda: call.circumstances(context.clock),
+        circumstances=call.circumstances,
     )
 
 
@@ -229,14 +204,14 @@ def _prefix(context: KafkaContext) -> str:
     return f"arn:penstock:kafka:{context.config.region}:{context.account}:"
 
 
-# ── The bit sets that some answers show when asked ───────────────────────────────────────────
+# ── The bit sets that some replies contain on request ───────────────────────────────────────────
 
 
 def bits(operations: Iterable[Operation]) -> int:
     return sum(1 << operation for operation in operations)
 
 
-UNASKED: Final = -(2**31)  # the field's own word for "not asked for"
+UNASKED: Final = -(2**31)  # not requested
 NOTHING: Final = 0
 OF_TOPICS: Final = (
     Operation.READ,
@@ -269,23 +244,23 @@ CLUSTER_OPERATIONS: Final = bits(OF_CLUSTERS)
 GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
-def topic_operations(context: KafkaContext, call: KafkaCall, name: str, topic: Topic | None) -> int:
+def topic_operations(call: KafkaCall, name: str, topic: Topic | None) -> int:
     """Return what the caller may do with a topic of this name, whether or not it exists."""
     if call.caller.is_trusted:
         return TOPIC_OPERATIONS
-    return bits(each for each in OF_TOPICS if on_topic(context, call, each, name, topic))
+    return bits(each for each in OF_TOPICS if on_topic(call, each, name, topic))
 
 
-def group_operations(context: KafkaContext, call: KafkaCall, group_id: str) -> int:
+def group_operations(call: KafkaCall, group_id: str) -> int:
     if call.caller.is_trusted:
         return GROUP_OPERATIONS
-    return bits(each for each in OF_GROUPS if on_group(context, call, each, group_id))
+    return bits(each for each in OF_GROUPS if on_group(call, each, group_id))
 
 
-def cluster_operations(context: KafkaContext, call: KafkaCall) -> int:
-    """For who may not describe the cluster there is nothing to tell, and that is no error."""
+def cluster_operations(call: KafkaCall) -> int:
+    """Return nothing, and no error, if the caller may not describe the cluster."""
     if call.caller.is_trusted:
         return CLUSTER_OPERATIONS
-    if not on_cluster(context, call, Operation.DESCRIBE):
+    if not on_cluster(call, Operation.DESCRIBE):
         return NOTHING
-    return bits(each for each in OF_CLUSTERS if on_cluster(context, call, each))
+    return bits(each for each in OF_CLUSTERS if on_cluster(call, each))

@@ -2,13 +2,14 @@
 
     topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
-A query plans offsets and keeps them in its checkpoint. Its source (``pipeline/archive_source.py``)
-writes part files in the tasks that fetch records, and returns only the files' names, which this
-job commits. Tables are tracked (``lake.py``): they know the end offset of each partition, so no
-record is added twice, and a query whose checkpoint is lost continues at these offsets. Rows are in
-folders by date and hour of the record's timestamp, in the order of the log. When an hour is over,
-its small files are merged into a few large ones (``compact_closed``).
-``pipeline/archive_check.py`` checks that a table has the same records as the log.
+A query plans offsets and keeps them in its checkpoint. Its source
+(``pipeline/archive/archive_source.py``) writes part files in the tasks that fetch records, and
+returns only the files' names, which this job commits. Tables are tracked (``lake.py``): they know
+the end offset of each partition, so no record is added twice, and a query whose checkpoint is lost
+continues at these offsets. Rows are in folders by date and hour of the record's timestamp, in the
+order of the log. When an hour is over, its small files are merged into a few large ones
+(``compact_closed``). ``pipeline/jobs/archive_check.py`` checks that a table has the same records as
+the log.
 
 Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
 their records in the log, including the header ``penstock``.
@@ -27,16 +28,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
+from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
-from penstock.pipeline.lake import Ends, Lake, TopicRemade, query_app
-from penstock.pipeline.starting import check_topics, client_of, starting_offsets
+from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
+from penstock.pipeline.lake import Ends, Lake, TopicRemade
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.net.kafka_client import KafkaClient
-    from penstock.pipeline.archive_source import Written
+    from penstock.net.kafka_client.client import KafkaClient
+    from penstock.pipeline.archive.archive_source import Written
     from penstock.pipeline.parts import Part
 
 NAME: Final = "archive"
@@ -77,8 +78,6 @@ def ends_of(lake: Lake, name: str) -> dict[int, int]:
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
     """Commit the files of a batch, with one commit for each table. A batch that was interrupted is
     repeated; tables that have its commit already skip it."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     parts: dict[str, list[Part]] = {}
     ids: dict[str, str] = {}
     for topic, topic_id, part in written:
@@ -86,7 +85,7 @@ def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_
         ids[topic] = topic_id
     for topic in sorted(parts):
         table = lake.table(table_of(topic))
-        table.ensure(from_arrow_schema(TABLE_SCHEMA), PARTITION_BY)
+        table.ensure(TABLE_SCHEMA, PARTITION_BY)
         known = {topic: ids[topic]} if ids[topic] else {}
         table.commit(parts[topic], app=app, batch_id=batch_id, is_tracked=True, ids=known)
 
@@ -146,39 +145,29 @@ def check(context: JobContext) -> None:
 
 def run(context: JobContext) -> None:
     topics = _topics(context)
-    from penstock.pipeline.archive_source import NAME as FORMAT
-    from penstock.pipeline.archive_source import ArchiveSource, read_written
+    from penstock.pipeline.archive.archive_source import NAME as FORMAT
+    from penstock.pipeline.archive.archive_source import ArchiveSource, read_written
 
-    checkpoint = context.checkpoint_of()
     upkeep = _Upkeep(context.lake)
 
-    def take(batch: "DataFrame", batch_id: int) -> None:
-        app = query_app(NAME, checkpoint)
+    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
         commit_written(context.lake, read_written(batch), app=app, batch_id=batch_id)
         upkeep.turn()
 
     context.spark.dataSource.register(ArchiveSource)
-    stream = (
-        context.spark.readStream.format(FORMAT)
-        .options(**_options(context, topics, checkpoint))
-        .load()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", checkpoint)
-        .trigger(**context.trigger)
-    )
-    context.follow(stream.start())
+    reader = context.spark.readStream.format(FORMAT).options(**_options(context, topics))
+    process(context, NAME, reader, take, batch_bytes=BATCH_BYTES)
     if context.mode is Mode.ONCE:
         saved = upkeep.turn(is_last=True)
         if saved:
             context.progress.note(f"{saved} small files fewer")
 
 
-def _options(context: JobContext, topics: str, checkpoint: str) -> dict[str, str]:
+def _options(context: JobContext, topics: str) -> dict[str, str]:
     options = {
         **context.read_options,
         _way(topics): topics,
         "columns": ",".join(COLUMNS),
-        "maxBytesPerTrigger": str(context.arguments.get("batch_bytes") or BATCH_BYTES),
         "folder": str(context.lake.path / FOLDER),
         "tasks": str(context.spark.sparkContext.defaultParallelism),
     }
@@ -192,7 +181,7 @@ def _options(context: JobContext, topics: str, checkpoint: str) -> dict[str, str
         with client_of(context) as client:
             chosen = _chosen(client, topics)
             check_ids(context.lake, {name: chosen[name] for name in ends if name in chosen})
-            if not (Path(checkpoint) / "metadata").exists():
+            if not (Path(context.checkpoint_of()) / "metadata").exists():
                 options.pop("startingTimestamp", None)
                 options["startingOffsets"] = starting_offsets(client, list(chosen), ends)
     return options
@@ -228,7 +217,7 @@ def _is_chosen(name: str, topics: str) -> bool:
 
 JOB: Final = Job(
     name=NAME,
-    summary="Keep records of topics for good, in tables of the lake.",
+    summary="Archive the records of topics in tables of the lake.",
     run=run,
     check=check,
     options=(
@@ -236,14 +225,14 @@ JOB: Final = Job(
             ["--topics"],
             metavar="NAMES",
             required=True,
-            help="topics, separated by commas, or a pattern",
+            help="names of topics, separated by commas, or a pattern",
         ),
         click.Option(
             ["--batch-bytes"],
             metavar="SIZE",
             default=BATCH_BYTES,
             show_default=True,
-            help="how much is read for one commit",
+            help="bytes to read per commit",
         ),
     ),
 )

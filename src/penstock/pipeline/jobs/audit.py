@@ -12,13 +12,13 @@ read from the table.
 A **root** covers the records of a day up to a given record. Roots are recorded when a day is over,
 and at the end of each run that is not continuous. A later root of the same day does not replace
 earlier ones, so any copy of a root can be checked later. ``penstock pipeline verify audit`` checks
-the roots and the rest of the tables (``pipeline/audit_check.py``).
+the roots and the rest of the tables (``pipeline/jobs/audit_check.py``).
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.pipeline.audit_chain import (
+from penstock.pipeline.facts.audit_chain import (
     LINK_COLUMNS,
     TOPIC,
     Chain,
@@ -30,8 +30,8 @@ from penstock.pipeline.audit_chain import (
     transform,
 )
 from penstock.pipeline.job import Job, JobContext, Mode, Unsound
-from penstock.pipeline.lake import Lake, query_app
-from penstock.pipeline.starting import check_topics, client_of, starting_offsets
+from penstock.pipeline.jobs.queries import check_topics, process, topic_stream
+from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     import datetime
@@ -69,8 +69,7 @@ class AuditTables:
 
     def add(self, records: "DataFrame", *, app: str, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
-        done = self._lake.version_of(LOG, app)
-        if done is not None and done >= batch_id:
+        if self._lake.table(LOG).has(app, batch_id):
             return False
         rows = transform(records)
         # Reading the records' bytes twice is faster than caching them, and takes no memory.
@@ -129,36 +128,24 @@ class AuditTables:
 
 def run(context: JobContext) -> None:
     tables = AuditTables(context.spark, context.lake)
-    checkpoint = context.checkpoint_of()
 
-    def take(records: "DataFrame", batch_id: int) -> None:
-        tables.add(records, app=query_app(NAME, checkpoint), batch_id=batch_id)
+    def take(records: "DataFrame", app: str, batch_id: int) -> None:
+        tables.add(records, app=app, batch_id=batch_id)
 
-    with client_of(context) as client:
-        begins = starting_offsets(client, [TOPIC], context.lake.end_offsets(LOG, NAME))
-    reader = context.spark.readStream.format("penstock").options(**context.read_options)
-    stream = (
-        reader.option("subscribe", TOPIC)
-        .option("decode", "audit")
-        .option("startingOffsets", begins)
-        .option("onDataLoss", "skip")  # records deleted by retention show as missing numbers
-        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
-        .load()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", checkpoint)
-        .trigger(**context.trigger)
-    )
-    context.follow(stream.start())
+    # Records deleted by retention show as missing sequence numbers.
+    ends = context.lake.end_offsets(LOG, NAME)
+    reader = topic_stream(context, TOPIC, ends, decode="audit")
+    process(context, NAME, reader, take, batch_bytes=BATCH_BYTES)
     if context.mode is Mode.ONCE:
         tables.state_roots()
     context.progress.note(f"{tables.records} records, {tables.gaps} broken links")
     if tables.gaps:
-        raise Unsound(f"{tables.gaps} links of the audit trail do not hold: table {GAP} says where")
+        raise Unsound(f"{tables.gaps} links of the audit trail are broken: see table {GAP}")
 
 
 JOB: Final = Job(
     name=NAME,
-    summary="Keep the audit trail for good, and check its chain.",
+    summary="Archive the audit trail in the lake and verify its hash chain.",
     run=run,
     check=lambda context: check_topics(context, [TOPIC]),
 )

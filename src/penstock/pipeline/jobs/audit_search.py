@@ -105,12 +105,12 @@ def _moment(at_ms: int) -> str:
 
 JOB: Final = Job(
     name="audit-search",
-    summary="Find entries of the audit trail, newest first.",
+    summary="Find entries in the archived audit trail, newest first.",
     run=run,
     options=(
         *(
             click.Option(
-                [f"--{name}"], metavar="TEXT", help=f"{name} is TEXT; TEXT* for a beginning"
+                [f"--{name}"], metavar="TEXT", help=f"{name} of the entries; TEXT* for a prefix"
             )
             for name in FIELDS
         ),

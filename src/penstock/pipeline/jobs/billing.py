@@ -6,15 +6,15 @@ An invoice is for one tenant and one month. It is **final** when every hour of t
 and a **draft** before. Sealed hours do not change, so the same month and rate card always give the
 same invoice, and an invoice equal to the last one is not written again. Late records or another
 rate card make a new revision; old revisions are kept. Amounts are whole millionths
-(``pipeline/rates.py``); totals of requests and messages are exactly those of the frontends.
+(``pipeline/facts/rates.py``); totals of requests and messages are exactly those of the frontends.
 
 Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
 has an invoice, with totals and without an amount, so that the sum of all invoices is complete.
 """
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,43 +22,28 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import pyarrow as pa
 
+from penstock.pipeline.arrow_map import schema_of
+from penstock.pipeline.facts.rates import RateCard, RatesInvalid, Use, lines_of, parse
+from penstock.pipeline.facts.usage_sums import KEYS, SUMS
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, require_table
 from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.rates import Line, RateCard, RatesInvalid, Use, lines_of, parse
-from penstock.pipeline.usage_sums import KEYS, SUMS
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 INVOICE, INVOICE_LINE = "invoice", "invoice_line"
-NOBODY: Final = ("", "*")  # values for an unknown tenant, and for all beyond the maximum number
+UNBILLED: Final = ("", "*")  # tenant values: unknown, and all beyond the maximum number
 
-_INVOICE: Final = pa.schema(
-    [
-        ("month", pa.string()),
-        ("tenant", pa.string()),
-        ("revision", pa.int64()),
-        ("writing", pa.int64()),
-        ("status", pa.string()),
-        ("currency", pa.string()),
-        ("amount_micros", pa.int64()),
-        *((name, pa.int64()) for name in ("requests", "refused", "messages")),
-        *((name, pa.int64()) for name in ("bytes_in", "bytes_out", "byte_minutes")),
-    ]
+_INVOICE: Final = schema_of(
+    "month string, tenant string, revision long, writing long, status string, currency string,"
+    " amount_micros long, requests long, refused long, messages long, bytes_in long,"
+    " bytes_out long, byte_minutes long"
 )
-_LINE: Final = pa.schema(
-    [
-        ("month", pa.string()),
-        ("tenant", pa.string()),
-        ("revision", pa.int64()),
-        ("writing", pa.int64()),
-        ("item", pa.string()),
-        ("valid_from", pa.date32()),
-        *((name, pa.int64()) for name in ("quantity", "refused", "free")),
-        *((name, pa.int64()) for name in ("price_micros", "amount_micros")),
-    ]
+_LINE: Final = schema_of(
+    "month string, tenant string, revision long, writing long, item string, valid_from date,"
+    " quantity long, refused long, free long, price_micros long, amount_micros long"
 )
 
 
@@ -74,7 +59,7 @@ class Month:
         try:
             day = datetime.datetime.strptime(text, "%Y-%m").replace(tzinfo=datetime.UTC)
         except ValueError:
-            raise JobMisused(f"'{text}' is no month: write it like 2026-01") from None
+            raise JobMisused(f"'{text}' is not a month: write it like 2026-01") from None
         return cls(day.year, day.month)
 
     @property
@@ -149,27 +134,24 @@ def invoices(
             for row in of_tenant
         ]
         if any(use.version < 0 for use in uses):
-            raise RatesInvalid(f"the rate card begins after the first use in {month}")
-        lines = [] if tenant in NOBODY else lines_of(uses, card, days=month.days)
+            raise RatesInvalid(f"the rate card is not valid yet at the first usage in {month}")
+        lines = [] if tenant in UNBILLED else lines_of(uses, card, days=month.days)
         head = {"month": str(month), "tenant": tenant, "status": status, "currency": card.currency}
         head["amount_micros"] = sum(line.amount_micros for line in lines)
         for name in ("requests", "refused", "messages", "bytes_in", "bytes_out", "byte_minutes"):
             head[name] = sum(getattr(use, name) for use in uses)
-        yield head, [_line_row(line, head, card) for line in lines]
-
-
-def _line_row(line: Line, head: Mapping[str, Any], card: RateCard) -> dict[str, Any]:
-    return {
-        "month": head["month"],
-        "tenant": head["tenant"],
-        "item": line.item,
-        "valid_from": card.versions[line.version].valid_from,
-        "quantity": line.quantity,
-        "refused": line.refused,
-        "free": line.free,
-        "price_micros": line.price_micros,
-        "amount_micros": line.amount_micros,
-    }
+        yield (
+            head,
+            [
+                {
+                    **asdict(line),
+                    "month": head["month"],
+                    "tenant": tenant,
+                    "valid_from": card.versions[line.version].valid_from,
+                }
+                for line in lines
+            ],
+        )
 
 
 # ── The job ──────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +208,7 @@ def _write(
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)
-    lake.append_arrow(
+    lake.append(
         rows,
         INVOICE_LINE,
         app=app,
@@ -235,7 +217,7 @@ def _write(
         replace_where=f"month = '{month}' AND writing = {writing}",
     )
     heads = pa.Table.from_pylist([{**head, "writing": writing} for head in fresh], _INVOICE)
-    lake.append_arrow(heads, INVOICE, app=app, batch_id=writing, partition_by=("month",))
+    lake.append(heads, INVOICE, app=app, batch_id=writing, partition_by=("month",))
 
 
 def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
@@ -248,7 +230,7 @@ def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str,
     return found
 
 
-def _asked(context: JobContext) -> tuple[RateCard, Month]:
+def _requested(context: JobContext) -> tuple[RateCard, Month]:
     path = context.arguments.get("rates")
     if not path:
         raise JobMisused("billing needs a rate card: --rates FILE")
@@ -262,12 +244,12 @@ def _asked(context: JobContext) -> tuple[RateCard, Month]:
 
 
 def check(context: JobContext) -> None:
-    _asked(context)
+    _requested(context)
     require_table(context.lake, PARTIAL, job="usage")
 
 
 def run(context: JobContext) -> None:
-    card, month = _asked(context)
+    card, month = _requested(context)
     try:
         count = bill(context.spark, context.lake, card, month)
     except RatesInvalid as error:
@@ -284,12 +266,12 @@ def _month_of(context: JobContext) -> Month:
 
 JOB: Final = Job(
     name="billing",
-    summary="Make invoices for a month from what tenants used and a rate card.",
+    summary="Create the invoices of a month from the usage of tenants and a rate card.",
     run=run,
     check=check,
     modes=frozenset((Mode.ONCE,)),
     options=(
-        click.Option(["--rates"], metavar="FILE", help="the rate card, TOML", required=True),
-        click.Option(["--month"], metavar="YYYY-MM", help="which month [default: this one]"),
+        click.Option(["--rates"], metavar="FILE", help="rate card, TOML", required=True),
+        click.Option(["--month"], metavar="YYYY-MM", help="month to bill [default: this month]"),
     ),
 )

@@ -9,10 +9,10 @@ copied, only their shape and a fingerprint. The other two tables are computed fr
 run, in one commit for each queue, so the next run corrects a run that was killed.
 
 The broker moves a message with its id, attributes and sending time, and adds its source queue and
-its number of attempts (``cursor/redrive.py``). Groups are better if consumers store the reason in
-an attribute. A redrive sends the message again with a new id. If the same content from the same
-queue, sent after its first move to the dead-letter queue, is moved again, it **came back** and
-counts as poison.
+its number of attempts (``cursor/leases/redrive.py``). Groups are better if consumers store the
+reason in an attribute. A redrive sends the message again with a new id. If the same content from
+the same queue, sent after its first move to the dead-letter queue, is moved again, it **came back**
+and counts as poison.
 """
 
 import csv
@@ -26,11 +26,11 @@ import click
 import msgspec
 import pyarrow as pa
 
-from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
-from penstock.pipeline.lake import Lake, query_app
-from penstock.pipeline.signature import content_of, signature_of, suggestion_for
-from penstock.pipeline.starting import check_topics, client_of, starting_offsets
+from penstock.pipeline.jobs.queries import check_topics, process, topic_stream
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.quality.failure_signature import content_of, signature_of, suggestion_for
 from penstock.record.message import SYSTEM_HEADER, TYPE_PREFIX
 
 if TYPE_CHECKING:
@@ -46,23 +46,7 @@ REST: Final = "*"
 _INT64_MAX: Final = 2**63 - 1
 _QUEUE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
-_LETTER: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("died_at", pa.timestamp("us", tz="UTC")),
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("attempts", pa.int64()),
-        ("sent_at_ms", pa.int64()),
-        ("signature", pa.string()),
-        ("error", pa.string()),
-        ("shape", pa.string()),
-        ("content", pa.string()),
-    ]
-)
-_LETTER_SPARK: Final = (
+_LETTER: Final = schema_of(
     "topic string, partition int, offset long, died_at timestamp, source string,"
     " message_id string, attempts long, sent_at_ms long, signature string, error string,"
     " shape string, content string"
@@ -79,35 +63,26 @@ def transform(records: "DataFrame", *, error_name: str | None = None) -> "DataFr
         for batch in batches:
             yield letters(batch, error_name=error_name)
 
-    made = map_in_arrow(records.select(*COLUMNS.split(",")), make, _LETTER_SPARK)
+    made = map_in_arrow(records.select(*COLUMNS.split(",")), make, _LETTER)
     return made.withColumn("queue", made["topic"])  # the table is partitioned by queue
 
 
 def letters(batch: pa.RecordBatch, *, error_name: str | None = None) -> pa.RecordBatch:
-    columns = {name: batch.column(name).to_pylist() for name in ("key", "value", "headers")}
-    places = zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(),
-                 batch.column("offset").to_pylist(), strict=True)  # fmt: skip
+    columns = [batch.column(name).to_pylist() for name in COLUMNS.split(",")]
     rows = []
-    for key, value, headers, place in zip(*columns.values(), places, strict=True):
+    for key, value, headers, topic, partition, offset, died_at in zip(*columns, strict=True):
         system, attributes = _split(headers or ())
         body = value or b""
         found = signature_of(system.source, attributes, body, error_name=error_name)
         rows.append(
             (
-                system.source,
-                system.message_id or "{}:{}:{}".format(*place),
-                system.attempts,
-                system.sent_at_ms,
-                found.digest,
-                found.error,
-                found.shape,
+                *(topic, partition, offset, died_at, system.source),
+                system.message_id or f"{topic}:{partition}:{offset}",
+                *(system.attempts, system.sent_at_ms, found.digest, found.error, found.shape),
                 content_of(key, attributes, body),
             )
         )
-    made = list(zip(*rows, strict=True)) or [()] * 8
-    head = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
-    rest = [pa.array(cells, f.type) for cells, f in zip(made, list(_LETTER)[4:], strict=True)]
-    return pa.RecordBatch.from_arrays([*head, *rest], schema=_LETTER)
+    return batch_of(rows, _LETTER)
 
 
 class _System(msgspec.Struct, frozen=True, gc=False):
@@ -214,7 +189,7 @@ def ranked(
     """Return the groups of one queue, the most frequent first, each with a suggestion. A last row
     has the sums of the groups beyond ``groups_max``."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
-    rows = [_told(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
+    rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
     if rest:
         rows.append(
@@ -237,38 +212,24 @@ def ranked(
 
 
 _SUMS: Final = ("letters", "distinct_messages", "returned", "poison")
-_GROUP: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("rank", pa.int32()),
-        ("signature", pa.string()),
-        ("source", pa.string()),
-        ("error", pa.string()),
-        ("shape", pa.string()),
-        ("letters", pa.int64()),
-        ("distinct_messages", pa.int64()),
-        ("returned", pa.int64()),
-        ("poison", pa.int64()),
-        ("first_at", pa.timestamp("us", tz="UTC")),
-        ("last_at", pa.timestamp("us", tz="UTC")),
-        ("attempts_max", pa.int64()),
-        ("sample_ids", pa.list_(pa.string())),
-        ("suggestion", pa.string()),
-    ]
+_GROUP: Final = schema_of(
+    "topic string, rank int, signature string, source string, error string, shape string,"
+    " letters long, distinct_messages long, returned long, poison long, first_at timestamp,"
+    " last_at timestamp, attempts_max long, sample_ids list<string>, suggestion string"
 )
 
 
-def _told(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
+def _ranked_row(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
     first_ms, last_ms = (_ms(row.first_at), _ms(row.last_at))
-    told = {**row.asDict(), "rank": rank, "first_at": row.first_at, "last_at": row.last_at}
-    told["suggestion"] = suggestion_for(
+    found = {**row.asDict(), "rank": rank, "first_at": row.first_at, "last_at": row.last_at}
+    found["suggestion"] = suggestion_for(
         row.error,
         shape=row.shape,
         poison=row.poison,
         span_ms=last_ms - first_ms,
         quiet_ms=now_ms - last_ms,
     )
-    return {name: told[name] for name in _GROUP.names}
+    return {name: found[name] for name in _GROUP.names}
 
 
 def _ms(at: Any) -> int:
@@ -287,7 +248,7 @@ def summarise(
     try:
         found = ranked(groups(rows).orderBy("signature").collect(), now_ms=now_ms)
         app, where = f"{NAME}:{table.metadata().id}:{queue}", f"topic = '{queue}'"
-        lake.append_arrow(
+        lake.append(
             pa.Table.from_pylist(found, schema=_GROUP),
             GROUP,
             app=app,
@@ -311,12 +272,12 @@ def summarise(
 def _queues(context: JobContext) -> list[str]:
     queues = list(dict.fromkeys(context.arguments.get("queue") or ()))
     if not queues:
-        raise JobMisused("--queue is needed: the dead-letter queue to look at")
+        raise JobMisused("--queue is required: the dead-letter queue to analyse")
     for queue in queues:
         if not _QUEUE.fullmatch(queue):
             raise JobMisused(f"'{queue}' is not the name of a queue")
     if context.mode is Mode.CONTINUOUS and len(queues) > 1:
-        raise JobMisused("a run that goes on looks at one --queue; start one for each")
+        raise JobMisused("a continuous run takes one --queue; start one run per queue")
     return queues
 
 
@@ -324,23 +285,23 @@ def run(context: JobContext) -> None:
     queues = _queues(context)
     found: list[dict[str, Any]] = []
     for queue in queues:
-        _take_in(context, queue)
+        _add_new(context, queue)
         if context.lake.exists(LETTER):
             found += summarise(context.spark, context.lake, queue, now_ms=_now_ms())
     _write_csv(found, context.arguments.get("csv"))
     context.show([_line(row) for row in found[: context.arguments.get("top", SHOWN)]])
 
 
-def _take_in(context: JobContext, queue: str) -> None:
+def _add_new(context: JobContext, queue: str) -> None:
     """Append the records that the table does not have. Each queue has a separate query, so it
     continues at its last offset, whichever queues a run names."""
-    lake, checkpoint = context.lake, context.checkpoint_of(queue)
+    lake = context.lake
 
-    def take(records: "DataFrame", batch_id: int) -> None:
+    def take(records: "DataFrame", app: str, batch_id: int) -> None:
         lake.append(
             transform(records, error_name=context.arguments.get("error_attribute")),
             LETTER,
-            app=query_app(NAME, checkpoint),
+            app=app,
             batch_id=batch_id,
             partition_by=("queue",),
             is_tracked=True,
@@ -348,21 +309,8 @@ def _take_in(context: JobContext, queue: str) -> None:
         if context.mode is Mode.CONTINUOUS:
             summarise(context.spark, lake, queue, now_ms=_now_ms())
 
-    with client_of(context) as client:
-        begins = starting_offsets(client, [queue], lake.end_offsets(LETTER, NAME))
-    reader = context.spark.readStream.format("penstock").options(**context.read_options)
-    stream = (
-        reader.option("subscribe", queue)
-        .option("columns", COLUMNS)
-        .option("startingOffsets", begins)
-        .option("onDataLoss", "skip")  # messages may be deleted before the job reads them
-        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
-        .load()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", checkpoint)
-        .trigger(**context.trigger)
-    )
-    context.follow(stream.start())
+    reader = topic_stream(context, queue, lake.end_offsets(LETTER, NAME), columns=COLUMNS)
+    process(context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=queue)
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,7 +338,7 @@ def _now_ms() -> int:
 
 JOB: Final = Job(
     name=NAME,
-    summary="Find out what messages in a dead-letter queue died of.",
+    summary="Group the messages of dead-letter queues by the reason of their failure.",
     run=run,
     check=lambda context: check_topics(context, _queues(context)),
     options=(
@@ -400,11 +348,11 @@ JOB: Final = Job(
         click.Option(
             ["--error-attribute"],
             metavar="NAME",
-            help="attribute with the reason [default: the usual names]",
+            help="attribute with the reason [default: common names]",
         ),
         click.Option(
             ["--top"], type=click.IntRange(1, GROUPS_MAX), default=SHOWN, show_default=True
         ),
-        click.Option(["--csv"], metavar="PATH", help="write all groups to a file"),
+        click.Option(["--csv"], metavar="PATH", help="CSV file to write all groups to"),
     ),
 )

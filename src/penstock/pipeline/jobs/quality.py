@@ -4,8 +4,8 @@
             └► dq_result       result of each rule: checked, failed, first failure
 
 Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``pipeline/quality_checks.py``); after
-that, the server is queried for freshness and volume of the topic.
+once, even if it is retried. Rows are checked in one pass (``pipeline/quality/quality_checks.py``);
+after that, the server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
 rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import pyarrow as pa
 
-from penstock.net.kafka_client import EARLIEST, LATEST, KafkaClient, Place
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
+from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
-from penstock.pipeline.lake import query_app
-from penstock.pipeline.quality_checks import (
+from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
+from penstock.pipeline.quality.quality_checks import (
     COLUMNS,
     Result,
     count,
@@ -32,8 +33,7 @@ from penstock.pipeline.quality_checks import (
     mark,
     quarantined,
 )
-from penstock.pipeline.rules import Check, OnFail, Rule, RulesInvalid, read_rules
-from penstock.pipeline.starting import check_topics, client_of, starting_offsets
+from penstock.pipeline.quality.rules import Check, OnFail, Rule, RulesInvalid, read_rules
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -44,22 +44,10 @@ RESULT, QUARANTINE = "dq_result", "dq_quarantine"
 NAME: Final = "quality"
 BATCH_BYTES: Final = "256m"
 _TAIL_BYTES: Final = 1_048_576  # fetched from each partition to read the age of its last batch
-_RESULT: Final = pa.schema(
-    [
-        ("run", pa.string()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("topic", pa.string()),
-        ("rule", pa.string()),
-        ("check", pa.string()),
-        ("status", pa.string()),
-        ("checked", pa.int64()),
-        ("failed", pa.int64()),
-        ("allowed", pa.int64()),
-        ("value", pa.float64()),
-        ("on_fail", pa.string()),
-        ("sample", pa.string()),
-        ("ends", pa.string()),
-    ]
+_RESULT: Final = schema_of(
+    "run string, at timestamp, topic string, rule string, check string, status string,"
+    " checked long, failed long, allowed long, value double, on_fail string, sample string,"
+    " ends string"
 )
 
 
@@ -80,12 +68,9 @@ class QualityRun:
         with client_of(self._context) as client:
             places = client.places(topic)
             begins = starting_offsets(client, [topic], {topic: ends})
-        checkpoint = self._context.checkpoint_of(topic)
 
-        def take(rows: "DataFrame", batch_id: int) -> None:
-            self._batch(
-                rows, rules, ends, places, app=query_app(NAME, checkpoint), batch_id=batch_id
-            )
+        def take(rows: "DataFrame", app: str, batch_id: int) -> None:
+            self._batch(rows, rules, ends, places, app=app, batch_id=batch_id)
 
         reader = self._reader(self._context.spark.readStream, topic)
         since_ms = self._context.since_ms
@@ -93,16 +78,13 @@ class QualityRun:
             reader = reader.option("startingTimestamp", str(since_ms))
         else:
             reader = reader.option("startingOffsets", begins)
-        limit = self._context.arguments.get("batch_bytes", BATCH_BYTES)
-        stream = reader.option("maxBytesPerTrigger", limit).load().writeStream.foreachBatch(take)
-        stream = stream.option("checkpointLocation", checkpoint).trigger(**self._context.trigger)
         try:
-            self._context.follow(stream.start())
+            process(self._context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=topic)
         except Exception:
             if self.stopped:
                 raise Unsound(self.stopped) from None  # Spark wraps the exception of the batch
             raise
-        self._look_at_topic(rules, places)
+        self._check_topic(rules, places)
 
     def _reader(self, reader: Any, topic: str) -> Any:
         return (
@@ -126,8 +108,7 @@ class QualityRun:
         app: str,
         batch_id: int,
     ) -> None:
-        done = self._lake.version_of(RESULT, app)
-        if done is not None and done >= batch_id:
+        if self._lake.table(RESULT).has(app, batch_id):
             return
         marked = mark(rows, rules, self._history(rows, rules, places)).persist()
         try:
@@ -137,7 +118,7 @@ class QualityRun:
             if stopping:
                 # A different app, because the batch is not done: the next run checks it again.
                 self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
-                self.stopped = f"stopped by {_told(stopping[0])}"
+                self.stopped = f"stopped by {_summary(stopping[0])}"
                 raise Unsound(self.stopped)
             if any(each.failed and each.rule.on_fail is OnFail.QUARANTINE for each in results):
                 self._lake.append(
@@ -177,9 +158,9 @@ class QualityRun:
 
     # ── The topic as a whole ─────────────────────────────────────────────────────────────────
 
-    def _look_at_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
-        asked = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
-        if not asked:
+    def _check_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
+        of_topics = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
+        if not of_topics:
             return
         now_ms = time.time_ns() // 1_000_000
         with client_of(self._context) as client:
@@ -187,7 +168,7 @@ class QualityRun:
                 judge_age(rule, newest_ms(client, places), now_ms=now_ms)
                 if rule.check is Check.FRESHNESS
                 else judge_volume(rule, _volume(client, places, now_ms - rule.window_s * 1_000))
-                for rule in asked
+                for rule in of_topics
             ]
         self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
 
@@ -210,24 +191,19 @@ class QualityRun:
         at_us = time.time_ns() // 1_000
         rows = [
             {
+                **_line(each),
                 "run": self.run_id,
                 "at": at_us,
-                "topic": each.rule.topic,
-                "rule": each.rule.name,
                 "check": each.rule.check.value,
-                "status": "ok" if each.is_ok else "failed",
-                "checked": each.checked,
-                "failed": each.failed,
                 "allowed": each.rule.allowed,
                 "value": each.value,
-                "on_fail": each.rule.on_fail.value,
                 "sample": each.sample,
                 "ends": json.dumps(dict(ends)),
             }
             for each in results
         ]
         table = pa.Table.from_pylist(rows, schema=_RESULT)
-        self._lake.append_arrow(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
+        self._lake.append(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
         self.results += results
 
 
@@ -235,7 +211,7 @@ def _stops(result: Result) -> bool:
     return result.rule.on_fail is OnFail.STOP and not result.is_ok
 
 
-def _told(result: Result) -> str:
+def _summary(result: Result) -> str:
     rule = result.rule
     where = f", first at {result.sample}" if result.sample else ""
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
@@ -261,9 +237,9 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
     """Return the timestamp of the newest batch, or None if the topic is empty."""
     firsts = client.offsets(dict.fromkeys(places, EARLIEST))
     lasts = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
-    asked = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
+    last_offsets = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
     newest: int | None = None
-    for place, at in asked.items():
+    for place, at in last_offsets.items():
         fetched = client.fetch({place: at}, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
         for piece in fetched.values():
             try:
@@ -287,7 +263,7 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
 def _rules(context: JobContext) -> Sequence[Rule]:
     path = context.arguments.get("rules")
     if not path:
-        raise JobMisused("--rules is needed: a TOML file")
+        raise JobMisused("--rules is required: a TOML file")
     try:
         return read_rules(path)
     except RulesInvalid as error:
@@ -312,7 +288,7 @@ def run(context: JobContext) -> None:
         if not each.is_ok and each.rule.on_fail is not OnFail.QUARANTINE
     ]
     if alerts:
-        raise Unsound(f"{len(alerts)} rules failed; {_told(alerts[0])}")
+        raise Unsound(f"{len(alerts)} rules failed; {_summary(alerts[0])}")
 
 
 def _line(result: Result) -> dict[str, Any]:
@@ -330,11 +306,11 @@ def _line(result: Result) -> dict[str, Any]:
 
 JOB: Final = Job(
     name=NAME,
-    summary="Hold rules of data quality against topics.",
+    summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
     options=(
-        click.Option(["--rules"], metavar="PATH", required=True, help="TOML file with the rules"),
+        click.Option(["--rules"], metavar="PATH", required=True, help="file with the rules, TOML"),
     ),
     modes=frozenset({Mode.ONCE}),
 )

@@ -1,7 +1,7 @@
 """Job ``replay``: sends archived records to a topic or a queue.
 
     archive/<topic> ─ time, filter ─► one task for some partitions ─► topic or queue
-                                                    └─► positions (pipeline/replaying.py)
+                                                    └─► positions (pipeline/archive/replaying.py)
 
 The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
 partition, with the end offset. A second run with the same name and choice continues at the last
@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.net.kafka_client import KafkaClient, KafkaRefused
-from penstock.pipeline.arrow_map import map_in_arrow
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
-from penstock.pipeline.jobs.archive import ends_of, table_of
-from penstock.pipeline.lake import Lake
-from penstock.pipeline.option_values import Options
-from penstock.pipeline.options import parse_connection
-from penstock.pipeline.replaying import (
+from penstock.net.kafka_client.client import KafkaClient, KafkaRefused
+from penstock.pipeline.archive.queue_sender import QueueAddress
+from penstock.pipeline.archive.replaying import (
     COLUMNS,
     DONE_SCHEMA,
+    Position,
     ProgressLost,
-    QueueAddress,
-    Standing,
-    Way,
-    note_standing,
-    read_standing,
-    send_again,
+    Replay,
+    commit_position,
+    read_position,
+    send_partitions,
 )
-from penstock.pipeline.starting import client_of
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.client.option_values import Options
+from penstock.pipeline.client.read_options import parse_connection
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
+from penstock.pipeline.jobs.archive import ends_of, table_of
+from penstock.pipeline.jobs.queries import client_of
+from penstock.pipeline.lake import Lake
 from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
     return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
 
 
-def _asked(context: JobContext) -> tuple[Choice, str]:
+def _requested(context: JobContext) -> tuple[Choice, str]:
     """Return the records to replay, and the name of the replay."""
     choice = _choice(context)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
-        raise JobMisused(f"'{job}' cannot name a replay: letters, digits, - and _, at most 64")
+        raise JobMisused(f"'{job}' is not a valid --name: at most 64 letters, digits, - and _")
     if not context.lake.exists(table_of(choice.source)):
         raise NotFound(
             f"there is no archive of {choice.source}",
@@ -103,30 +103,30 @@ def _asked(context: JobContext) -> tuple[Choice, str]:
 
 def check(context: JobContext) -> None:
     with client_of(context) as client:
-        _way(context, *_asked(context), client)
+        _replay_of(context, *_requested(context), client)
 
 
 def run(context: JobContext) -> None:
-    choice, job = _asked(context)
+    choice, job = _requested(context)
     with client_of(context) as client:
-        way = _way(context, choice, job, client)
-        left = _left(client, way, _begun(context, choice, way, client))
+        replay = _replay_of(context, choice, job, client)
+        left = _left(client, replay, _ends_of(context, choice, replay, client))
         if not left:
             context.progress.note(f"replay {job} is done: nothing is left to send")
             return
-        sent, repeated = _send(context, choice, way, left)
+        sent, repeated = _send(context, choice, replay, left)
         for partition, end in left.items():  # skip records after the last that the filter chose
-            standing = read_standing(client, way, partition)
-            if standing is not None and standing.next_offset < end:
-                note_standing(client, way, partition, standing.behind(end - 1, 0))
+            position = read_position(client, replay, partition)
+            if position is not None and position.next_offset < end:
+                commit_position(client, replay, partition, position.after(end - 1, 0))
     context.progress.note(
         f"replay {job}: {sent - repeated} records sent"
-        + (f", {repeated} were there from a run before" if repeated else "")
+        + (f", {repeated} were already sent by an earlier run" if repeated else "")
     )
 
 
 def _send(
-    context: JobContext, choice: Choice, way: Way, left: Mapping[int, int]
+    context: JobContext, choice: Choice, replay: Replay, left: Mapping[int, int]
 ) -> tuple[int, int]:
     """Return the number of records sent, and how many of them the target had already."""
     from pyspark.errors import AnalysisException
@@ -134,7 +134,7 @@ def _send(
     rate = context.arguments.get("rate")
     if rate:
         at_once = min(len(left), context.spark.sparkContext.defaultParallelism)
-        way = replace(way, rate=float(rate) / at_once)
+        replay = replace(replay, rate=float(rate) / at_once)
     table = table_of(choice.source)
     archived = context.lake.read(context.spark, table, files=_files(choice))
     try:
@@ -143,7 +143,7 @@ def _send(
         raise JobMisused(f"--filter {choice.condition}: {str(error).splitlines()[0]}") from None
 
     def send(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        return send_again(batches, way)
+        return send_partitions(batches, replay)
 
     with context.progress.tasks(f"replay {choice.source} to {choice.target}"):
         done = map_in_arrow(rows, send, DONE_SCHEMA).collect()
@@ -158,7 +158,7 @@ def _choice(context: JobContext) -> Choice:
     return Choice(source, target, context.since_ms, context.until_ms, condition)
 
 
-def _way(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> Way:
+def _replay_of(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> Replay:
     try:
         partitions = len(client.places(choice.target))
     except KafkaRefused as refused:
@@ -168,7 +168,7 @@ def _way(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> 
             f"cannot replay to {choice.target}: there is no such topic or queue",
             f"penstock topic create {choice.target}",
         ) from None
-    return Way(
+    return Replay(
         job=job,
         connection=parse_connection(Options(context.read_options)),
         topic=choice.target,
@@ -194,28 +194,30 @@ def _queue(context: JobContext) -> QueueAddress:
 # ── State of replays ─────────────────────────────────────────────────────────────────────────
 
 
-def _begun(context: JobContext, choice: Choice, way: Way, client: KafkaClient) -> dict[int, int]:
+def _ends_of(
+    context: JobContext, choice: Choice, replay: Replay, client: KafkaClient
+) -> dict[int, int]:
     """Return the end offset of each partition, and start the replay if it is new.
 
     Positions are written before the rows of the replay: without rows, no record was sent yet; with
     rows, a missing position was lost."""
-    known = _known(context, way.job)
+    known = _started(context, replay.job)
     if known is not None:
         text, ends = known
         if text != choice.text():
             raise JobMisused(
-                f"a replay {way.job} with another choice was begun before: give this one a --name"
+                f"replay {replay.job} was started with other options: choose another --name"
             )
         return ends
     ends = ends_of(context.lake, choice.source)
     for partition in ends:
         producer_id, epoch = client.producer_id()
-        note_standing(client, way, partition, Standing(0, producer_id, epoch, 0))
-    _note(context.lake, way.job, choice, ends)
+        commit_position(client, replay, partition, Position(0, producer_id, epoch, 0))
+    _record_start(context.lake, replay.job, choice, ends)
     return ends
 
 
-def _known(context: JobContext, job: str) -> tuple[str, dict[int, int]] | None:
+def _started(context: JobContext, job: str) -> tuple[str, dict[int, int]] | None:
     if not context.lake.exists(TABLE):
         return None
     rows = context.lake.read(context.spark, TABLE, f"job = '{job}'").collect()
@@ -224,7 +226,7 @@ def _known(context: JobContext, job: str) -> tuple[str, dict[int, int]] | None:
     return rows[0].choice, {row.partition: row.end for row in rows}
 
 
-def _note(lake: Lake, job: str, choice: Choice, ends: Mapping[int, int]) -> None:
+def _record_start(lake: Lake, job: str, choice: Choice, ends: Mapping[int, int]) -> None:
     import pyarrow as pa
 
     count = len(ends)
@@ -236,19 +238,19 @@ def _note(lake: Lake, job: str, choice: Choice, ends: Mapping[int, int]) -> None
             "end": pa.array(list(ends.values()), pa.int64()),
         }
     )
-    lake.append_arrow(rows, TABLE, app=f"replay:{job}", batch_id=0)
+    lake.append(rows, TABLE, app=f"replay:{job}", batch_id=0)
 
 
-def _left(client: KafkaClient, way: Way, ends: Mapping[int, int]) -> dict[int, int]:
+def _left(client: KafkaClient, replay: Replay, ends: Mapping[int, int]) -> dict[int, int]:
     left = {}
     for partition, end in ends.items():
-        standing = read_standing(client, way, partition)
-        if standing is None:
+        position = read_position(client, replay, partition)
+        if position is None:
             raise ProgressLost(
-                f"the cluster has forgotten how far replay {way.job} was with partition"
-                f" {partition}: going on could send records twice"
+                f"the progress of replay {replay.job} in partition {partition} is lost:"
+                " continuing could send records twice"
             )
-        if standing.next_offset < end:
+        if position.next_offset < end:
             left[partition] = end
     return left
 
@@ -267,27 +269,25 @@ def _files(choice: Choice) -> str | None:
 
 JOB: Final = Job(
     name="replay",
-    summary="Send archived records again, to a topic or a queue.",
+    summary="Send archived records to a topic or a queue again.",
     run=run,
     check=check,
     modes=frozenset({Mode.ONCE}),
     options=(
-        click.Option(
-            ["--from", "source"], metavar="TOPIC", required=True, help="an archived topic"
-        ),
-        click.Option(["--to", "target"], metavar="NAME", required=True, help="a topic or a queue"),
-        click.Option(["--filter"], metavar="SQL", help="a condition on archived rows"),
+        click.Option(["--from", "source"], metavar="TOPIC", required=True, help="archived topic"),
+        click.Option(["--to", "target"], metavar="NAME", required=True, help="topic or queue"),
+        click.Option(["--filter"], metavar="SQL", help="SQL condition for archived rows"),
         click.Option(
             ["--rate"],
             metavar="N",
             type=click.FloatRange(0, min_open=True),
-            help="records a second",
+            help="limit, records per second",
         ),
-        click.Option(["--name"], metavar="NAME", help="another replay of the same choice"),
-        click.Option(["--original-timestamps"], is_flag=True, help="keep the records' times"),
-        click.Option(["--endpoint"], metavar="URL", help="of the SQS API, for a FIFO queue"),
-        click.Option(["--region"], metavar="NAME", help="of the FIFO queue"),
+        click.Option(["--name"], metavar="NAME", help="name; a new name starts a new replay"),
+        click.Option(["--original-timestamps"], is_flag=True, help="keep record timestamps"),
+        click.Option(["--endpoint"], metavar="URL", help="SQS endpoint, for a FIFO queue"),
+        click.Option(["--region"], metavar="NAME", help="region of the FIFO queue"),
         click.Option(["--key-id"], metavar="ID", help="access key, for a FIFO queue"),
-        click.Option(["--secret-file"], metavar="FILE", help="which holds the key's secret"),
+        click.Option(["--secret-file"], metavar="FILE", help="file with the secret of the key"),
     ),
 )

@@ -5,10 +5,10 @@
     policies   ─┘
 
 The server deletes records by age and size. This job can delete records earlier: those that all
-readers have read and the archive has. ``pipeline/retention_plan.py`` decides which part of each log
-to delete and the reasons to keep the others, from facts of the server
-(``pipeline/retention_facts.py``) and, optionally, a table of acks by cursors that the server does
-not know (``pipeline/acked.py``).
+readers have read and the archive has. ``pipeline/archive/retention_plan.py`` decides which part of
+each log to delete and the reasons to keep the others, from facts of the server
+(``pipeline/archive/retention_facts.py``) and, optionally, a table of acks by cursors that the
+server does not know (``pipeline/archive/ack_ranges.py``).
 
 Without ``--apply`` the job only writes the plan. With it, facts are collected again, and only the
 records that both plans delete are deleted; the server rejects what must not be deleted. The plan is
@@ -24,14 +24,11 @@ from typing import Any, Final
 import click
 import pyarrow as pa
 
-from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
-from penstock.pipeline.acked import floors, melted_files
-from penstock.pipeline.archive_rows import known_id
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
-from penstock.pipeline.jobs.archive import archived_ends, check_ids
-from penstock.pipeline.lake import TopicRemade
-from penstock.pipeline.retention_facts import delete_records, gather
-from penstock.pipeline.retention_plan import (
+from penstock.net.kafka_client.client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
+from penstock.pipeline.archive.archive_rows import known_id
+from penstock.pipeline.archive.retention_facts import delete_records, gather
+from penstock.pipeline.archive.retention_plan import (
     DELETE,
     Decision,
     Facts,
@@ -43,25 +40,19 @@ from penstock.pipeline.retention_plan import (
     read_policies,
     savings,
 )
-from penstock.pipeline.starting import check_topics, client_of
+from penstock.pipeline.arrow_map import schema_of
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.jobs.archive import archived_ends, check_ids
+from penstock.pipeline.jobs.queries import check_topics, client_of
+from penstock.pipeline.lake import TopicRemade
 
 PLAN: Final = "retention_plan"
 NAME: Final = "retention"
-ASKED: Final = "asked"  # deletion was requested, the outcome is not known
+REQUESTED: Final = "asked"  # deletion was requested, the outcome is not known
 PLAN_BY: Final = ("plan_id",)
-_PLAN: Final = pa.schema(
-    [
-        ("plan_id", pa.string()),
-        ("made_at", pa.timestamp("us", tz="UTC")),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("base", pa.int64()),
-        ("end", pa.int64()),
-        ("bytes", pa.int64()),
-        ("action", pa.string()),
-        ("reason", pa.string()),
-        ("outcome", pa.string()),
-    ]
+_PLAN: Final = schema_of(
+    "plan_id string, made_at timestamp, topic string, partition int, base long, end long,"
+    " bytes long, action string, reason string, outcome string"
 )
 
 
@@ -112,11 +103,11 @@ class Planner:
         spark, table = self._context.spark, self._context.lake.table(name)
         if not table.exists():
             raise JobMisused(f"the lake has no table {name}")
-        found = melted_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
-        there = {topic.name: topic for topic in client.retried(client.metadata).topics}
+        found = read_ack_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
+        existing = {topic.name: topic for topic in client.retried(client.metadata).topics}
         cursors: dict[str, set[str]] = {}
         for topic, _, cursor in found:
-            if topic in there:
+            if topic in existing:
                 cursors.setdefault(topic, set()).add(cursor)
         places = [place for topic in cursors for place in client.places(topic)]
         starts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -132,7 +123,7 @@ class Planner:
 def _policies(context: JobContext) -> tuple[list[Policy], list[Hold]]:
     path = context.arguments.get("policies")
     if not path:
-        raise JobMisused("--policies is needed: a TOML file")
+        raise JobMisused("--policies is required: a TOML file")
     try:
         return read_policies(path)
     except PoliciesInvalid as error:
@@ -153,19 +144,19 @@ def run(context: JobContext) -> None:
         decisions = planner.decide(client)
         planned = cuts(decisions)
         if context.arguments.get("apply") and planned:
-            _write(context, plan_id, decisions, dict.fromkeys(planned, ASKED), batch_id=0)
-            outcomes = _carry_out(client, planned, cuts(planner.decide(client)))
+            _write(context, plan_id, decisions, dict.fromkeys(planned, REQUESTED), batch_id=0)
+            outcomes = _delete_agreed(client, planned, cuts(planner.decide(client)))
     _write(context, plan_id, decisions, outcomes, batch_id=1)
-    context.show([_line(each, outcomes) for each in decisions])
+    context.show([_line(_row(each, outcomes)) for each in decisions])
     for topic, freed in sorted(savings(decisions).items()):
         context.progress.note(f"{topic}: {freed} bytes {'freed' if outcomes else 'to free'}")
     refused = {place: why for place, why in outcomes.items() if why}
     if refused:
         place, why = next(iter(refused.items()))
-        raise Unsound(f"{len(refused)} partitions were not cut; {place}: {why}")
+        raise Unsound(f"{len(refused)} partitions were not truncated; {place}: {why}")
 
 
-def _carry_out(
+def _delete_agreed(
     client: KafkaClient, planned: Mapping[Place, int], still: Mapping[Place, int]
 ) -> dict[Place, str]:
     """Delete only what both plans delete: a new reader may have started between the plans."""
@@ -184,23 +175,11 @@ def _write(
     """Write the plan and its outcome, and replace the rows of the same plan."""
     made_at_us = time.time_ns() // 1_000
     rows = [
-        {
-            "plan_id": plan_id,
-            "made_at": made_at_us,
-            "topic": each.segment.place.topic,
-            "partition": each.segment.place.partition,
-            "base": each.segment.base,
-            "end": each.segment.end,
-            "bytes": each.segment.bytes,
-            "action": each.action,
-            "reason": each.reason,
-            "outcome": _outcome(each, outcomes),
-        }
-        for each in decisions
+        {"plan_id": plan_id, "made_at": made_at_us, **_row(each, outcomes)} for each in decisions
     ]
     if rows:
         table = pa.Table.from_pylist(rows, schema=_PLAN)
-        context.lake.append_arrow(
+        context.lake.append(
             table,
             PLAN,
             app=f"{NAME}:{plan_id}",
@@ -218,13 +197,13 @@ def _outcome(decision: Decision, outcomes: Mapping[Place, str]) -> str:
     return outcomes[place] or "done"
 
 
-def _line(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
+def _row(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
     segment = decision.segment
     return {
         "topic": segment.place.topic,
         "partition": segment.place.partition,
-        "from": segment.base,
-        "to": segment.end,
+        "base": segment.base,
+        "end": segment.end,
         "bytes": segment.bytes,
         "action": decision.action,
         "reason": decision.reason,
@@ -232,19 +211,24 @@ def _line(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
     }
 
 
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    shown = {"base": "from", "end": "to"}
+    return {shown.get(name, name): value for name, value in row.items()}
+
+
 JOB: Final = Job(
     name=NAME,
-    summary="Plan, and with --apply do, the deletion of what nobody needs.",
+    summary="Plan the deletion of records that no reader needs; with --apply, delete them.",
     run=run,
     check=check,
     options=(
         click.Option(
-            ["--policies"], metavar="PATH", required=True, help="TOML file with policies and holds"
+            ["--policies"], metavar="PATH", required=True, help="file with policies and holds, TOML"
         ),
         click.Option(
             ["--apply/--dry-run", "apply"],
             default=False,
-            help="carry the plan out; or only print it [default]",
+            help="execute the plan, or only print it [default]",
         ),
         click.Option(["--acks"], metavar="TABLE", help="table of acknowledgements in the lake"),
     ),

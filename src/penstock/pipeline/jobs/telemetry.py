@@ -17,36 +17,31 @@ time. This job does not move partitions.
 """
 
 import datetime
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import pyarrow as pa
 
-from penstock.pipeline import heat, rebalance
-from penstock.pipeline.arrow_map import map_in_arrow
-from penstock.pipeline.connections import client_for
-from penstock.pipeline.grace import grace_ms_of, grace_option
-from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.lag import Point, lag_of
-from penstock.pipeline.lake import Lake, query_app
-from penstock.pipeline.options import parse_read_options
-from penstock.pipeline.parts import PART_SCHEMA, Part, part_batches
-from penstock.pipeline.plans import publish
-from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
-from penstock.pipeline.starting import check_topics
-from penstock.pipeline.telemetry_sums import (
+from penstock.pipeline.arrow_map import map_in_arrow, schema_of
+from penstock.pipeline.client.connections import client_for
+from penstock.pipeline.facts import outliers, rebalance
+from penstock.pipeline.facts.lag import Point, lag_of
+from penstock.pipeline.facts.plan_publisher import publish
+from penstock.pipeline.facts.telemetry_sums import (
     KEYS,
     MINUTE_MS,
     OUT,
-    OUT_SPARK,
     SOURCE,
     by_minute,
     folded,
     names_of,
 )
+from penstock.pipeline.job import Job, JobContext, Mode
+from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
+from penstock.pipeline.reading.range_source import RecordReader, as_they_are
 from penstock.wire.facts import telemetry as facts
 
 if TYPE_CHECKING:
@@ -57,51 +52,25 @@ MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
 LAG, HOT, PLAN = "lag_1m", "hot", "rebalance_plan"
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
-WINDOW_MS: Final = 5 * MINUTE_MS  # over which heat and load are measured
+WINDOW_MS: Final = 5 * MINUTE_MS  # over which load is measured
 LAG_MINUTES: Final = 5  # of history for the trend of a lag
 GRACE_MS: Final = 2 * MINUTE_MS
 LOADS_MAX: Final = 50_000  # rows that one plan is made from; the busiest, if there are more
-BATCH_BYTES: Final = "256m"
 MINUTES_BY: Final = ("kind", "date")
 MINUTES_SCHEMA: Final = OUT.append(pa.field("date", pa.date32()))
 
 _LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
-_LAG_SPARK: Final = (
-    "at timestamp, account string, region string, resource string, `partition` int, "
-    "`group` string, records long, seconds double, trend_per_s double, eta_s double, state string"
+_LAG: Final = schema_of(
+    "at timestamp, account string, region string, resource string, partition int, group string,"
+    " records long, seconds double, trend_per_s double, eta_s double, state string"
 )
-_LAG: Final = pa.schema(
-    [
-        ("at", pa.timestamp("us", tz="UTC")),
-        *((name, pa.string()) for name in ("account", "region", "resource")),
-        ("partition", pa.int32()),
-        ("group", pa.string()),
-        ("records", pa.int64()),
-        *((name, pa.float64()) for name in ("seconds", "trend_per_s", "eta_s")),
-        ("state", pa.string()),
-    ]
+_HOT: Final = schema_of(
+    "at timestamp, scope string, name string, rate double, share double, z double, reason string"
 )
-_HOT: Final = pa.schema(
-    [
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("scope", pa.string()),
-        ("name", pa.string()),
-        *((name, pa.float64()) for name in ("rate", "share", "z")),
-        ("reason", pa.string()),
-    ]
-)
-_PLAN: Final = pa.schema(
-    [
-        ("plan_id", pa.string()),
-        *((name, pa.int64()) for name in ("created_at_ms", "valid_until_ms", "seq")),
-        *((name, pa.string()) for name in ("action", "account", "region", "resource")),
-        ("partition", pa.int32()),
-        *((name, pa.string()) for name in ("source", "target")),
-        ("gain", pa.float64()),
-        ("cost_bytes", pa.int64()),
-        ("reason", pa.string()),
-        *((name, pa.float64()) for name in ("skew_before", "skew_after")),
-    ]
+_PLAN: Final = schema_of(
+    "plan_id string, created_at_ms long, valid_until_ms long, seq long, action string,"
+    " account string, region string, resource string, partition int, source string, target string,"
+    " gain double, cost_bytes long, reason string, skew_before double, skew_after double"
 )
 
 
@@ -122,7 +91,7 @@ def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
     counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
     together = longer.repartition(*names_of(KEYS))
-    return map_in_arrow(together, folded, OUT_SPARK)
+    return map_in_arrow(together, folded, OUT)
 
 
 def lags(rows: "DataFrame") -> "DataFrame":
@@ -132,7 +101,7 @@ def lags(rows: "DataFrame") -> "DataFrame":
     )
     together = of_groups.repartition(*names_of(_LAG_KEYS))
     ordered = together.sortWithinPartitions(*names_of(_LAG_KEYS), "at")
-    return map_in_arrow(ordered, _lag_rows, _LAG_SPARK)
+    return map_in_arrow(ordered, _lag_rows, _LAG)
 
 
 def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,17 +119,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if points and points[-1].at_ms == at_ms:
                 points.pop()
             points = [*points[-LAG_MINUTES:], point]
-            lag = lag_of(points)
-            found.append(
-                {
-                    **{name: row[name] for name in ("at", *_LAG_KEYS)},
-                    "records": lag.records,
-                    "seconds": lag.seconds,
-                    "trend_per_s": lag.trend_per_s,
-                    "eta_s": lag.eta_s,
-                    "state": lag.state.value,
-                }
-            )
+            found.append({**row, **asdict(lag_of(points))})
         yield pa.RecordBatch.from_pylist(found, _LAG)
 
 
@@ -195,20 +154,20 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
             continue
         scope[name] = scope.get(name, 0.0) + amount / seconds
     return [
-        {"scope": scope, **asdict(each)} for scope, of in rates.items() for each in heat.hot(of)
+        {"scope": scope, **asdict(each)} for scope, of in rates.items() for each in outliers.hot(of)
     ]
 
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     """Return the load of each partition in one window. Bytes out and requests are only known for
     whole topics; each partition gets the share that it has of the topic's messages."""
-    asked: dict[tuple[str, str, str], tuple[int, int]] = {}
+    by_topic: dict[tuple[str, str, str], tuple[int, int]] = {}
     last: dict[rebalance.PartitionId, Any] = {}
     for row in rows:
         topic = row.account, row.region, row.resource
         if row.kind == facts.CALLS:
-            bytes_out, requests = asked.get(topic, (0, 0))
-            asked[topic] = bytes_out + row.bytes_out, requests + row.requests
+            bytes_out, requests = by_topic.get(topic, (0, 0))
+            by_topic[topic] = bytes_out + row.bytes_out, requests + row.requests
         elif row.kind == facts.PARTITION:
             # A partition that moved within the window counts for its last node.
             place = rebalance.PartitionId(*topic, row.partition)
@@ -221,7 +180,7 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     found = []
     for place in sorted(last):
         row, topic = last[place], (place.account, place.region, place.resource)
-        bytes_out, requests = asked.get(topic, (0, 0))
+        bytes_out, requests = by_topic.get(topic, (0, 0))
         share = row.messages / totals[topic] if totals[topic] else 0.0
         load = rebalance.Load(row.bytes_in, bytes_out * share, requests * share)
         found.append(rebalance.Placed(place, row.node, load, row.size_bytes))
@@ -248,7 +207,7 @@ class TelemetryTables:
         app: str = "",
         grace_ms: int = GRACE_MS,
         publish_plan: Callable[[rebalance.Plan], None] | None = None,
-        reading: Reading = as_they_are,
+        reading: RecordReader = as_they_are,
     ) -> None:
         """``reading`` converts batches of the source to records."""
         self._spark = spark
@@ -264,24 +223,22 @@ class TelemetryTables:
         if not self._lake.exists(MINUTES):
             return {}
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
-        told = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
-        return {row.partition: row.end for row in told.collect()}
+        ends = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
+        return {row.partition: row.end for row in ends.collect()}
 
     def add(self, batch: "DataFrame", batch_id: int) -> None:
         """Add one micro-batch. Each task fetches, folds and writes its records."""
         table = self._lake.table(MINUTES)
-        done = table.version_of(self.app)
-        if done is not None and done >= batch_id:
+        if table.has(self.app, batch_id):
             return
-        reading, root = self._reading, str(table.path)
+        reading, root = self._reading, table.path
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = dated(by_minute(reading(batches)))
             return part_batches(rows, root, MINUTES_BY, is_tracked=False)
 
-        found = map_in_arrow(batch, work, PART_SCHEMA).collect()
-        table.ensure_arrow(MINUTES_SCHEMA, MINUTES_BY)
-        parts = [Part.from_row(tuple(row)) for row in found]
+        parts = read_parts(map_in_arrow(batch, work, PART_SCHEMA))
+        table.ensure(MINUTES_SCHEMA, MINUTES_BY)
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
@@ -334,10 +291,9 @@ class TelemetryTables:
         self._lake.append(dated, LAG, app="lag", batch_id=last, partition_by=("date",))
 
     def _add_window(self, through_ms: int) -> None:
-        """Append heat and plan of the last complete window. Missed windows are skipped."""
+        """Append hot spots and plan of the last complete window. Missed windows are skipped."""
         window = through_ms // WINDOW_MS - 1
-        done = self._lake.version_of(HOT, "hot")
-        if done is not None and done >= window:
+        if self._lake.table(HOT).has("hot", window):
             return
         since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
         rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
@@ -354,7 +310,7 @@ class TelemetryTables:
             )
         at_us = window * WINDOW_MS * 1_000
         found = [{"at": at_us, **row} for row in hot_rows(latest, seconds=WINDOW_MS / 1_000)]
-        self._lake.append_arrow(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
+        self._lake.append(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
 
     def _plan(
         self, windows: Sequence[Sequence[rebalance.Placed]], nodes: Iterable[str], now_ms: int
@@ -364,23 +320,12 @@ class TelemetryTables:
         )
         if made is None:
             return
-        rows = [
-            {
-                **{name: getattr(step, name) for name in rebalance.Step.__dataclass_fields__},
-                "action": step.action.value,
-                "plan_id": made.plan_id,
-                "created_at_ms": made.created_at_ms,
-                "valid_until_ms": made.valid_until_ms,
-                "skew_before": made.skew_before,
-                "skew_after": made.skew_after,
-            }
-            for step in made.steps
-        ]
+        rows = [{**asdict(made), **asdict(step)} for step in made.steps]
         # The batch id of a plan's commit is its time, from which the pause after it is computed.
         # Published before the commit, so that a run after a kill publishes the same plan again.
         if self._publish is not None:
             self._publish(made)
-        self._lake.append_arrow(
+        self._lake.append(
             pa.Table.from_pylist(rows, _PLAN), PLAN, app="plan", batch_id=made.created_at_ms
         )
 
@@ -400,56 +345,35 @@ def _day(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date().isoformat()
 
 
-def _topic(context: JobContext) -> str:
-    return str(context.arguments.get("topic") or TOPIC)
-
-
 def run(context: JobContext) -> None:
-    topic = _topic(context)
-    reading = {**context.read_options, "subscribe": topic, "columns": "partition,offset,value"}
-    options = parse_read_options(reading, is_streaming=False)
+    topic = FactTopic(context, TOPIC)
 
-    def tell(made: rebalance.Plan) -> None:
-        publish(client_for(options.connection), made)
+    def publish_plan(made: rebalance.Plan) -> None:
+        publish(client_for(topic.connection), made)
         context.progress.note(f"plan {made.plan_id} published: {len(made.steps)} steps")
 
     tables = TelemetryTables(
         context.spark,
         context.lake,
         grace_ms=grace_ms_of(context, GRACE_MS),
-        publish_plan=tell,
-        reading=records_in(options),
+        publish_plan=publish_plan,
+        reading=topic.reading,
     )
-    checkpoint = context.checkpoint_of()
 
-    def take(batch: "DataFrame", batch_id: int) -> None:
-        tables.app = query_app("telemetry", checkpoint)
+    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+        tables.app = app
         tables.add(batch, batch_id)
         if context.mode is Mode.CONTINUOUS:
             tables.derive()
 
-    ends = tables.ends()
-    starting = json.dumps({topic: {str(p): end for p, end in ends.items()}}) if ends else "earliest"
-    stream = (
-        range_stream(context.spark, reading)
-        .option("startingOffsets", starting)
-        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
-        .load()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", checkpoint)
-        .trigger(**context.trigger)
-    )
-    context.follow(stream.start())
+    topic.process("telemetry", take, ends=tables.ends())
     tables.derive()
 
 
 JOB: Final = Job(
     name="telemetry",
-    summary="Roll up rates, durations and lags; find hot spots and plan moves.",
+    summary="Aggregate rates, durations and lags; find hot spots and plan moves of partitions.",
     run=run,
-    check=lambda context: check_topics(context, [_topic(context)]),
-    options=(
-        grace_option("a minute", GRACE_MS),
-        click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),
-    ),
+    check=lambda context: FactTopic(context, TOPIC).check(),
+    options=fact_options(TOPIC, "a minute", GRACE_MS),
 )

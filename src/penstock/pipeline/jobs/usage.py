@@ -16,38 +16,30 @@ and its rows carry this number, so a comparison shows which partials an hour was
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
 ones, and each table records its progress, so a killed job continues from its tables.
 
-Each task fetches its records, sums them (``pipeline/usage_sums.py``) and writes files
-(``pipeline/usage_files.py``); the driver gets the lists of files and flushes, and commits.
+Each task fetches its records, sums them (``pipeline/facts/usage_sums.py``) and writes files
+(``pipeline/facts/usage_files.py``); the driver gets the lists of files and flushes, and commits.
 """
 
 import datetime
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.pipeline.grace import grace_ms_of, grace_option
-from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.lake import Lake, Table, query_app
-from penstock.pipeline.options import parse_read_options
-from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
-from penstock.pipeline.starting import check_topics, client_of, starting_offsets
-from penstock.pipeline.usage_files import (
+from penstock.pipeline.facts.usage_files import (
+    FLUSH,
     PARTIAL,
     PARTIAL_BY,
     PARTIAL_SCHEMA,
     REJECT,
     REJECT_SCHEMA,
-    Told,
     Written,
     write,
 )
-from penstock.pipeline.usage_seal import (
+from penstock.pipeline.facts.usage_seal import (
     HOURLY,
     HOURLY_BY,
     HOURLY_SCHEMA,
@@ -56,7 +48,19 @@ from penstock.pipeline.usage_seal import (
     seal,
     shares_of,
 )
-from penstock.pipeline.usage_sums import FLUSH, HOUR_MS, KEYS, OUT, SUMS, Flushes, Name
+from penstock.pipeline.facts.usage_sums import (
+    HOUR_MS,
+    KEYS,
+    SUMS,
+    SUMS_SCHEMA,
+    Flushes,
+    FlushRange,
+    Name,
+)
+from penstock.pipeline.job import Job, JobContext, Mode
+from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.lake import Lake, Table
+from penstock.pipeline.reading.range_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 if TYPE_CHECKING:
@@ -70,8 +74,6 @@ DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
 SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
 SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
-BATCH_BYTES: Final = "256m"  # of records, with about twenty rows per kilobyte
-INPUT_COLUMNS: Final = "partition,offset,value"
 
 
 # ── Pure transforms of tables ────────────────────────────────────────────────────────────────
@@ -96,8 +98,8 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
     if not written_at_ms:
         return None
     newest = max(written_at_ms.values())
-    told = min(at for at in written_at_ms.values() if at > newest - SILENT_MS)
-    return max(-1, (told - grace_ms) // HOUR_MS - 1)
+    written = min(at for at in written_at_ms.values() if at > newest - SILENT_MS)
+    return max(-1, (written - grace_ms) // HOUR_MS - 1)
 
 
 # ── The job ──────────────────────────────────────────────────────────────────────────────────
@@ -113,7 +115,7 @@ class UsageTables:
         *,
         app: str = "",
         grace_ms: int = GRACE_MS,
-        reading: Reading = as_they_are,
+        reading: RecordReader = as_they_are,
     ) -> None:
         """``reading`` converts batches of the source to records."""
         self._spark = spark
@@ -136,30 +138,30 @@ class UsageTables:
             return
         since = row[0] - SEEN_DAYS * DAY_MS
         day = f"cast(from_unixtime({since // 1_000}) AS date)"
-        for told in _islands(newest.where(f"date >= {day}")).toLocalIterator():
-            self._note(told)
+        for row in _islands(newest.where(f"date >= {day}")).toLocalIterator():
+            self._note(row)
 
-    def _note(self, told: Any) -> None:
-        self.flushes.add((told.node, told.incarnation), told.first_flush, told.last_flush)
-        at_ms = max(told.written_at_ms, self._written_at_ms.get(told.node, 0))
-        self._written_at_ms[told.node] = at_ms
-        self.ends[told.partition] = max(told.end_offset, self.ends.get(told.partition, 0))
+    def _note(self, found: Any) -> None:
+        """Remember a range of flushes, which is a FlushRange or a row of ``_islands``."""
+        self.flushes.add((found.node, found.incarnation), found.first_flush, found.last_flush)
+        at_ms = max(found.written_at_ms, self._written_at_ms.get(found.node, 0))
+        self._written_at_ms[found.node] = at_ms
+        self.ends[found.partition] = max(found.end_offset, self.ends.get(found.partition, 0))
 
     def add(self, batch: "DataFrame", batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
-        done = self._lake.version_of(PARTIAL, self.app)
-        if done is not None and done >= batch_id:
+        if self._lake.table(PARTIAL).has(self.app, batch_id):
             return False
         turn = self._lake.table(PARTIAL).turn_of("usage") + 1
         found = self._write(batch, turn)
-        if _overlap(found.told):  # two tasks had copies of a flush; a single task finds them
+        if _overlap(found.flushes):  # two tasks had copies of a flush; a single task finds them
             found.drop(self._lake.path)
             found = self._write(batch.coalesce(1), turn)
         self._commit(found, batch_id, turn)
-        for each in found.told:
+        for each in found.flushes:
             self._note(each)
         sealed = self.sealed_through()
-        if sealed is not None and any(each.hour_number <= sealed for each in found.told):
+        if sealed is not None and any(each.hour_number <= sealed for each in found.flushes):
             self.adjust()
         return True
 
@@ -170,11 +172,11 @@ class UsageTables:
         if found.reject:
             # Committed before the sums: after these, a second run takes all flushes for copies.
             table = self._lake.table(REJECT)
-            table.ensure_arrow(REJECT_SCHEMA, ())
+            table.ensure(REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)
             self.rejected += sum(part.rows for part in found.reject)
         table = self._lake.table(PARTIAL)
-        table.ensure_arrow(PARTIAL_SCHEMA, PARTIAL_BY)
+        table.ensure(PARTIAL_SCHEMA, PARTIAL_BY)
         table.commit(found.partial, app=self.app, batch_id=batch_id, turn=turn)
 
     def sealed_through(self) -> int | None:
@@ -204,7 +206,7 @@ class UsageTables:
         shares = shares_of(through, files_of(self._lake.table(PARTIAL)))
         parts = seal(self._spark, shares, self._lake.path)
         table = self._lake.table(HOURLY)
-        table.ensure_arrow(HOURLY_SCHEMA, HOURLY_BY)
+        table.ensure(HOURLY_SCHEMA, HOURLY_BY)
         table.commit(parts, app="seal", batch_id=last)
         return count
 
@@ -222,22 +224,17 @@ class UsageTables:
         # Partials after this turn are late for these hours, so earlier adjustments come first.
         self.adjust()
         turn = self._lake.table(PARTIAL).turn_of("usage")
-        rows = pa.table(
-            {
-                "hour": pa.array([n * HOUR_MS * 1_000 for n in numbers], pa.int64()).cast(
-                    OUT.field("hour").type
-                ),
-                "through": pa.array([turn] * len(numbers), pa.int64()),
-            }
-        )
-        self._lake.append_arrow(rows, HOUR, app="seal", batch_id=last)
+        schema = pa.schema([SUMS_SCHEMA.field("hour"), ("through", pa.int64())])
+        closed = [{"hour": n * HOUR_MS * 1_000, "through": turn} for n in numbers]
+        rows = pa.Table.from_pylist(closed, schema)
+        self._lake.append(rows, HOUR, app="seal", batch_id=last)
         return len(numbers)
 
 
-def _overlap(told: Sequence[Told]) -> bool:
+def _overlap(flushes: Sequence[FlushRange]) -> bool:
     """Return whether two tasks have the same flush."""
     found: dict[Name, list[tuple[int, int]]] = {}
-    for row in told:
+    for row in flushes:
         found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
     return any(
         after[0] <= before[1]
@@ -278,60 +275,30 @@ def _through(hours: Table, done: int | None) -> dict[int, int]:
     return {hour: turn for hour, turn in found.items() if done is None or hour > done}
 
 
-def _topic(context: JobContext) -> str:
-    return str(context.arguments.get("topic") or TOPIC)
-
-
 def run(context: JobContext) -> None:
-    topic = _topic(context)
-    reading = {**context.read_options, "subscribe": topic, "columns": INPUT_COLUMNS}
-    tables = UsageTables(
-        context.spark,
-        context.lake,
-        grace_ms=grace_ms_of(context, GRACE_MS),
-        reading=records_in(parse_read_options(reading, is_streaming=False)),
-    )
+    topic = FactTopic(context, TOPIC)
+    grace_ms = grace_ms_of(context, GRACE_MS)
+    tables = UsageTables(context.spark, context.lake, grace_ms=grace_ms, reading=topic.reading)
     tables.adjust()  # for a run that was killed before this step
-    checkpoint = context.checkpoint_of()
 
-    def take(batch: "DataFrame", batch_id: int) -> None:
-        tables.app = query_app("usage", checkpoint)
+    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+        tables.app = app
         if not tables.add(batch, batch_id):
-            context.progress.note(f"batch {batch_id} was there already")
+            context.progress.note(f"batch {batch_id} is already in the table")
         if context.mode is Mode.CONTINUOUS:
             tables.seal()
 
-    stream = (
-        range_stream(context.spark, reading)
-        .option("startingOffsets", _starting(context, topic, tables.ends, checkpoint))
-        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
-        .load()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", checkpoint)
-        .trigger(**context.trigger)
-    )
-    context.follow(stream.start())
+    topic.process("usage", take, ends=tables.ends)
     hours = tables.seal()
     context.progress.note(f"{hours} hours sealed, {tables.rejected} records rejected")
     for (node, incarnation), count in tables.flushes.gaps().items():
         context.progress.note(f"{count} flushes of {node}/{incarnation} are missing")
 
 
-def _starting(context: JobContext, topic: str, ends: Mapping[int, int], checkpoint: str) -> str:
-    """Return the starting offsets of a query; without a checkpoint they come from the table."""
-    if not ends or (Path(checkpoint) / "metadata").exists():
-        return "earliest"
-    with client_of(context) as client:
-        return starting_offsets(client, [topic], {topic: dict(ends)})
-
-
 JOB: Final = Job(
     name="usage",
-    summary="Add up the facts of __usage by the hour, exactly once.",
+    summary="Sum the usage in the topic __usage by hour, exactly once.",
     run=run,
-    check=lambda context: check_topics(context, [_topic(context)]),
-    options=(
-        grace_option("an hour", GRACE_MS),
-        click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),
-    ),
+    check=lambda context: FactTopic(context, TOPIC).check(),
+    options=fact_options(TOPIC, "an hour", GRACE_MS),
 )

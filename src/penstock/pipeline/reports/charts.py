@@ -116,7 +116,7 @@ def shortened(name: str) -> str:
 def _coloured(
     series: Mapping[str, Sequence[float]],
 ) -> list[tuple[str, Sequence[float], str]]:
-    assert len(series) <= len(COLOURS) + 1, "whoever plots sums up the rest as others"
+    assert len(series) <= len(COLOURS) + 1, "too many series: sum up the rest as others"
     found = []
     for place, (name, values) in enumerate(series.items()):
         colour = COLOURS[place] if place < len(COLOURS) else OTHERS_COLOUR

@@ -9,55 +9,55 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.model.names import is_bookkeeping_group
-from penstock.pipeline.job import Job, JobContext, Mode, require_table
+from penstock.pipeline.facts.lag import State
+from penstock.pipeline.job import Job, JobContext, require_table
 from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
-from penstock.pipeline.lag import State
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
-from penstock.pipeline.reports.output import options, write
-from penstock.pipeline.reports.page import ROWS_MAX, Column, Page, Plot, Section, Table
+from penstock.pipeline.reports.output import report, write
+from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
 from penstock.pipeline.reports.rows import DAY_MS, both, times
 from penstock.pipeline.reports.rows import rows as read
-from penstock.pipeline.reports.series import MINUTE_S, over_time
+from penstock.pipeline.reports.series import MINUTE_S, over_time, ranked_by
 from penstock.pipeline.reports.usage import period_of
-from penstock.pipeline.sketch import count_of, merge, percentile
+from penstock.pipeline.sketch import merge, percentile
 from penstock.wire.facts import telemetry as facts
 
 METRICS_MAX: Final = 500_000  # rows by minute that one page is made from
 CSV_COLUMNS: Final = ("at", "scope", "name", "rate", "share", "z", "reason")
 _HOT: Final = (
-    Column("at", "When"),
+    Column("at", "When", numbers.moment),
     Column("scope", "What"),
     Column("name", "Name"),
-    Column("rate", "Rate", is_number=True),
-    Column("share", "Share", is_number=True),
+    number("rate", "Rate", lambda rate: f"{numbers.short(rate)}/s"),
+    number("share", "Share", numbers.percent),
     Column("reason", "Why"),
 )
 _CALLS: Final = (
     Column("resource", "Queue or topic"),
     Column("op", "Operation"),
-    Column("requests", "Requests", is_number=True),
-    Column("errors", "Refused", is_number=True),
-    Column("p50", "p50", is_number=True),
-    Column("p99", "p99", is_number=True),
+    number("requests", "Requests", numbers.count),
+    number("errors", "Refused", numbers.count),
+    number("p50", "p50", numbers.duration),
+    number("p99", "p99", numbers.duration),
 )
 _LAGS: Final = (
     Column("group", "Group"),
     Column("resource", "Topic"),
-    Column("partition", "Partition", is_number=True),
-    Column("records", "Behind", is_number=True),
-    Column("seconds", "Time", is_number=True),
-    Column("eta", "Caught up in", is_number=True),
+    number("partition", "Partition"),
+    number("records", "Behind", numbers.count),
+    number("delay", "Time"),
+    number("eta_s", "Caught up in", numbers.duration),
     Column("state", "State"),
 )
 _STEPS: Final = (
-    Column("seq", "", is_number=True),
+    number("seq", ""),
     Column("action", "Do"),
     Column("resource", "Topic"),
-    Column("partition", "Partition", is_number=True),
+    number("partition", "Partition"),
     Column("source", "From"),
     Column("target", "To"),
-    Column("cost", "Bytes", is_number=True),
+    number("cost_bytes", "Bytes", numbers.size),
     Column("reason", "Why"),
 )
 
@@ -157,17 +157,17 @@ def page(found: Found) -> Page:
     ]
     sections = [
         Section("Load", _load_plots(found)),
-        Section("Hot spots", table=_hot(found.hot)),
+        Section("Hot spots", table=Table(_HOT, found.hot)),
         Section(
             "How long requests take",
             table=_durations(found.calls),
             note="Receives and fetches that wait for messages count with their waiting.",
         ),
-        Section("Groups that are behind", table=_lags(found.lags)),
+        Section("Groups that are behind", table=Table(_LAGS, _delayed(found.lags))),
     ]
     if found.steps:
         sections.append(
-            Section("Advised moves", note=_about(found.steps), table=_plan(found.steps))
+            Section("Advised moves", note=_about(found.steps), table=Table(_STEPS, found.steps))
         )
     return Page(
         title="Hot spots",
@@ -187,90 +187,38 @@ def _load_plots(found: Found) -> list[Plot]:
         )
         svg = charts.stacked(found_in.times, found_in.values, step_s=found_in.step_s)
         plots.append(Plot(f"Messages {found_in.unit}", svg))
-    by_partition: dict[str, float] = {}
-    for row in found.partitions:
-        if row["messages"]:
-            name = f"{row['resource']} · {row['partition']}"
-            by_partition[name] = by_partition.get(name, 0) + row["messages"]
+    by_partition = ranked_by(
+        found.partitions, lambda row: f"{row['resource']} · {row['partition']}", "messages"
+    )
     if by_partition:
         plots.append(Plot("Records by partition", charts.ranking(by_partition)))
-    by_node: dict[str, float] = {}
-    for row in found.partitions:
-        if row["bytes_in"]:
-            by_node[row["node"]] = by_node.get(row["node"], 0) + row["bytes_in"]
+    by_node = ranked_by(found.partitions, lambda row: str(row["node"]), "bytes_in")
     if by_node:
         plots.append(Plot("Bytes appended by node", charts.ranking(by_node, form=numbers.size)))
     return plots
-
-
-def _hot(rows: Sequence[Row]) -> Table:
-    return Table(
-        _HOT,
-        [
-            {
-                "at": numbers.moment(row["at"]),
-                "scope": row["scope"],
-                "name": row["name"],
-                "rate": f"{numbers.short(row['rate'])}/s",
-                "share": numbers.percent(row["share"]),
-                "reason": row["reason"],
-            }
-            for row in rows[:ROWS_MAX]
-        ],
-        left_out=max(0, len(rows) - ROWS_MAX),
-    )
 
 
 def _durations(calls: Sequence[Row]) -> Table:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in calls:
         found.setdefault((row["resource"], row["op"]), []).append(row)
-    merged = [
-        (resource, op, rows, merge(row["hist"] for row in rows))
-        for (resource, op), rows in found.items()
-    ]
-    slowest = sorted(
-        (each for each in merged if count_of(each[3])),
-        key=lambda each: (-(percentile(each[3], 0.99) or 0), each[0], each[1]),
-    )
-    return Table(
-        _CALLS,
-        [
-            {
-                "resource": resource or "–",
-                "op": op,
-                "requests": numbers.count(sum(row["requests"] for row in rows)),
-                "errors": numbers.count(sum(row["errors"] for row in rows)),
-                "p50": numbers.duration(percentile(hist, 0.5)),
-                "p99": numbers.duration(percentile(hist, 0.99)),
-            }
-            for resource, op, rows, hist in slowest[:ROWS_MAX]
-        ],
-        left_out=max(0, len(slowest) - ROWS_MAX),
-    )
+    slowest = []
+    for (resource, op), rows in sorted(found.items()):
+        hist = merge(row["hist"] for row in rows)
+        p99 = percentile(hist, 0.99)
+        if p99 is not None:
+            sums = {name: sum(row[name] for row in rows) for name in ("requests", "errors")}
+            p50 = percentile(hist, 0.5)
+            slowest.append({"resource": resource or "–", "op": op, "p50": p50, "p99": p99, **sums})
+    return Table(_CALLS, sorted(slowest, key=lambda row: -row["p99"]))
 
 
-def _lags(lags: Sequence[Row]) -> Table:
-    behind = [row for row in lags if row["records"]]
-    return Table(
-        _LAGS,
-        [
-            {
-                "group": row["group"],
-                "resource": row["resource"],
-                "partition": str(row["partition"]),
-                "records": numbers.count(row["records"]),
-                "seconds": _behind(row),
-                "eta": "–" if row["eta_s"] is None else numbers.duration(row["eta_s"]),
-                "state": row["state"],
-            }
-            for row in behind[:ROWS_MAX]
-        ],
-        left_out=max(0, len(behind) - ROWS_MAX),
-    )
+def _delayed(lags: Sequence[Row]) -> list[Row]:
+    """Return the groups that lag, with the text of their delay."""
+    return [{**row, "delay": _delay(row)} for row in lags if row["records"]]
 
 
-def _behind(row: Row) -> str:
+def _delay(row: Row) -> str:
     if row["seconds"] is None and row.get("seconds_min"):
         return f"> {numbers.duration(row['seconds_min'])}"
     return numbers.duration(row["seconds"])
@@ -285,25 +233,6 @@ def _about(steps: Sequence[Row]) -> str:
     )
 
 
-def _plan(steps: Sequence[Row]) -> Table:
-    return Table(
-        _STEPS,
-        [
-            {
-                "seq": str(row["seq"]),
-                "action": row["action"],
-                "resource": row["resource"],
-                "partition": str(row["partition"]),
-                "source": row["source"],
-                "target": row["target"],
-                "cost": numbers.size(row["cost_bytes"]),
-                "reason": row["reason"],
-            }
-            for row in steps[:ROWS_MAX]
-        ],
-    )
-
-
 def run(context: JobContext) -> None:
     since_ms = context.since_ms
     if since_ms is None:
@@ -312,11 +241,6 @@ def run(context: JobContext) -> None:
     write(context, "hotspots", page(found), found.hot, CSV_COLUMNS)
 
 
-JOB: Final = Job(
-    name="hotspots",
-    summary="Where the load is, how long requests take, who is behind; on one page.",
-    run=run,
-    options=options(),
-    modes=frozenset((Mode.ONCE,)),
-    needs_spark=False,
+JOB: Final[Job] = report(
+    "hotspots", "Write a page with hot spots, request durations and consumer lag.", run
 )

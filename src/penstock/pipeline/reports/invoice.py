@@ -10,39 +10,39 @@ from typing import Any, Final
 
 import click
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
-from penstock.pipeline.rates import MINUTES_PER_DAY
+from penstock.pipeline.facts.rates import MINUTES_PER_DAY
+from penstock.pipeline.job import Job, JobContext, JobMisused, NotFound
+from penstock.pipeline.jobs.billing import UNBILLED
 from penstock.pipeline.reports import billing, numbers
-from penstock.pipeline.reports.output import options, write_pages
-from penstock.pipeline.reports.page import Column, Page, Section, Table
+from penstock.pipeline.reports.output import OUT, report, write_pages
+from penstock.pipeline.reports.page import Column, Page, Section, Table, number
 
 _LINES: Final = (
     Column("item", "Item"),
-    Column("quantity", "Quantity", is_number=True),
-    Column("free", "Free", is_number=True),
-    Column("billed", "Billed", is_number=True),
-    Column("price", "Price", is_number=True),
-    Column("amount", "Amount", is_number=True),
+    number("quantity", "Quantity"),
+    number("free", "Free"),
+    number("billed", "Billed"),
+    number("price", "Price"),
+    number("amount", "Amount"),
 )
-_UNBILLED: Final = ("", "*")  # usage of unknown tenants has no customer
 
 Row = Mapping[str, Any]
 
 
-def page(head: Row, lines: Sequence[Row], *, seller: str, customer: str, note: str) -> Page:
-    month, currency = head["month"], head["currency"]
+def page(invoice: Row, lines: Sequence[Row], *, seller: str, customer: str, note: str) -> Page:
+    month, currency = invoice["month"], invoice["currency"]
     days = calendar.monthrange(*map(int, month.split("-")))[1]
-    total = numbers.money(head["amount_micros"], currency)
-    is_final = head["status"] == "final"
-    number = f"{month}-{head['tenant']}-{head['revision']}"
-    about = [("Invoice", number), ("Customer", customer or head["tenant"])]
+    total = numbers.money(invoice["amount_micros"], currency)
+    is_final = invoice["status"] == "final"
+    invoice_id = f"{month}-{invoice['tenant']}-{invoice['revision']}"
+    about = [("Invoice", invoice_id), ("Customer", customer or invoice["tenant"])]
     if seller:
         about.append(("From", seller))
     about += [("Period", f"{month}-01 to {month}-{days}"), ("Total", total)]
     notes = [] if is_final else ["This is a draft: the month is not over, and amounts may change."]
     return Page(
         title="Invoice" if is_final else "Draft invoice",
-        period=f"{month}, {customer or head['tenant']}",
+        period=f"{month}, {customer or invoice['tenant']}",
         tiles=about,
         sections=[Section("Lines", table=_table(lines, total, currency, days=days), note=note)],
         notes=notes,
@@ -82,13 +82,13 @@ def _kind(item: str, *, days: int) -> tuple[str, Callable[[float], str], str]:
 
 def run(context: JobContext) -> None:
     tenant, month = (context.arguments.get(name) for name in ("tenant", "month"))
-    heads, lines = billing.collect(context.lake, context.since_ms, context.until_ms)
+    invoices, lines = billing.collect(context.lake, context.since_ms, context.until_ms)
     wanted = [
-        head
-        for head in heads
-        if head["tenant"] not in _UNBILLED
-        and tenant in (None, head["tenant"])
-        and month in (None, head["month"])
+        invoice
+        for invoice in invoices
+        if invoice["tenant"] not in UNBILLED
+        and tenant in (None, invoice["tenant"])
+        and month in (None, invoice["month"])
     ]
     if not wanted:
         whose = f" of tenant {tenant}" if tenant else ""
@@ -96,33 +96,31 @@ def run(context: JobContext) -> None:
             f"the lake {context.lake.path} has no invoice{whose}{f' for {month}' if month else ''}",
             "penstock pipeline run billing --rates FILE",
         )
-    if context.arguments.get("customer") and len({head["tenant"] for head in wanted}) > 1:
+    if context.arguments.get("customer") and len({invoice["tenant"] for invoice in wanted}) > 1:
         raise JobMisused("--customer is the name of one tenant: give its --tenant")
     given = context.arguments
     words = {name: str(given.get(name) or "") for name in ("seller", "customer", "note")}
     pages = {}
-    for head in wanted:
+    for invoice in wanted:
         own = [
             line
             for line in lines
-            if (line["month"], line["tenant"]) == (head["month"], head["tenant"])
+            if (line["month"], line["tenant"]) == (invoice["month"], invoice["tenant"])
         ]
-        pages[f"invoice-{head['month']}-{head['tenant']}"] = page(head, own, **words)
+        pages[f"invoice-{invoice['month']}-{invoice['tenant']}"] = page(invoice, own, **words)
     write_pages(context, pages)
 
 
-JOB: Final = Job(
-    name="invoice",
-    summary="A document for each tenant and month, to send to the customer.",
-    run=run,
-    options=(
-        options()[0],
-        click.Option(["--tenant"], metavar="ID", help="only this tenant [default: all]"),
-        click.Option(["--month"], metavar="YYYY-MM", help="only this month [default: all]"),
+JOB: Final[Job] = report(
+    "invoice",
+    "Write an invoice document for each tenant and month.",
+    run,
+    (
+        OUT,
+        click.Option(["--tenant"], metavar="ID", help="tenant of the invoices [default: all]"),
+        click.Option(["--month"], metavar="YYYY-MM", help="month of the invoices [default: all]"),
         click.Option(["--seller"], metavar="TEXT", help="name and address of the sender"),
-        click.Option(["--customer"], metavar="TEXT", help="name of the customer [default: its ID]"),
-        click.Option(["--note"], metavar="TEXT", help="line above the table, such as tax"),
+        click.Option(["--customer"], metavar="TEXT", help="customer name [default: tenant id]"),
+        click.Option(["--note"], metavar="TEXT", help="text above the table, such as tax"),
     ),
-    modes=frozenset((Mode.ONCE,)),
-    needs_spark=False,
 )

@@ -9,18 +9,17 @@ import csv
 import datetime
 import html
 import io
-import os
 import re
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from penstock.pipeline.job import JobContext, JobMisused
+from penstock.pipeline.files import replacing
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
 from penstock.pipeline.reports.page import Link, Page, Section
 
 PREFIX: Final = "penstock-"
@@ -31,15 +30,22 @@ _HEAD_CHARACTERS: Final = 1_000
 _TITLE: Final = re.compile(r"<title>(.*?) – (.*?)</title>")
 
 
-def options() -> tuple[click.Option, ...]:
-    return (
-        click.Option(
-            ["--out"],
-            metavar="FILE|DIR",
-            help="page to write, or folder of linked pages [default: this folder]",
-        ),
-        click.Option(["--csv", "is_csv"], is_flag=True, help="the rows alone, as CSV"),
-    )
+OUT: Final = click.Option(
+    ["--out"],
+    metavar="FILE|DIR",
+    help="file to write, or folder of linked pages [default: current folder]",
+)
+_CSV: Final = click.Option(["--csv", "is_csv"], is_flag=True, help="write only the rows, as CSV")
+
+
+def report(
+    name: str,
+    summary: str,
+    run: Callable[[JobContext], None],
+    options: Sequence[click.Option] = (OUT, _CSV),
+) -> Job:
+    modes = frozenset((Mode.ONCE,))
+    return Job(name, summary, run, options=options, modes=modes, needs_spark=False)
 
 
 def write(
@@ -93,15 +99,15 @@ def _links(folder: Path, *, but: str) -> list[Link]:
     and invoices have no links, because they are sent to customers."""
     if but.startswith(INVOICE_PREFIX):
         return []
-    there = [(title, file) for file, (title, _) in _known(folder).items() if file != but]
-    others = [Link(title, file) for title, file in there if not file.startswith(INVOICE_PREFIX)]
+    linked = [(title, file) for file, (title, _) in _known(folder).items() if file != but]
+    others = [Link(title, file) for title, file in linked if not file.startswith(INVOICE_PREFIX)]
     return [Link("All reports", INDEX), *others]
 
 
 def _index(folder: Path) -> Page:
     found = _known(folder)
-    invoices = {file: told for file, told in found.items() if file.startswith(INVOICE_PREFIX)}
-    reports = {file: told for file, told in found.items() if file not in invoices}
+    invoices = {file: about for file, about in found.items() if file.startswith(INVOICE_PREFIX)}
+    reports = {file: about for file, about in found.items() if file not in invoices}
     sections = [
         Section(heading, links=[(Link(title, file), about) for file, (title, about) in those])
         for heading, those in (("Reports", reports.items()), ("Invoices", invoices.items()))
@@ -124,7 +130,8 @@ def _known(folder: Path) -> dict[str, tuple[str, str]]:
 def _put(target: Path, text: str) -> None:
     """Raises JobMisused."""
     try:
-        _replace(target, text)
+        with replacing(target, mode=0o644) as file:  # a user may be reading the old page
+            file.write(text.encode())
     except OSError as error:
         raise JobMisused(f"cannot write {target}: {error.strerror}") from None
 
@@ -144,16 +151,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value
-
-
-def _replace(target: Path, text: str) -> None:
-    """Replace a file atomically, because a user may be reading the old one."""
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(draft).chmod(0o644)
-        Path(draft).replace(target)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

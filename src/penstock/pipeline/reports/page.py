@@ -7,9 +7,9 @@ All text, especially names of queues, which users choose, is escaped by ``html.e
 
 import datetime
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from penstock import __version__
@@ -23,18 +23,22 @@ ROWS_MAX: Final = 200  # of a table; its last row counts the others, and the CSV
 class Column:
     name: str
     title: str
+    format: Callable[[Any], str] = str
     is_number: bool = False
+
+
+def number(name: str, title: str, format: Callable[[Any], str] = str) -> Column:  # noqa: A002
+    return Column(name, title, format, is_number=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of formatted text, with ``totals`` below. ``left_out``: number of rows that are only
-    in the CSV."""
+    """A table of values by column name, with ``totals`` below. Only the first ``ROWS_MAX`` rows are
+    shown."""
 
     columns: Sequence[Column]
-    rows: Sequence[Mapping[str, str]]
-    totals: Mapping[str, str] | None = None
-    left_out: int = 0
+    rows: Sequence[Mapping[str, Any]]
+    totals: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +138,10 @@ def _table(table: Table) -> str:
     if not table.rows:
         return '<p class="none">Nothing.</p>\n'
     head = "".join(_cell("th", column, column.title) for column in table.columns)
-    body = "".join(_row(table.columns, row) for row in table.rows)
+    body = "".join(_row(table.columns, row) for row in table.rows[:ROWS_MAX])
     foot = ""
-    if table.left_out:
-        text = f"and {table.left_out:,} more rows, which are in the CSV"
+    if len(table.rows) > ROWS_MAX:
+        text = f"and {len(table.rows) - ROWS_MAX:,} more rows, which are in the CSV"
         foot += f'<tr><td colspan="{len(table.columns)}">{text}</td></tr>'
     if table.totals is not None:
         foot += _row(table.columns, table.totals)
@@ -145,8 +149,9 @@ def _table(table: Table) -> str:
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>{foot}</table>\n"
 
 
-def _row(columns: Sequence[Column], row: Mapping[str, str]) -> str:
-    cells = "".join(_cell("td", column, row.get(column.name, "")) for column in columns)
+def _row(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
+    texts = [c.format(row[c.name]) if c.name in row else "" for c in columns]
+    cells = "".join(_cell("td", c, text) for c, text in zip(columns, texts, strict=True))
     return f"<tr>{cells}</tr>\n"
 
 

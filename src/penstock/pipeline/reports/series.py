@@ -2,7 +2,8 @@
 with one series for each of the largest names and one for all others. Pure."""
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,19 @@ class Series:
         return _UNITS[self.step_s]
 
 
+def by_column(column: str) -> Callable[[Row], str]:
+    return lambda row: row[column] or "(unknown)"
+
+
+def ranked_by(rows: Iterable[Row], name: Callable[[Row], str], value: str) -> dict[str, float]:
+    """Return the sums of a column by name, largest first, without names whose sum is 0."""
+    totals: Counter[str] = Counter()
+    for row in rows:
+        totals[name(row)] += row[value]
+    found = [(each, total) for each, total in totals.items() if total > 0]
+    return dict(sorted(found, key=lambda each: (-each[1], each[0])))
+
+
 def over_time(
     rows: Sequence[Row],
     value: str,
@@ -45,10 +59,7 @@ def over_time(
         count = max(seconds) // step_s - first + 1
         if step_s >= step_s_min and count <= room:
             break
-    totals: dict[str, float] = {}
-    for row in rows:
-        totals[name(row)] = totals.get(name(row), 0) + row[value]
-    ranked = sorted((each for each in totals if totals[each] > 0), key=lambda n: (-totals[n], n))
+    ranked = list(ranked_by(rows, name, value))
     values = {each: [0.0] * count for each in ranked[:series_max]}
     if len(ranked) > series_max:
         values[OTHERS] = [0.0] * count

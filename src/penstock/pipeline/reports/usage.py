@@ -8,14 +8,14 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.pipeline.job import Job, JobContext, Mode, require_table
+from penstock.pipeline.job import Job, JobContext, require_table
 from penstock.pipeline.jobs.usage import PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
-from penstock.pipeline.reports.output import options, write
-from penstock.pipeline.reports.page import ROWS_MAX, Column, Page, Plot, Section, Table
+from penstock.pipeline.reports.output import report, write
+from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
 from penstock.pipeline.reports.rows import both, summed, times
-from penstock.pipeline.reports.series import HOUR_S, Series, over_time
+from penstock.pipeline.reports.series import HOUR_S, Series, by_column, over_time, ranked_by
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 _KEYS: Final = ("tenant", "region", "resource", "op")
@@ -27,18 +27,18 @@ _COLUMNS: Final = (
     Column("tenant", "Tenant"),
     Column("resource", "Queue or topic"),
     Column("op", "Operation"),
-    Column("requests", "Requests", is_number=True),
-    Column("messages", "Messages", is_number=True),
-    Column("bytes_in", "In", is_number=True),
-    Column("bytes_out", "Out", is_number=True),
-    Column("throttled", "Throttled", is_number=True),
-    Column("denied", "Denied", is_number=True),
-    Column("failed", "Failed", is_number=True),
-    Column("byte_hours", "Byte-hours", is_number=True),
+    number("requests", "Requests", numbers.count),
+    number("messages", "Messages", numbers.count),
+    number("bytes_in", "In", numbers.size),
+    number("bytes_out", "Out", numbers.size),
+    number("throttled", "Throttled", numbers.count),
+    number("denied", "Denied", numbers.count),
+    number("failed", "Failed", numbers.count),
+    number("byte_hours", "Byte-hours", numbers.size),
 )
 _KAFKA: Final = (
-    "Requests of Kafka clients count for whoever asks and under no topic; their records and bytes "
-    "count with each topic."
+    "Requests of Kafka clients are counted per tenant, not per topic; their records and bytes are "
+    "counted per topic."
 )
 
 Row = Mapping[str, Any]
@@ -97,7 +97,7 @@ def page(rows: Sequence[Row]) -> Page:
         sections=[
             Section("Over time", _plots_over_time(rows)),
             Section("By name", _rankings(sums)),
-            Section("Everything", table=_table(sums, totals)),
+            Section("Everything", table=Table(_COLUMNS, sums, {"tenant": "Total", **totals})),
         ],
         notes=[_KAFKA],
     )
@@ -112,7 +112,7 @@ def _plots_over_time(rows: Sequence[Row]) -> list[Plot]:
 
     plots = []
     for title, value in (("Requests", "requests"), ("Messages", "messages")):
-        found = series(value, lambda row: row["tenant"] or "(unknown)")
+        found = series(value, by_column("tenant"))
         if found.values:
             svg = charts.stacked(found.times, found.values, step_s=found.step_s)
             plots.append(Plot(f"{title} {found.unit}, by tenant", svg))
@@ -126,45 +126,19 @@ def _plots_over_time(rows: Sequence[Row]) -> list[Plot]:
 
 
 def _rankings(sums: Sequence[Row]) -> list[Plot]:
+    named = [
+        {**row, "bytes": row["bytes_in"] + row["bytes_out"]} for row in sums if row["resource"]
+    ]
     plots = []
-    for title, value, form in (
-        ("Messages by queue or topic", "messages", numbers.short),
-        ("Bytes by queue or topic", "bytes", numbers.size),
+    for title, rows, name, value, form in (
+        ("Messages by queue or topic", named, "resource", "messages", numbers.short),
+        ("Bytes by queue or topic", named, "resource", "bytes", numbers.size),
+        ("Requests by operation", sums, "op", "requests", numbers.short),
     ):
-        ranked: dict[str, float] = {}
-        for row in sums:
-            much = row["bytes_in"] + row["bytes_out"] if value == "bytes" else row[value]
-            if row["resource"] and much:
-                ranked[row["resource"]] = ranked.get(row["resource"], 0) + much
+        ranked = ranked_by(rows, by_column(name), value)
         if ranked:
             plots.append(Plot(title, charts.ranking(ranked, form=form)))
-    by_op: dict[str, float] = {}
-    for row in sums:
-        if row["requests"]:
-            by_op[row["op"] or "(unknown)"] = (
-                by_op.get(row["op"] or "(unknown)", 0) + row["requests"]
-            )
-    if by_op:
-        plots.append(Plot("Requests by operation", charts.ranking(by_op)))
     return plots
-
-
-def _table(sums: Sequence[Row], totals: Row) -> Table:
-    return Table(
-        columns=_COLUMNS,
-        rows=[
-            {"tenant": row["tenant"], "resource": row["resource"], "op": row["op"], **_cells(row)}
-            for row in sums[:ROWS_MAX]
-        ],
-        totals={"tenant": "Total", **_cells(totals)},
-        left_out=max(0, len(sums) - ROWS_MAX),
-    )
-
-
-def _cells(row: Row) -> dict[str, str]:
-    cells = {name: numbers.count(row[name]) for name in _COUNTS}
-    cells |= {name: numbers.size(row[name]) for name in ("bytes_in", "bytes_out", "byte_hours")}
-    return cells
 
 
 def period_of(at: Sequence[datetime.datetime], *, step_s: int) -> str:
@@ -179,11 +153,6 @@ def run(context: JobContext) -> None:
     write(context, "usage", page(rows), by_key(rows), CSV_COLUMNS)
 
 
-JOB: Final = Job(
-    name="usage",
-    summary="Who used what and when: plots and totals on one page.",
-    run=run,
-    options=options(),
-    modes=frozenset((Mode.ONCE,)),
-    needs_spark=False,
+JOB: Final[Job] = report(
+    "usage", "Write a page with charts and totals of the usage of tenants.", run
 )

@@ -26,31 +26,18 @@ class FaultSpec(msgspec.Struct, frozen=True):
     status: int
     message: str
 
-    @property
-    def is_sender(self) -> bool:
-        """True if the client caused the error: repeating the request will fail again."""
-        return self.status < 500
-
 
 class Fault(Exception):
     """An error, ready to be encoded in either protocol."""
 
-    def __init__(
-        self,
-        *,
-        shape: str,
-        code: str,
-        status: int,
-        message: str,
-        is_sender: bool,
-        retry_after_s: int | None = None,
-    ) -> None:
+    def __init__(self, spec: FaultSpec, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
-        self.shape = shape
-        self.code = code
-        self.status = status
+        self.shape = spec.shape
+        self.code = spec.code
+        self.status = spec.status
         self.message = message
-        self.is_sender = is_sender
+        # True if the client caused the error: repeating the request will fail again.
+        self.is_sender = spec.status < 500
         self.retry_after_s = retry_after_s
 
     def __repr__(self) -> str:
@@ -58,63 +45,53 @@ class Fault(Exception):
 
 
 _ECHO_MAX = 1_024  # the longest receipt handle
+
+# Codes that differ from the shape.
 _LEGACY = "AWS.SimpleQueueService."
-
-# shape: (query code, HTTP status)
-_CODES: Mapping[str, tuple[str, int]] = {
-    # modelled
-    "QueueDoesNotExist": (_LEGACY + "NonExistentQueue", 400),
-    "QueueNameExists": ("QueueAlreadyExists", 400),
-    "QueueDeletedRecently": (_LEGACY + "QueueDeletedRecently", 400),
-    "BatchEntryIdsNotDistinct": (_LEGACY + "BatchEntryIdsNotDistinct", 400),
-    "BatchRequestTooLong": (_LEGACY + "BatchRequestTooLong", 400),
-    "EmptyBatchRequest": (_LEGACY + "EmptyBatchRequest", 400),
-    "InvalidBatchEntryId": (_LEGACY + "InvalidBatchEntryId", 400),
-    "TooManyEntriesInBatchRequest": (_LEGACY + "TooManyEntriesInBatchRequest", 400),
-    "MessageNotInflight": (_LEGACY + "MessageNotInflight", 400),
-    "UnsupportedOperation": (_LEGACY + "UnsupportedOperation", 400),
-    "PurgeQueueInProgress": (_LEGACY + "PurgeQueueInProgress", 403),
-    "OverLimit": ("OverLimit", 403),
-    "RequestThrottled": ("RequestThrottled", 403),
-    "InvalidSecurity": ("InvalidSecurity", 403),
-    "ReceiptHandleIsInvalid": ("ReceiptHandleIsInvalid", 404),
-    "InvalidAddress": ("InvalidAddress", 404),
-    "ResourceNotFoundException": ("ResourceNotFoundException", 404),
-    "InvalidAttributeName": ("InvalidAttributeName", 400),
-    "InvalidAttributeValue": ("InvalidAttributeValue", 400),
-    "InvalidMessageContents": ("InvalidMessageContents", 400),
-    "InvalidIdFormat": ("InvalidIdFormat", 400),
-    "KmsDisabled": ("KMS.DisabledException", 400),
-    "KmsInvalidState": ("KMS.InvalidStateException", 400),
-    "KmsNotFound": ("KMS.NotFoundException", 400),
-    "KmsThrottled": ("KMS.ThrottlingException", 400),
-    "KmsAccessDenied": ("KMS.AccessDeniedException", 400),
-    "KmsInvalidKeyUsage": ("KMS.InvalidKeyUsageException", 400),
-    "KmsOptInRequired": ("KMS.OptInRequired", 403),
-    # unmodelled: the request itself
-    "InvalidParameterValueException": ("InvalidParameterValue", 400),
-    "MissingRequiredParameterException": ("MissingParameter", 400),
-    "InvalidAction": ("InvalidAction", 400),
-    "MissingAction": ("MissingAction", 400),
-    "UnknownOperationException": ("UnknownOperationException", 400),
-    "SerializationException": ("SerializationException", 400),
-    "MalformedInput": ("MalformedInput", 400),
-    "MalformedQueryString": ("MalformedQueryString", 400),
-    "RequestEntityTooLarge": ("RequestEntityTooLarge", 413),
-    "MalformedPolicyDocumentException": ("MalformedPolicyDocument", 400),
-    # unmodelled: authentication
-    "AccessDeniedException": ("AccessDenied", 403),
-    "MissingAuthenticationTokenException": ("MissingAuthenticationToken", 403),
-    "IncompleteSignatureException": ("IncompleteSignature", 400),
-    "UnrecognizedClientException": ("InvalidClientTokenId", 403),
-    "InvalidSignatureException": ("SignatureDoesNotMatch", 403),
-    "RequestExpired": ("RequestExpired", 400),
-    # unmodelled: the server
-    "InternalFailure": ("InternalFailure", 500),
-    "ServiceUnavailable": ("ServiceUnavailable", 503),
+_CODES: Mapping[str, str] = {
+    "QueueDoesNotExist": _LEGACY + "NonExistentQueue",
+    "QueueNameExists": "QueueAlreadyExists",
+    "KmsDisabled": "KMS.DisabledException",
+    "KmsInvalidState": "KMS.InvalidStateException",
+    "KmsNotFound": "KMS.NotFoundException",
+    "KmsThrottled": "KMS.ThrottlingException",
+    "KmsAccessDenied": "KMS.AccessDeniedException",
+    "KmsInvalidKeyUsage": "KMS.InvalidKeyUsageException",
+    "KmsOptInRequired": "KMS.OptInRequired",
+    "InvalidParameterValueException": "InvalidParameterValue",
+    "MissingRequiredParameterException": "MissingParameter",
+    "MalformedPolicyDocumentException": "MalformedPolicyDocument",
+    "AccessDeniedException": "AccessDenied",
+    "MissingAuthenticationTokenException": "MissingAuthenticationToken",
+    "IncompleteSignatureException": "IncompleteSignature",
+    "UnrecognizedClientException": "InvalidClientTokenId",
+    "InvalidSignatureException": "SignatureDoesNotMatch",
+} | {
+    shape: _LEGACY + shape
+    for shape in [
+        "QueueDeletedRecently",
+        "BatchEntryIdsNotDistinct",
+        "BatchRequestTooLong",
+        "EmptyBatchRequest",
+        "InvalidBatchEntryId",
+        "TooManyEntriesInBatchRequest",
+        "MessageNotInflight",
+        "UnsupportedOperation",
+        "PurgeQueueInProgress",
+    ]
 }
-
-# Default texts, for callers without a more precise one.
+# HTTP statuses other than 400.
+_STATUSES: Mapping[str, int] = {
+    **dict.fromkeys(("InvalidSecurity", "KmsOptInRequired", "AccessDeniedException"), 403),
+    **dict.fromkeys(("PurgeQueueInProgress", "OverLimit", "RequestThrottled"), 403),
+    **dict.fromkeys(("UnrecognizedClientException", "InvalidSignatureException"), 403),
+    "MissingAuthenticationTokenException": 403,
+    **dict.fromkeys(("ReceiptHandleIsInvalid", "InvalidAddress", "ResourceNotFoundException"), 404),
+    "RequestEntityTooLarge": 413,
+    "InternalFailure": 500,
+    "ServiceUnavailable": 503,
+}
+# All shapes, with the text for callers without a more precise one.
 _TEXTS: Mapping[str, str] = {
     "QueueDoesNotExist": QUEUE_DOES_NOT_EXIST,
     "QueueNameExists": (
@@ -159,7 +136,7 @@ _TEXTS: Mapping[str, str] = {
     "KmsOptInRequired": "The key needs a subscription to its service.",
     "InvalidParameterValueException": "The value of a parameter is invalid.",
     "MissingRequiredParameterException": "The request must contain a required parameter.",
-    "MissingAction": "The request names no action.",
+    "MissingAction": "The request has no action.",
     "InvalidAction": "The action is not valid for this endpoint.",
     "UnknownOperationException": "The operation is not known to this endpoint.",
     "SerializationException": "The request body could not be read.",
@@ -181,8 +158,8 @@ _TEXTS: Mapping[str, str] = {
 }
 
 _SPECS = tuple(
-    FaultSpec(shape=shape, code=code, status=status, message=_TEXTS[shape])
-    for shape, (code, status) in _CODES.items()
+    FaultSpec(shape, _CODES.get(shape, shape), _STATUSES.get(shape, 400), text)
+    for shape, text in _TEXTS.items()
 )
 
 # By shape, and for unmodelled faults also by the shorter query code.
@@ -194,14 +171,7 @@ FAULTS: Mapping[str, FaultSpec] = MappingProxyType(
 def fault(name: str, message: str | None = None, *, retry_after_s: int | None = None) -> Fault:
     """Return the fault of that name, with its default text if ``message`` is None."""
     spec = FAULTS[name]
-    return Fault(
-        shape=spec.shape,
-        code=spec.code,
-        status=spec.status,
-        message=spec.message if message is None else message,
-        is_sender=spec.is_sender,
-        retry_after_s=retry_after_s,
-    )
+    return Fault(spec, spec.message if message is None else message, retry_after_s)
 
 
 def missing(parameter: str) -> Fault:
@@ -242,15 +212,15 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.TopicDeletedRecently: _Mapped("QueueDeletedRecently"),
     errors.PurgeInProgress: _Mapped("PurgeQueueInProgress"),
     errors.VersionConflict: _Mapped(
-        "ServiceUnavailable", "The resource was changed at the same time.", 1
+        "ServiceUnavailable", "The resource is being changed by another request.", 1
     ),
     errors.Conflict: _Mapped("InvalidParameterValue"),
     errors.AccessDenied: _Mapped("AccessDeniedException"),
     errors.InFlightLimit: _Mapped("OverLimit"),
     errors.DiskFull: _Mapped("ServiceUnavailable", None, 5),
-    errors.Draining: _Mapped("ServiceUnavailable", "The server is about to stop.", 1),
+    errors.Draining: _Mapped("ServiceUnavailable", "The server is stopping.", 1),
     errors.Overloaded: _Mapped("ServiceUnavailable", None, 1),
-    errors.Damaged: _Mapped("ServiceUnavailable", "The queue's storage needs its operator."),
+    errors.Damaged: _Mapped("ServiceUnavailable", "The queue's storage is damaged."),
     errors.PenstockError: _Mapped("InternalFailure", FAULTS["InternalFailure"].message),
 }
 

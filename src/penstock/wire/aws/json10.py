@@ -35,7 +35,7 @@ class _FaultBody(msgspec.Struct):
 
 def unknown_operation(target: str) -> Fault:
     """Return the error for an ``X-Amz-Target`` header that names no operation of SQS."""
-    text = "The X-Amz-Target header names no SQS operation."
+    text = "The X-Amz-Target header does not name an SQS operation."
     if target.startswith(TARGET_PREFIX):
         name = target.removeprefix(TARGET_PREFIX)
         text = f"The operation {name[:80]} is not known to this endpoint."

@@ -6,13 +6,13 @@ request's type, with readers built once per type.
 
 Clients of twenty years write lists in many forms; accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
-Number and depth of the fields are bounded before anything is built. Replies are in ``query_xml``,
-whose two functions are exported here too, so that callers need only one module per protocol."""
+Number and depth of the fields are bounded before anything is built."""
 
 import base64
 import binascii
 import re
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,22 +21,8 @@ from msgspec import inspect
 from penstock.model.limits import FORM_BYTES_MAX
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.form import body_pairs, text_pairs
-from penstock.wire.aws.query_names import key_name, singular, without_none
-from penstock.wire.aws.query_xml import CONTENT_TYPE, encode_fault, encode_reply
+from penstock.wire.aws.query_xml import key_name, singular, without_none
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
-
-__all__ = [
-    "CONTENT_TYPE",
-    "FIELDS_MAX",
-    "action_in",
-    "decode",
-    "encode_fault",
-    "encode_reply",
-    "fields_in_steps",
-    "fields_of",
-    "not_here",
-    "operation_of",
-]
 
 # The largest valid request is a batch of ten messages with ten attributes each: about 400 fields.
 FIELDS_MAX = 1_000
@@ -238,15 +224,6 @@ def _read_struct(struct: type[S], node: Node, name: str) -> S:
     return struct(**values)
 
 
-def _struct_reader(struct: type[msgspec.Struct]) -> Reader:
-    _prepare(struct)
-
-    def read_struct(node: Node, name: str) -> msgspec.Struct:
-        return _read_struct(struct, node, name)
-
-    return read_struct
-
-
 def _reader(type_info: inspect.Type) -> Reader:
     type_info = without_none(type_info)
     if isinstance(type_info, inspect.StrType):
@@ -256,7 +233,8 @@ def _reader(type_info: inspect.Type) -> Reader:
     if isinstance(type_info, inspect.BytesType):
         return _read_binary
     assert isinstance(type_info, inspect.StructType), f"no form spelling for {type_info}"
-    return _struct_reader(type_info.cls)
+    _prepare(type_info.cls)
+    return partial(_read_struct, type_info.cls)
 
 
 def _field_reader(field: inspect.Field) -> _FieldReader:

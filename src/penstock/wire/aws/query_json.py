@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.query_names import key_name
-from penstock.wire.aws.query_xml import Headers, fault_message
+from penstock.wire.aws.query_xml import Headers, fault_message, key_name
 from penstock.wire.aws.shapes import Operation, Reply
 
 CONTENT_TYPE = "application/json"

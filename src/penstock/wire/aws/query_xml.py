@@ -2,19 +2,28 @@
 
 Lists are flattened (the element is repeated, without a wrapper), maps are ``<Attribute><Name/>
 <Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
-structs that JSON encodes, so the two protocols cannot differ."""
+structs that JSON encodes, so the two protocols cannot differ.
+
+Elements of lists and maps have singular names. AWS defines these without a rule, so they are listed
+here once, for requests and replies."""
 
 import base64
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from penstock.wire.aws.faults import QUEUE_DOES_NOT_EXIST, Fault
-from penstock.wire.aws.query_names import key_name, singular, without_none
-from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply
-from penstock.wire.aws.xml_text import element, escape
+from penstock.wire.aws.shapes import (
+    OPERATIONS,
+    BatchResultErrorEntry,
+    MessageMoveTaskEntry,
+    Operation,
+    Reply,
+    Shape,
+)
 
 CONTENT_TYPE = "text/xml"
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
@@ -22,6 +31,84 @@ _DECLARATION = '<?xml version="1.0"?>'
 
 Headers = tuple[tuple[str, str], ...]
 Writer = Callable[[Any], str]  # value → markup
+
+# A parser turns a bare carriage return into a line feed, so it is written as a reference.
+# Characters that XML 1.0 forbids (a rejected value that is echoed may have some) become the
+# replacement character, because clients could not read a broken document at all.
+_ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#xD;"}  # & first
+_SPECIAL = re.compile('[&<>"\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]')
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_FORBIDDEN_CHARS = [chr(n) for n in (*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF)]
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    """Escape with one pass per character: a call per occurrence takes 0.3 s for 1 MiB."""
+    if _SPECIAL.search(text) is None:
+        return text
+    if _FORBIDDEN.search(text) is not None:
+        for char in _FORBIDDEN_CHARS:
+            text = text.replace(char, "\ufffd")
+        text = _SURROGATE.sub("\ufffd", text)
+    for char, reference in _ESCAPED.items():
+        text = text.replace(char, reference)
+    return text
+
+
+def element(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+# ── Names ────────────────────────────────────────────────────────────────────────────────────
+
+_SINGULARS: Mapping[str, str] = {
+    "AWSAccountIds": "AWSAccountId",
+    "Actions": "ActionName",
+    "AttributeNames": "AttributeName",
+    "Attributes": "Attribute",
+    "BinaryListValues": "BinaryListValue",
+    "MessageAttributeNames": "MessageAttributeName",
+    "MessageAttributes": "MessageAttribute",
+    "MessageSystemAttributeNames": "MessageSystemAttributeName",
+    "MessageSystemAttributes": "MessageSystemAttribute",
+    "Messages": "Message",
+    "QueueUrls": "QueueUrl",
+    "StringListValues": "StringListValue",
+    "TagKeys": "TagKey",
+    "Tags": "Tag",
+    "queueUrls": "QueueUrl",
+    "tags": "Tag",
+}
+_ENTRY_NAMES: Mapping[type[Shape], str] = {
+    BatchResultErrorEntry: "BatchResultErrorEntry",
+    MessageMoveTaskEntry: "ListMessageMoveTasksResultEntry",
+}
+
+
+def singular(wire_name: str, element: type | None = None) -> str:
+    """Return the name of one element of the list or map ``wire_name``. A list of batch entries uses
+    the name of its entries."""
+    name = _SINGULARS.get(wire_name)
+    if name is not None:
+        return name
+    assert element is not None, f"{wire_name} needs a singular name"
+    return _ENTRY_NAMES.get(element, element.__name__)
+
+
+def key_name(wire_name: str) -> str:
+    """Return the name of the key of a map's entry; the value is always ``Value``."""
+    return "Key" if wire_name in ("Tags", "tags") else "Name"
+
+
+def without_none(type_info: inspect.Type) -> inspect.Type:
+    """Return ``X`` for ``X | None``: every field is optional, and only its type matters here."""
+    if not isinstance(type_info, inspect.UnionType):
+        return type_info
+    present = [one for one in type_info.types if not isinstance(one, inspect.NoneType)]
+    return present[0] if len(present) == 1 else inspect.StrType()
+
+
+# ── Replies ──────────────────────────────────────────────────────────────────────────────────
 
 
 def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:

@@ -39,7 +39,7 @@ def parse(url: str) -> QueueAddress:
     """Parse a full URL, the path of one, or a bare queue name. Raises the fault InvalidAddress if
     it is none of these, QueueDoesNotExist if no queue can have that name."""
     if len(url) > _URL_CHARS_MAX:
-        raise fault("InvalidAddress", "The address is too long to be one of a queue.")
+        raise fault("InvalidAddress", "The address is too long for a queue.")
     if "/" not in url:
         if url and ":" not in url:
             return _address(None, None, url)

@@ -242,8 +242,7 @@ class CreateQueueReply(Reply):
     queue_url: str | None = None
 
 
-class DeleteQueueRequest(QueueRequest):
-    pass
+class DeleteQueueRequest(QueueRequest): ...
 
 
 class GetQueueUrlRequest(Request):
@@ -281,8 +280,7 @@ class SetQueueAttributesRequest(QueueRequest):
         self.attributes = _as_text(self.attributes)
 
 
-class PurgeQueueRequest(QueueRequest):
-    pass
+class PurgeQueueRequest(QueueRequest): ...
 
 
 class AddPermissionRequest(QueueRequest):
@@ -303,8 +301,7 @@ class UntagQueueRequest(QueueRequest):
     tag_keys: Annotated[list[str], FEW] | None = None
 
 
-class ListQueueTagsRequest(QueueRequest):
-    pass
+class ListQueueTagsRequest(QueueRequest): ...
 
 
 class ListQueueTagsReply(Reply):
@@ -359,10 +356,6 @@ class Operation(msgspec.Struct, frozen=True):
     request: type[Request]
     reply: type[Reply] | None = None
 
-    @property
-    def names_queue(self) -> bool:
-        return issubclass(self.request, QueueRequest)
-
 
 _OPERATIONS = (
     Operation("AddPermission", AddPermissionRequest),
@@ -398,4 +391,4 @@ _OPERATIONS = (
     Operation("UntagQueue", UntagQueueRequest),
 )
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType({one.name: one for one in _OPERATIONS})
+OPERATIONS: Mapping[str, Operation] = MappingProxyType({each.name: each for each in _OPERATIONS})

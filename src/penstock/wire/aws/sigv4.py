@@ -62,7 +62,7 @@ class SignedHeaders(tuple[str, ...]):
         self._behind = f"\n{';'.join(self)}\n"
         escaped = [name.replace("%", "%%") for name in self]
         self._layout = "".join(f"{name}:%s\n" for name in escaped) + self._behind.replace("%", "%%")
-        assert self, "what is split has at least one part"
+        assert self, "split returns at least one part"
         self._values_in = itemgetter(*self)
 
     def canonical(self, headers: Mapping[str, str]) -> str:
@@ -103,23 +103,14 @@ def _parse_header(authorization: str) -> CredentialScope:
     for part in rest.split(",", 8):
         name, _, value = part.partition("=")
         parts[name.strip()] = value.strip()
-    return _scope(
-        algorithm,
-        credential=_required(parts, "Credential", "Authorization header"),
-        signed_headers=_required(parts, "SignedHeaders", "Authorization header"),
-        signature=_required(parts, "Signature", "Authorization header"),
-        is_presigned=False,
-    )
+    names = ("Credential", "SignedHeaders", "Signature")
+    values = [_required(parts, name, "Authorization header") for name in names]
+    return _scope(algorithm, *values, is_presigned=False)
 
 
 def _parse_presigned(fields: Mapping[str, str]) -> CredentialScope:
-    return _scope(
-        _required(fields, "X-Amz-Algorithm", "AWS query-string"),
-        credential=_required(fields, "X-Amz-Credential", "AWS query-string"),
-        signed_headers=_required(fields, "X-Amz-SignedHeaders", "AWS query-string"),
-        signature=_required(fields, "X-Amz-Signature", "AWS query-string"),
-        is_presigned=True,
-    )
+    values = [_required(fields, name, "AWS query-string") for name in _PRESIGNED]
+    return _scope(*values, is_presigned=True)
 
 
 def _required(parts: Mapping[str, str], name: str, where: str) -> str:
@@ -130,7 +121,7 @@ def _required(parts: Mapping[str, str], name: str, where: str) -> str:
 
 
 def _scope(
-    algorithm: str, *, credential: str, signed_headers: str, signature: str, is_presigned: bool
+    algorithm: str, credential: str, signed_headers: str, signature: str, *, is_presigned: bool
 ) -> CredentialScope:
     if algorithm != ALGORITHM:
         raise _incomplete(f"Unsupported signing algorithm; use {ALGORITHM}.")
@@ -163,24 +154,13 @@ def _incomplete(message: str) -> Fault:
 
 
 class SignedRequest(Protocol):
-    """A request as received; ``net.exchange.HttpRequest`` implements it."""
+    """A request as received; ``net.http.exchange.HttpRequest`` implements it."""
 
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def query(self) -> str: ...
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Names in lower case; repeated headers are joined by commas."""
-        ...
-
-    @property
-    def body(self) -> bytes: ...
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]  # names in lower case; repeated headers are joined by commas
+    body: bytes
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
@@ -224,7 +204,7 @@ class SigningKey:
     __slots__ = ("_inner", "_outer", "_scope")
 
     def __init__(self, key: bytes, scope: str) -> None:
-        assert len(key) <= _BLOCK_BYTES, "a longer one would have to be hashed first"
+        assert len(key) <= _BLOCK_BYTES, "a longer key must be hashed first"
         padded = key.ljust(_BLOCK_BYTES, b"\0")
         self._inner = hashlib.sha256(padded.translate(_INNER) + f"{ALGORITHM}\n".encode())
         self._outer = hashlib.sha256(padded.translate(_OUTER))

@@ -3,7 +3,7 @@ to the same endpoint, to learn their account."""
 
 import msgspec
 
-from penstock.wire.aws.xml_text import element
+from penstock.wire.aws.query_xml import element
 
 NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 ACTION = "GetCallerIdentity"
@@ -16,11 +16,6 @@ class CallerIdentity(msgspec.Struct, frozen=True, rename="pascal"):
     account: str
 
 
-def root_identity(account: str) -> CallerIdentity:
-    """Return the identity of a caller while authentication is off: the account itself."""
-    return CallerIdentity(arn=f"arn:aws:iam::{account}:root", user_id=account, account=account)
-
-
 def encode_xml(identity: CallerIdentity, *, request_id: str) -> bytes:
     return (
         f'<?xml version="1.0"?><GetCallerIdentityResponse xmlns="{NAMESPACE}">'
@@ -29,7 +24,3 @@ def encode_xml(identity: CallerIdentity, *, request_id: str) -> bytes:
         f"</GetCallerIdentityResult><ResponseMetadata>{element('RequestId', request_id)}"
         "</ResponseMetadata></GetCallerIdentityResponse>"
     ).encode()
-
-
-def encode_json(identity: CallerIdentity) -> bytes:
-    return msgspec.json.encode(identity)

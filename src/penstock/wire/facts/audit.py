@@ -107,16 +107,7 @@ def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
         node=node,
         seq=link.seq + 1,
         prev_hash=link.hash.hex(),
-        at_ms=entry.at_ms,
-        principal=entry.principal,
-        tenant=entry.tenant,
-        source_ip=entry.source_ip,
-        action=entry.action,
-        resource=entry.resource,
-        outcome=entry.outcome,
-        error_code=entry.error_code,
-        request_id=entry.request_id,
-        params=entry.params,
+        **msgspec.structs.asdict(entry),
     )
     try:
         value = _encoder.encode(record)
@@ -152,7 +143,7 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
             if record.seq != link.seq + 1:
                 yield count, f"number {record.seq} of {record.node} follows {link.seq}"
             elif record.prev_hash != link.hash.hex():
-                yield count, f"number {record.seq} of {record.node} follows another than its last"
+                yield count, f"number {record.seq} of {record.node} has a wrong prev_hash"
         links[record.node] = after
 
 

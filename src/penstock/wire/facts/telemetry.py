@@ -155,8 +155,7 @@ FORM: Final = Form(
 )
 
 
-def encode(facts: TelemetryFacts) -> bytes:
-    return FORM.encode(facts)
+encode = FORM.encode
 
 
 def decode(value: bytes) -> TelemetryFacts:

@@ -75,7 +75,7 @@ class UsageColumns(msgspec.Struct, gc=False):
 TEXTS: Final = ("tenant", "region", "resource", "kind", "op")
 NUMBERS: Final = UsageRow.__struct_fields__[len(TEXTS) :]
 _NAMES: Final = (*TEXTS, *NUMBERS)
-assert UsageColumns.__struct_fields__ == _NAMES, "a row and the columns have the same fields"
+assert UsageColumns.__struct_fields__ == _NAMES, "rows and columns must have the same fields"
 
 
 class UsageHead(Head, gc=False):
@@ -105,10 +105,5 @@ FORM: Final = Form(
 )
 
 
-def encode(facts: UsageFacts) -> bytes:
-    return FORM.encode(facts)
-
-
-def decode(value: bytes) -> UsageFacts:
-    """Raises UsageUnreadable."""
-    return FORM.decode(value)
+encode = FORM.encode
+decode = FORM.decode

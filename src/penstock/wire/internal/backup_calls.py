@@ -1,8 +1,8 @@
 """Calls by which one node gets the positions of a backup from all nodes: numbers 0x0500-0x05FF.
 
-First ``hold`` on every node; then ``take``, stage by stage; then ``hold`` again, which releases
-crossings (messages that move between logs) and still keeps the segments that are copied.
-``broker/hold.py`` and ``broker/cutting.py`` explain why."""
+First HOLD on every node; then POSITIONS, stage by stage; then HOLD again, which releases crossings
+(messages that move between logs) and still keeps the segments that are copied.
+``broker/context/backup_hold.py`` and ``broker/backup_positions.py`` explain why."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,17 +12,17 @@ import msgspec
 from penstock.wire.internal.calls import Call
 
 
-class HoldAsked(msgspec.Struct, frozen=True, array_like=True):
+class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
     holder: str  # the same in all calls of a backup
     crossings_ms: int  # 0: release crossings
     segments_ms: int
 
 
-class HoldTold(msgspec.Struct, frozen=True, array_like=True):
+class HoldReply(msgspec.Struct, frozen=True, array_like=True):
     is_held: bool
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PartitionPositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The positions of one partition, as its leader knows them."""
 
     topic_id: str
@@ -34,15 +34,15 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size_bytes: int  # of all segments: about the size of the copy
 
 
-class TakeAsked(msgspec.Struct, frozen=True, array_like=True):
+class PositionsRequest(msgspec.Struct, frozen=True, array_like=True):
     holder: str
     stage: int
 
 
-class TakeTold(msgspec.Struct, frozen=True, array_like=True):
+class PositionsReply(msgspec.Struct, frozen=True, array_like=True):
     is_held: bool  # crossings were held until now
-    taken: Sequence[Taken] = ()
+    positions: Sequence[PartitionPositions] = ()
 
 
-HOLD: Final = Call(0x0500, "backup.hold", HoldAsked, HoldTold, is_idempotent=True)
-TAKE: Final = Call(0x0501, "backup.take", TakeAsked, TakeTold, is_idempotent=True)
+HOLD: Final = Call(0x0500, "backup.hold", HoldRequest, HoldReply, is_idempotent=True)
+POSITIONS: Final = Call(0x0501, "backup.take", PositionsRequest, PositionsReply, is_idempotent=True)

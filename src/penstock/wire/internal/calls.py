@@ -5,8 +5,7 @@ states whether it may be repeated if its outcome is unknown. Each role defines i
 0x01FF are those of the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
 structs: a field with a default may be added at the end, and nothing else may change.
 
-``Caller`` and ``Answers`` are the two ends. In a cluster they are implemented by sockets
-(``net/internal``), which roles do not see."""
+``Caller`` and ``CallHandlers`` are the two ends; ``calls/internal`` connects them by sockets."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -55,17 +54,17 @@ class Call(Generic[Q, R]):
         try:
             return self._decode_request(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise InvalidRequest(f"{self.name}: an unreadable request: {error}") from error
+            raise InvalidRequest(f"{self.name}: unreadable request: {error}") from error
 
     def decode_reply(self, payload: bytes | memoryview) -> R:
         """Raises MalformedFrame."""
         try:
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise MalformedFrame(f"{self.name}: an unreadable reply: {error}") from error
+            raise MalformedFrame(f"{self.name}: unreadable reply: {error}") from error
 
 
-def encode(payload: msgspec.Struct) -> bytes:
+def encode(payload: object) -> bytes:
     return _encode(payload)
 
 
@@ -77,27 +76,24 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True):
 PING: Final = Call(0, "ping", Nothing, Nothing, is_idempotent=True)
 
 
-class Asked(NamedTuple):
-    """What the handler of a call knows besides the request."""
-
+class CallerInfo(NamedTuple):
     node_id: str  # of the caller, from its certificate if there are certificates
     timeout_ms: int  # left at arrival; the handler is cancelled after that
 
 
-# Returns the reply, or a coroutine for it: most calls are served from memory, and a task for each
-# would cost more than the reply.
-Handler = Callable[[Q, Asked], R | Coroutine[Any, Any, R]]
+# Returns the reply, or a coroutine for it: a task costs more than a reply from memory.
+Handler = Callable[[Q, CallerInfo], R | Coroutine[Any, Any, R]]
 
 
-class Answers:
+class CallHandlers:
     """The calls that a node serves, with their handlers; its roles add them before it listens."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, tuple[Call[Any, Any], Handler[Any, Any]]] = {}
 
     def add(self, call: Call[Q, R], handler: Handler[Q, R]) -> None:
-        assert call.number not in self._by_number, f"{call} is answered once"
-        assert call.number != PING.number, "the listener's own"
+        assert call.number not in self._by_number, f"{call} has two handlers"
+        assert call.number != PING.number, "the listener replies to pings itself"
         self._by_number[call.number] = (call, handler)
 
     def find(self, number: int) -> tuple[Call[Any, Any], Handler[Any, Any]] | None:

@@ -41,7 +41,7 @@ class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
     member_epoch: int = -1
 
 
-class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class OffsetReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields here and below have the names of ``cursor.group.offsets``."""
 
     topic_id: str
@@ -54,15 +54,15 @@ class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class GroupFetched(msgspec.Struct, frozen=True, array_like=True):
     code: int
-    partitions: tuple[OffsetTold, ...] = ()
+    partitions: tuple[OffsetReply, ...] = ()
 
 
-class CodeTold(msgspec.Struct, frozen=True, array_like=True):
+class CodeReply(msgspec.Struct, frozen=True, array_like=True):
     code: int
 
 
 TRANSACTION_ADD: Final = Call(
-    0x0400, "transaction.add", TransactionAdd, CodeTold, is_idempotent=True
+    0x0400, "transaction.add", TransactionAdd, CodeReply, is_idempotent=True
 )
-GROUP_COMPLETE: Final = Call(0x0401, "group.complete", GroupComplete, CodeTold, is_idempotent=True)
+GROUP_COMPLETE: Final = Call(0x0401, "group.complete", GroupComplete, CodeReply, is_idempotent=True)
 GROUP_FETCH: Final = Call(0x0402, "group.fetch", GroupFetch, GroupFetched, is_idempotent=True)

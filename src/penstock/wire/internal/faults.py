@@ -42,7 +42,7 @@ class OutcomeUnknown(Unreachable):
 
 class DeadlineExceeded(Overloaded):
     public = (
-        "Outcome unknown: another node did not answer in time. Retry only if the request is"
+        "Outcome unknown: another node did not reply in time. Retry only if the request is"
         " idempotent."
     )
 
@@ -89,7 +89,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode_failure(error: BaseException) -> bytes:
     """Encode any error; never fails, because a caller without a reply would wait in vain."""
     if not isinstance(error, PenstockError):
-        return _encode(Failure((PeerFailed.__name__,), "The node failed; its log says how."))
+        return _encode(Failure((PeerFailed.__name__,), "The node failed; see its log."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
     fields: dict[str, Scalar] = {}
     for name, value in vars(error).items():
@@ -114,7 +114,7 @@ def decode_failure(
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedFrame(f"an unreadable error: {error}") from error
+        raise MalformedFrame(f"unreadable error: {error}") from error
     known: type[PenstockError] = PenstockError
     for name in failure.names:
         found = more.get(name) or _KNOWN.get(name)

@@ -97,10 +97,10 @@ def pack_header(
 def read_header(frame: bytes | memoryview) -> Header:
     """Parse the header of a frame without its length. Raises MalformedFrame."""
     if len(frame) < HEADER_BYTES:
-        raise MalformedFrame(f"a frame of {len(frame)} bytes has no header")
+        raise MalformedFrame(f"a frame of {len(frame)} bytes is too short for its header")
     version, kind, call, request_id, deadline_ms = _BODY_HEADER.unpack_from(frame)
     if kind >= len(_KINDS):
-        raise MalformedFrame(f"a frame of the unknown kind {kind}")
+        raise MalformedFrame(f"unknown frame kind {kind}")
     return Header(version, _KINDS[kind], call, request_id, deadline_ms)
 
 
@@ -111,7 +111,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode_hello(hello: Hello) -> bytes:
     """Return a whole frame."""
     payload = _encode(hello)
-    assert len(payload) <= HELLO_BYTES_MAX, "a node's own greeting is short"
+    assert len(payload) <= HELLO_BYTES_MAX, "the node's hello is too long"
     return pack_header(VERSION_OF_HELLO, Kind.HELLO, 0, 0, 0, payload_bytes=len(payload)) + payload
 
 
@@ -119,11 +119,11 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
     """Parse the first frame of a connection, without its length. Raises MalformedFrame."""
     header = read_header(frame)
     if header.kind is not Kind.HELLO or header.version != VERSION_OF_HELLO:
-        raise MalformedFrame(f"a connection that begins with a {header.kind.name} frame")
+        raise MalformedFrame(f"the connection begins with a {header.kind.name} frame, not HELLO")
     try:
         hello = _hello_decoder.decode(frame[HEADER_BYTES:])
     except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedFrame(f"an unreadable greeting: {error}") from error
+        raise MalformedFrame(f"unreadable hello: {error}") from error
     if (
         len(hello.features) > FEATURES_MAX
         or not 0 < len(hello.node_id) <= ID_CHARS_MAX
@@ -132,7 +132,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
         or hello.in_flight_max < 1
         or not LEVEL_FIRST <= hello.level_min <= hello.level_max
     ):
-        raise MalformedFrame("a greeting with figures that no node has")
+        raise MalformedFrame("a value in the hello is out of range")
     return hello
 
 
@@ -146,7 +146,7 @@ def agree(own: Hello, other: Hello) -> int:
     version = min(own.version_max, other.version_max)
     if version < max(own.version_min, other.version_min):
         raise HelloRefused(
-            f"Node {other.node_id} speaks versions {other.version_min} to {other.version_max} of"
-            f" the node protocol, {own.node_id} speaks {own.version_min} to {own.version_max}."
+            f"Node {other.node_id} supports versions {other.version_min} to {other.version_max} of"
+            f" the node protocol, {own.node_id} {own.version_min} to {own.version_max}."
         )
     return version

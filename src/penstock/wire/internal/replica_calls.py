@@ -14,7 +14,7 @@ import msgspec
 from penstock.wire.internal.calls import Call
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PartitionFetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``replication.messages.Fetch`` for one partition; the call has node and incarnation."""
 
     topic_id: str
@@ -35,10 +35,10 @@ class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int
     wait_ms: int
     bytes_max: int
-    asks: Sequence[Ask]
+    partitions: Sequence[PartitionFetch]
 
 
-class AnswerKind(IntEnum):
+class ReplyKind(IntEnum):
     DATA = 0
     DIVERGE = 1  # epoch, offset: the leader's largest epoch up to the follower's, and its end
     BEHIND = 2  # offset: the start of the leader's log
@@ -46,9 +46,9 @@ class AnswerKind(IntEnum):
     NOT_YET = 4
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    position: int  # of the Ask in the call
-    kind: AnswerKind
+class PartitionReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    position: int  # of the PartitionFetch in the call
+    kind: ReplyKind
     epoch: int = -1
     offset: int = -1
     high_watermark: int = -1
@@ -59,27 +59,27 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
-    told: Sequence[Told] = ()
+    replies: Sequence[PartitionReply] = ()
 
 
 class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
     """Used from feature level 2 on (``model/levels.py``)."""
 
-    ends: Sequence[int] = ()  # of the leader's logs, one for each ``told``
+    ends: Sequence[int] = ()  # of the leader's logs, one for each reply
 
 
-class StandingsAsked(msgspec.Struct, frozen=True, array_like=True):
+class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
     places: Sequence[tuple[str, int]]
 
 
-class StandingsTold(msgspec.Struct, frozen=True, array_like=True):
+class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
     """For each partition: the epoch of its last batch, and its end; (-2, -1) if it is not here."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
 
 
-class DropAsked(msgspec.Struct, frozen=True, array_like=True):
+class DropRequest(msgspec.Struct, frozen=True, array_like=True):
     """May a node delete its copy of a partition of which it is no longer a replica (R22)?"""
 
     topic_id: str
@@ -88,7 +88,7 @@ class DropAsked(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
-class DropTold(msgspec.Struct, frozen=True, array_like=True):
+class DropReply(msgspec.Struct, frozen=True, array_like=True):
     is_right: bool
 
 
@@ -97,5 +97,5 @@ NOT_HERE: Final = (-2, -1)
 REPLICA_FETCH: Final[Call[ReplicaFetch, ReplicaFetched]] = Call(
     0x0300, "replica fetch", ReplicaFetch, ReplicaFetchedEnds, is_idempotent=True
 )
-STANDINGS: Final = Call(0x0301, "standings", StandingsAsked, StandingsTold, is_idempotent=True)
-DROP: Final = Call(0x0302, "drop a replica", DropAsked, DropTold, is_idempotent=True)
+STANDINGS: Final = Call(0x0301, "standings", StandingsRequest, StandingsReply, is_idempotent=True)
+DROP: Final = Call(0x0302, "drop a replica", DropRequest, DropReply, is_idempotent=True)

@@ -18,7 +18,9 @@ from penstock.wire.kafka.primitives import Buffer, Message
 
 PRODUCE = 0
 FETCH = 1
+SASL_HANDSHAKE = 17
 API_VERSIONS = 18
+SASL_AUTHENTICATE = 36
 SHARE_FETCH = 78
 
 _GENERATED = "penstock.wire.kafka.generated."
@@ -69,6 +71,10 @@ class Api(NamedTuple):
             getattr(module, f"encode_{self.snake}_request"),
             getattr(module, f"decode_{self.snake}_response"),
         )
+
+    def response_class(self) -> Any:
+        """Return the generated class of responses."""
+        return getattr(import_module(_GENERATED + self.snake), f"{self.name}Response")
 
 
 # key, name, first and last version, first flexible version

@@ -6,8 +6,8 @@
 
 Only headers are read and checksums verified; records are not decoded. This keeps a produce cheap,
 and is why a bad record inside a good batch is found by its reader. Topics with rules about single
-records decode their batches (``frontend/kafka/record_rules.py``). Base offset and leader epoch are
-ignored: the log sets them.
+records decode their batches (``frontend/kafka/records/record_rules.py``). Base offset and leader
+epoch are ignored: the log sets them.
 
 Control batches carry transaction markers and lease events. A client that could write one could
 forge a delete, so the control bit is rejected before anything else is checked.
@@ -80,16 +80,13 @@ class BatchInvalid(BatchRefused):
 
 
 def check_batches(
-    records: bytes | memoryview | None,
-    *,
-    version: int,
-    bytes_max: int,
+    records: bytes | memoryview | None, *, version: int, bytes_max: int
 ) -> list[tuple[memoryview, BatchHeader]]:
     """Return the batches in a partition's records, each with its header. Raises BatchRefused.
 
     ``version`` is that of the Produce request, ``bytes_max`` the limit of a batch of the topic."""
     if not records:
-        raise BatchInvalid("a partition without a batch")
+        raise BatchInvalid("a partition has no batch")
     view = memoryview(records)
     batches: list[tuple[memoryview, BatchHeader]] = []
     position = 0
@@ -101,7 +98,7 @@ def check_batches(
         if stop > end:
             raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
         if stop - position > bytes_max:
-            raise BatchTooLarge(f"a batch of {stop - position} bytes, {bytes_max} are allowed")
+            raise BatchTooLarge(f"the batch has {stop - position} bytes, {bytes_max} are allowed")
         # The usual batch passes here; otherwise the exact rule is found below.
         if (
             attributes > Codec.LZ4
@@ -137,7 +134,7 @@ def _header_at(view: memoryview, position: int) -> BatchHeader:
             return header
     # Magic first: an old message set is shorter than our header, and has its own error.
     if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != MAGIC:
-        raise MagicUnsupported(f"magic {view[position + _MAGIC_AT]}, only {MAGIC} is taken")
+        raise MagicUnsupported(f"magic {view[position + _MAGIC_AT]}, only {MAGIC} is supported")
     if left < HEADER_BYTES:
         raise BatchCorrupt(f"{left} bytes are too few for a batch")
     raise BatchCorrupt(f"length {header.length} is smaller than a batch header")
@@ -159,10 +156,10 @@ def _check_rules(header: BatchHeader, version: int) -> None:
         )
     codec = attributes & ATTR_CODEC_MASK
     if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):
-        raise CompressionUnsupported(f"codec {codec} with version {version}")
+        raise CompressionUnsupported(f"codec {codec} is not supported in version {version}")
     if header.producer_id == NO_PRODUCER:
         if attributes & ATTR_TRANSACTIONAL:
-            raise BatchInvalid("a transactional batch without a producer id")
+            raise BatchInvalid("a transactional batch has no producer id")
     elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
         raise BatchInvalid(
             f"producer {header.producer_id}, epoch {header.producer_epoch}, "

@@ -33,12 +33,7 @@ from penstock.wire.kafka.fields import (
     struct_of,
     tagged,
 )
-from penstock.wire.kafka.malformed import (
-    Malformed,
-    TooManyEntries,
-    Unencodable,
-    UnsupportedVersion,
-)
+from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
@@ -107,8 +102,8 @@ class _Reader(_Code):
         values = {each.name: self.value(each) for each in present(owner.fields, self.version)}
         if self.is_flexible:
             values |= self.tags(owner)
-        arguments = [values.get(each.name, each.default) for each in owner.fields]
-        while arguments and arguments[-1] == owner.fields[len(arguments) - 1].default:
+        arguments = [values.get(each.name, each.default) for each in owner.arguments]
+        while arguments and arguments[-1] == owner.arguments[len(arguments) - 1].default:
             arguments.pop()
         return f"{owner.name}({', '.join(arguments)})"
 
@@ -124,7 +119,7 @@ class _Reader(_Code):
         self.flush()
         form = "compact" if self.is_flexible else "plain"
         null = "nullable_" if self.version in each.nullable else ""
-        kind = "text" if each.type == "string" else "bytes"
+        kind = {"string": "text", "slices": "slices"}.get(each.type, "bytes")
         self.emit(f"{name}, position = read_{form}_{null}{kind}(data, position)")
         return name
 
@@ -248,7 +243,7 @@ class _Reader(_Code):
             self.emit(f"{names[each.name]} = {made}")
             self.depth -= 1
         self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
-        self.emit('    raise Malformed("a tagged field is not as long as it says")')
+        self.emit('    raise Malformed("a tagged field does not match its length")')
         self.loops -= 1
         self.depth -= 1
         return names
@@ -284,14 +279,7 @@ class _Writer(_Code):
                 self.run.append(("x", ""))
 
     def refuse_loss(self, each: Field, expression: str) -> None:
-        if each.default == "()":  # any empty sequence will do
-            self.emit(f"if {expression}:")
-        elif each.default == "None":
-            self.emit(f"if {expression} is not None:")
-        elif each.type == "bool":
-            self.emit(f"if {'not ' if each.default == 'True' else ''}{expression}:")
-        else:
-            self.emit(f"if {expression} != {each.default}:")
+        self.emit(f"if {_differs(each, expression)}:")
         self.emit(f'    raise inexpressible("{each.name}", {self.version})')
 
     def value(self, each: Field, expression: str) -> None:
@@ -379,41 +367,52 @@ class _Writer(_Code):
         self.depth -= 1
 
     def tags(self, known: Sequence[Field], var: str) -> None:
-        """Only what differs from its default is written, as Kafka does."""
+        """Only what differs from its default is written, as Kafka does; usually nothing does."""
         self.flush()
-        self.emit("tags = []", "message_add = add")
+        values = {each.name: f"{var}.{each.name}" for each in known}
+        differs = {each.name: _differs(each, values[each.name]) for each in known}
+        self.emit(f"if {' or '.join(differs.values())}:", "    tags = []", "    message_add = add")
+        self.depth += 1
         for each in known:
-            expression = f"{var}.{each.name}"
-            is_sequence = each.default == "()"
-            self.emit(f"if {expression}:" if is_sequence else f"if {expression} != {each.default}:")
+            self.emit(f"if {differs[each.name]}:")
             self.depth += 1
             parts = self.name("parts")
             self.emit(f"{parts} = []", f"add = {parts}.append")
-            self.value(each, expression)
+            self.value(each, values[each.name])
             self.flush()
             self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
             self.depth -= 1
         self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
         self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])", "    add(tag_body)")
+        self.depth -= 1
+        self.emit("else:", '    add(b"\\x00")')
+
+
+def _differs(each: Field, expression: str) -> str:
+    """Return the condition that a field does not have its default."""
+    if each.default == "()":  # any empty sequence will do
+        return expression
+    if each.default == "None":
+        return f"{expression} is not None"
+    if each.type == "bool":
+        return f"not {expression}" if each.default == "True" else expression
+    return f"{expression} != {each.default}"
 
 
 # ── Functions ────────────────────────────────────────────────────────────────────────────────
 
 T = TypeVar("T", bound=Message)
-_NAMES: Final = {
-    **vars(primitives),
-    "Malformed": Malformed,
-    "TooManyEntries": TooManyEntries,
-}
+_NAMES: Final = {**vars(primitives), "Malformed": Malformed, "TooManyEntries": TooManyEntries}
 
 
 def codec(
-    kind: type[T], first: int, last: int, flexible_from: int | None
+    kind: type[T], first: int, last: int, flexible_from: int | None, *, has_slices: bool = False
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
     """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
-    from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message."""
+    from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message.
+    ``has_slices``: some fields are slices of the buffer, so a bytearray is not copied."""
     name = kind.__name__
-    readers: dict[int, Callable[[bytes, int], T]] = {}
+    readers: dict[int, Callable[[Buffer, int], T]] = {}
     writers: dict[int, Callable[[T, primitives.Add], None]] = {}
 
     def is_flexible(version: int) -> bool:
@@ -426,7 +425,8 @@ def codec(
         if read is None:
             read = readers[version] = _reader(kind, version, is_flexible=is_flexible(version))
         try:
-            return read(bytes(buffer), position)
+            is_kept = has_slices and isinstance(buffer, bytearray)
+            return read(buffer if is_kept else bytes(buffer), position)
         except BROKEN as error:
             raise malformed(name, error) from None
 
@@ -444,7 +444,7 @@ def codec(
     return decode, encode
 
 
-def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[bytes, int], T]:
+def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buffer, int], T]:
     code = _Reader(version, is_flexible=is_flexible)
     if kind.__name__.endswith("Request"):
         code.api = kind.__name__.removesuffix("Request")

@@ -1,49 +1,31 @@
-"""The blobs that members of a classic consumer group exchange through JoinGroup and SyncGroup.
+"""The assignments that members of a classic consumer group exchange through SyncGroup.
 
-    ┌─────────────┬───────────────────────────────────┐
-    │ version i16 │ ConsumerProtocolSubscription or   │
-    │             │ ConsumerProtocolAssignment        │
-    └─────────────┴───────────────────────────────────┘
+    ┌─────────────┬────────────────────────────┐
+    │ version i16 │ ConsumerProtocolAssignment │
+    └─────────────┴────────────────────────────┘
 
-A broker forwards them unread. Code that reads them (describing a group, a client of our own, moving
-a group to the newer protocol) must accept any version: newer versions only append fields, so known
-fields are read and the rest is ignored."""
+A broker forwards them unread. Readers must accept any version: newer versions only append fields,
+so known fields are read and the rest is ignored."""
 
 import struct
 
-from penstock.wire.kafka.generated import consumer_protocol_assignment as assignment
-from penstock.wire.kafka.generated import consumer_protocol_subscription as subscription
+from penstock.wire.kafka.generated import consumer_protocol_assignment as wire
 from penstock.wire.kafka.malformed import Malformed
 
-ConsumerProtocolAssignment = assignment.ConsumerProtocolAssignment
-ConsumerProtocolSubscription = subscription.ConsumerProtocolSubscription
+ConsumerProtocolAssignment = wire.ConsumerProtocolAssignment
 
 _VERSION = struct.Struct(">h")
 
 
-def decode_subscription(blob: bytes) -> subscription.ConsumerProtocolSubscription:
-    version = min(_version(blob), subscription.VERSION_MAX)
-    return subscription.decode_consumer_protocol_subscription(blob, _VERSION.size, version)
-
-
-def encode_subscription(value: subscription.ConsumerProtocolSubscription, version: int) -> bytes:
-    body = subscription.encode_consumer_protocol_subscription(value, version)
-    return _VERSION.pack(version) + body
-
-
-def decode_assignment(blob: bytes) -> assignment.ConsumerProtocolAssignment:
-    version = min(_version(blob), assignment.VERSION_MAX)
-    return assignment.decode_consumer_protocol_assignment(blob, _VERSION.size, version)
-
-
-def encode_assignment(value: assignment.ConsumerProtocolAssignment, version: int) -> bytes:
-    return _VERSION.pack(version) + assignment.encode_consumer_protocol_assignment(value, version)
-
-
-def _version(blob: bytes) -> int:
+def decode_assignment(blob: bytes) -> ConsumerProtocolAssignment:
     if len(blob) < _VERSION.size:
-        raise Malformed("a consumer protocol blob without its version")
-    version = int(_VERSION.unpack_from(blob)[0])
+        raise Malformed("the consumer protocol data has no version")
+    (version,) = _VERSION.unpack_from(blob)
     if version < 0:
         raise Malformed(f"consumer protocol version {version}")
-    return version
+    version = min(version, wire.VERSION_MAX)
+    return wire.decode_consumer_protocol_assignment(blob, _VERSION.size, version)
+
+
+def encode_assignment(value: ConsumerProtocolAssignment, version: int) -> bytes:
+    return _VERSION.pack(version) + wire.encode_consumer_protocol_assignment(value, version)

@@ -1,12 +1,7 @@
-"""Fetch replies, encoded by hand.
+"""Fetch requests and replies. Requests are compiled from their classes, replies encoded by hand.
 
 A reply is a list of buffers: headers that are made here, and between them the batches as they were
-read, not copied. The connection writes them in order. The request is in ``fetch_request``.
-
-    5 log start · 7 session · 11 preferred replica · 12 compact, diverging epoch and leader as tags
-    13 topic ids · 16 endpoints
-
-The reply of a partition from version 12 on:
+read, not copied. The connection writes them in order. The reply of a partition from version 12 on:
 
     ┌───────┬───────┬────────────┬────────────┬───────────┬──────────┬───────────┬─────────┬──────┐
     │ index │ error │ high       │ last       │ log start │ aborted  │ preferred │ records │ tags │
@@ -16,43 +11,20 @@ The reply of a partition from version 12 on:
 
 import struct
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 from penstock.model.file_slice import Piece, in_memory
+from penstock.wire.kafka.compiler import codec
 from penstock.wire.kafka.endpoints import (
     Leader,
     NodeEndpoint,
-    decode_endpoints,
-    decode_leader,
     encode_endpoints_tag,
     encode_leader_tag,
     encode_tags,
-    read_tags,
 )
-from penstock.wire.kafka.fetch_request import FetchPartition as FetchPartition
-from penstock.wire.kafka.fetch_request import FetchRequest as FetchRequest
-from penstock.wire.kafka.fetch_request import FetchTopic as FetchTopic
-from penstock.wire.kafka.fetch_request import ForgottenTopic as ForgottenTopic
-from penstock.wire.kafka.fetch_request import decode_fetch_request as decode_fetch_request
-from penstock.wire.kafka.fetch_request import encode_fetch_request as encode_fetch_request
 from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
-from penstock.wire.kafka.pieces import (
-    encode_count,
-    encode_topic,
-    read_count,
-    read_size,
-    read_topic,
-)
-from penstock.wire.kafka.primitives import (
-    BROKEN,
-    UNFIT,
-    UVARINT,
-    Buffer,
-    Message,
-    malformed,
-    oversized,
-    short,
-    skip_tags,
-)
+from penstock.wire.kafka.pieces import encode_count, encode_topic
+from penstock.wire.kafka.primitives import UNFIT, UVARINT, ZERO_UUID, Message
 
 VERSION_MIN = 4
 VERSION_MAX = 18
@@ -73,58 +45,140 @@ _PARTITION_12 = struct.Struct(">ihqqqxi")  # with null for the aborted transacti
 _ABORTED = struct.Struct(">qq")
 _ABORTED_12 = struct.Struct(">qqx")
 
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+HIGH_WATERMARK_UNKNOWN = 2**63 - 1
 
-class AbortedTransaction(Message, frozen=True, gc=False):
-    producer_id: int
-    first_offset: int
-
-
-class EpochEnd(Message, frozen=True, gc=False):
-    """The end of the last epoch that the leader's log and the reader's log have in common."""
-
-    epoch: int = -1
-    end_offset: int = -1
+# ── Request ──────────────────────────────────────────────────────────────────────────────────
 
 
-class FetchPartitionResponse(Message, frozen=True, gc=False):
-    index: int
-    error_code: int = 0
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    records: Sequence[Piece] = ()  # whole batches, in order
-    aborted: Sequence[AbortedTransaction] | None = None
-    preferred_read_replica: int = -1
-    diverging_epoch: EpochEnd | None = None
-    current_leader: Leader | None = None
+class FetchPartition(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("index", "current_leader_epoch", "offset", "last_fetched_epoch", "log_start_offset"),
+        *("bytes_max", "replica_directory_id", "high_watermark"),
+    )
+
+    index: Annotated[int, "int32", "0+"]
+    offset: Annotated[int, "int64", "0+"]
+    bytes_max: Annotated[int, "int32", "0+"]
+    current_leader_epoch: Annotated[int, "int32", "9+", "ignorable"] = -1  # −1: not checked
+    last_fetched_epoch: Annotated[int, "int32", "12+", "ignorable"] = -1
+    log_start_offset: Annotated[int, "int64", "5+", "ignorable"] = -1  # of a follower's log
+    replica_directory_id: Annotated[bytes, "uuid", "17+", "tag 0 17+", "ignorable"] = ZERO_UUID
+    # As the follower knows it.
+    high_watermark: Annotated[int, "int64", "18+", "tag 1 18+", "ignorable"] = (
+        HIGH_WATERMARK_UNKNOWN
+    )
 
 
-class FetchTopicResponse(Message, frozen=True, gc=False):
-    name: str
-    topic_id: bytes
-    partitions: Sequence[FetchPartitionResponse]
+class FetchTopic(Message, frozen=True, gc=False):
+    name: Annotated[str, "string", "0-12", "ignorable"] = ""
+    topic_id: Annotated[bytes, "uuid", "13+", "ignorable"] = ZERO_UUID
+    partitions: Annotated[Sequence[FetchPartition], "[]FetchPartition", "0+"] = ()
 
 
-class FetchResponse(Message, frozen=True, gc=False):
-    topics: Sequence[FetchTopicResponse]
-    throttle_time_ms: int = 0
-    error_code: int = 0
-    session_id: int = 0
-    node_endpoints: Sequence[NodeEndpoint] = ()
+class ForgottenTopic(Message, frozen=True, gc=False):
+    name: Annotated[str, "string", "0-12", "ignorable"] = ""
+    topic_id: Annotated[bytes, "uuid", "13+", "ignorable"] = ZERO_UUID
+    partitions: Annotated[Sequence[int], "[]int32", "0+"] = ()
 
 
-def _check_version(what: str, version: int) -> None:
-    if not VERSION_MIN <= version <= VERSION_MAX:
-        raise UnsupportedVersion(what, version)
+class ReplicaState(Message, frozen=True, gc=False):
+    replica_id: Annotated[int, "int32", "0+"] = -1
+    replica_epoch: Annotated[int, "int64", "0+"] = -1
+
+
+class FetchRequest(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("replica_id", "wait_ms_max", "bytes_min", "bytes_max", "isolation_level", "session_id"),
+        *("session_epoch", "topics", "forgotten_topics", "rack_id", "cluster_id", "replica_state"),
+    )
+
+    wait_ms_max: Annotated[int, "int32", "0+"]
+    bytes_min: Annotated[int, "int32", "0+"]
+    topics: Annotated[Sequence[FetchTopic], "[]FetchTopic", "0+"]
+    bytes_max: Annotated[int, "int32", "0+"] = 2**31 - 1
+    isolation_level: Annotated[int, "int8", "0+"] = READ_UNCOMMITTED
+    session_id: Annotated[int, "int32", "7+", "ignorable"] = 0
+    session_epoch: Annotated[int, "int32", "7+", "ignorable"] = -1
+    forgotten_topics: Annotated[Sequence[ForgottenTopic], "[]ForgottenTopic", "7+"] = ()
+    rack_id: Annotated[str, "string", "11+", "ignorable"] = ""
+    replica_id: Annotated[int, "int32", "0-14", "ignorable"] = -1  # −1: a consumer
+    replica_state: Annotated[ReplicaState, "ReplicaState", "15+", "tag 1 15+", "ignorable"] = (
+        ReplicaState()
+    )
+    cluster_id: Annotated[str | None, "string", "12+", "null 12+", "tag 0 12+", "ignorable"] = None
+
+
+decode_fetch_request, encode_fetch_request = codec(
+    FetchRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
+)
 
 
 # ── Response ─────────────────────────────────────────────────────────────────────────────────
 
 
+class AbortedTransaction(Message, frozen=True, gc=False):
+    producer_id: Annotated[int, "int64", "0+"]
+    first_offset: Annotated[int, "int64", "0+"]
+
+
+class EpochEnd(Message, frozen=True, gc=False):
+    """The end of the last epoch that the leader's log and the reader's log have in common."""
+
+    epoch: Annotated[int, "int32", "0+"] = -1
+    end_offset: Annotated[int, "int64", "0+"] = -1
+
+
+class FetchPartitionResponse(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("index", "error_code", "high_watermark", "last_stable_offset", "log_start_offset"),
+        *("aborted", "preferred_read_replica", "records", "diverging_epoch", "current_leader"),
+    )
+
+    index: Annotated[int, "int32", "0+"]
+    error_code: Annotated[int, "int16", "0+"] = 0
+    high_watermark: Annotated[int, "int64", "0+"] = -1
+    last_stable_offset: Annotated[int, "int64", "0+"] = -1
+    log_start_offset: Annotated[int, "int64", "5+"] = -1
+    records: Annotated[Sequence[Piece], "slices", "0+", "null 0+"] = ()  # whole batches, in order
+    aborted: Annotated[
+        Sequence[AbortedTransaction] | None, "[]AbortedTransaction", "0+", "null 0+"
+    ] = None
+    preferred_read_replica: Annotated[int, "int32", "11+"] = -1
+    diverging_epoch: Annotated[EpochEnd | None, "EpochEnd", "12+", "tag 0 12+"] = None
+    current_leader: Annotated[Leader | None, "Leader", "12+", "tag 1 12+"] = None
+
+
+class FetchTopicResponse(Message, frozen=True, gc=False):
+    name: Annotated[str, "string", "0-12"] = ""
+    topic_id: Annotated[bytes, "uuid", "13+"] = ZERO_UUID
+    partitions: Annotated[Sequence[FetchPartitionResponse], "[]FetchPartitionResponse", "0+"] = ()
+
+
+class FetchResponse(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("throttle_time_ms", "error_code", "session_id", "topics", "node_endpoints"),
+    )
+
+    topics: Annotated[Sequence[FetchTopicResponse], "[]FetchTopicResponse", "0+"]
+    throttle_time_ms: Annotated[int, "int32", "0+"] = 0
+    error_code: Annotated[int, "int16", "7+"] = 0
+    session_id: Annotated[int, "int32", "7+"] = 0
+    node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "16+", "tag 0 16+"] = ()
+
+
+# Records of a decoded reply are slices of the buffer.
+decode_fetch_response, _ = codec(
+    FetchResponse, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
+)
+
+
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
     """Return the body as buffers in the order of writing, and their total size. The buffers of
     ``records`` are in the list themselves."""
-    _check_version("FetchResponse", version)
+    if not VERSION_MIN <= version <= VERSION_MAX:
+        raise UnsupportedVersion("FetchResponse", version)
     try:
         buffers = _reply_buffers(value, version)
     except UNFIT as error:
@@ -133,7 +187,7 @@ def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece],
 
 
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
-    """Return the body in one piece, for callers to whom a copy does not matter."""
+    """Return the body in one piece, for callers that may copy it."""
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
@@ -214,106 +268,3 @@ def _partition_tags(each: FetchPartitionResponse) -> bytes:
     if each.current_leader is not None:
         tags.append(encode_leader_tag(1, each.current_leader))
     return encode_tags(tags)
-
-
-def decode_fetch_response(buffer: Buffer, position: int, version: int) -> FetchResponse:
-    """Decode a reply; records are slices of the buffer."""
-    _check_version("FetchResponse", version)
-    try:
-        return _read_response(memoryview(buffer), position, version)
-    except BROKEN as error:
-        raise malformed("FetchResponse", error) from None
-
-
-def _read_response(data: memoryview, position: int, version: int) -> FetchResponse:
-    is_compact = version >= FLEXIBLE_FROM
-    code = session_id = 0
-    if version >= _SESSION_FROM:
-        throttle_ms, code, session_id = _REPLY_7.unpack_from(data, position)
-        position += _REPLY_7.size
-    else:
-        (throttle_ms,) = _REPLY_4.unpack_from(data, position)
-        position += _REPLY_4.size
-    topics = []
-    count, position = read_count(data, position, 3, is_compact)
-    for _ in range(count):
-        name, topic_id, position = read_topic(
-            data, position, is_id=version >= _TOPIC_ID_FROM, is_compact=is_compact
-        )
-        count, position = read_count(data, position, _PARTITION_4.size, is_compact)
-        partitions = []
-        for _ in range(count):
-            partition, position = _read_answer(data, position, version)
-            partitions.append(partition)
-        if is_compact:
-            position = skip_tags(data, position)
-        topics.append(FetchTopicResponse(name, topic_id, tuple(partitions)))
-    endpoints: Sequence[NodeEndpoint] = ()
-    if is_compact:
-        tags, position = read_tags(data, position)
-        if version >= _ENDPOINTS_FROM and 0 in tags:
-            endpoints = decode_endpoints(tags[0])
-    if position > len(data):
-        raise short()
-    return FetchResponse(tuple(topics), throttle_ms, code, session_id, endpoints)
-
-
-def _read_answer(
-    data: memoryview, position: int, version: int
-) -> tuple[FetchPartitionResponse, int]:
-    is_compact = version >= FLEXIBLE_FROM
-    log_start = preferred = -1
-    if version < _LOG_START_FROM:
-        index, code, watermark, stable = _PARTITION_4.unpack_from(data, position)
-        position += _PARTITION_4.size
-    else:
-        index, code, watermark, stable, log_start = _PARTITION_5.unpack_from(data, position)
-        position += _PARTITION_5.size
-    aborted, position = _read_aborted(data, position, is_compact)
-    if version >= _PREFERRED_FROM:
-        (preferred,) = _I32.unpack_from(data, position)
-        position += 4
-    size, position = read_size(data, position, is_compact)
-    records: Sequence[memoryview] = ()
-    if size > 0:
-        records = (data[position : position + size],)
-        position += size
-    diverging = leader = None
-    if is_compact:
-        tags, position = read_tags(data, position)
-        if 0 in tags:
-            epoch, end_offset = _EPOCH_END.unpack_from(tags[0], 0)
-            diverging = EpochEnd(epoch, end_offset)
-        if 1 in tags:
-            leader = decode_leader(tags[1])
-    made = FetchPartitionResponse(
-        index,
-        code,
-        watermark,
-        stable,
-        log_start,
-        records,
-        aborted,
-        preferred,
-        diverging,
-        leader,
-    )
-    return made, position
-
-
-def _read_aborted(
-    data: memoryview, position: int, is_compact: bool
-) -> tuple[Sequence[AbortedTransaction] | None, int]:
-    count, position = read_size(data, position, is_compact)
-    if count < 0:
-        return None, position
-    if count > (len(data) - position) // _ABORTED.size:
-        raise oversized("aborted")
-    aborted = []
-    for _ in range(count):
-        producer_id, first_offset = _ABORTED.unpack_from(data, position)
-        position += _ABORTED.size
-        if is_compact:
-            position = skip_tags(data, position)
-        aborted.append(AbortedTransaction(producer_id, first_offset))
-    return tuple(aborted), position

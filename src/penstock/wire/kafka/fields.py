@@ -4,6 +4,8 @@ The message classes of ``generated`` note these on each field: ``Annotated[int, 
 note may follow for the versions in which the field may be null (``null 2+``), for its tag and the
 versions in which it is tagged (``tag 0 1+``), and for ``ignorable``: a field that is left out of a
 version that cannot carry it. A field without this note must then have its default value.
+
+A class whose fields are not in the order of the wire names that order in ``WIRE_ORDER``.
 """
 
 import struct
@@ -85,14 +87,16 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class Struct:
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[Field, ...]  # in the order of the wire
+    arguments: tuple[Field, ...] = ()  # in the order of the class
 
 
 @cache
 def struct_of(kind: type[msgspec.Struct]) -> Struct:
     """Read the notes on the fields of a message class."""
-    fields = [_field(kind, each) for each in msgspec.structs.fields(kind)]
-    return Struct(kind.__name__, tuple(fields))
+    fields = {each.name: _field(kind, each) for each in msgspec.structs.fields(kind)}
+    order = getattr(kind, "WIRE_ORDER", fields)
+    return Struct(kind.__name__, tuple(fields[name] for name in order), tuple(fields.values()))
 
 
 def classes_of(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
@@ -179,6 +183,7 @@ _BOUNDS: Final[dict[str, dict[str, int]]] = {
     "DescribeShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
     "DescribeTopicPartitions": {"topics": KAFKA_PARTITIONS_MAX},
     "ElectLeaders": {"topic_partitions": KAFKA_PARTITIONS_MAX},
+    "Fetch": {"*": KAFKA_PARTITIONS_MAX},
     "ListOffsets": {"topics": KAFKA_PARTITIONS_MAX},
     "ListPartitionReassignments": {"topics": KAFKA_PARTITIONS_MAX},
     "Metadata": {"topics": KAFKA_PARTITIONS_MAX},

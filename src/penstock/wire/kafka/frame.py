@@ -13,53 +13,21 @@
 so that any server can read the header of any client. Pure: sockets are in ``net/``."""
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.wire.kafka.apis import API_VERSIONS, APIS, Api
-from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.malformed import Malformed, UnsupportedVersion
-from penstock.wire.kafka.primitives import (
-    BROKEN,
-    Buffer,
-    absent,
-    malformed,
-    short,
-    skip_tags,
-)
-
-if TYPE_CHECKING:
-    from penstock.wire.kafka.generated.api_versions import ApiVersion
+from penstock.wire.kafka.malformed import UnsupportedVersion
+from penstock.wire.kafka.primitives import BROKEN, Buffer, absent, malformed, short, skip_tags
 
 _LENGTH = struct.Struct(">i")
 _KEY_VERSION = struct.Struct(">hh")
 _HEAD = struct.Struct(">hhi")
 _HEAD_1 = struct.Struct(">hhih")  # with the length of the client id
 _CLIENT_ID = struct.Struct(">h")
-_RESPONSE_HEAD = (struct.Struct(">ii"), struct.Struct(">iix"))  # by header version
-_RESPONSE_HEADER = (4, 5)
-_RESPONSE_HEADERS = (struct.Struct(">i"), struct.Struct(">ix"))
+_RESPONSE_HEADERS = (struct.Struct(">i"), struct.Struct(">ix"))  # by header version
 
 LENGTH_BYTES = _LENGTH.size
 REQUEST_BYTES_MIN = _HEAD.size
-
-_TLS_HANDSHAKE = b"\x16\x03"
-_HTTP = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN")
-
-
-def frame_length(first4: Buffer, *, bytes_max: int) -> int:
-    """Return how many bytes follow the first four of a request. ``bytes_max`` is small until the
-    client is authenticated. Raises Malformed; then the connection must be closed."""
-    head = bytes(first4[:LENGTH_BYTES])
-    if len(head) < LENGTH_BYTES:
-        raise short()
-    (length,) = _LENGTH.unpack(head)
-    if REQUEST_BYTES_MIN <= length <= bytes_max:
-        return int(length)
-    if head.startswith(_TLS_HANDSHAKE):
-        raise Malformed("a TLS handshake on a port without TLS")
-    if head in _HTTP:
-        raise Malformed("an HTTP request on the Kafka port")
-    raise Malformed(f"a frame of {length} bytes, {bytes_max} are allowed")
 
 
 class RequestHeader(NamedTuple):
@@ -81,8 +49,8 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """Return the header of a frame (without its length). ApiVersions is accepted in any version: if
-    ``is_unknown_api_versions``, the reply is ``unsupported_api_versions``."""
+    """Return the header of a frame (without its length). ApiVersions is accepted in any version:
+    see ``is_unknown_api_versions``."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)
@@ -122,39 +90,14 @@ def is_unknown_api_versions(header: RequestHeader) -> bool:
     return header.api_key == API_VERSIONS and not api.serves(header.api_version)
 
 
-def unsupported_api_versions(correlation_id: int) -> bytes:
-    """Return a whole frame: version 0, the error, and all keys, so that the client can retry."""
-    from penstock.wire.kafka.generated import api_versions
-
-    body = api_versions.encode_api_versions_response(
-        api_versions.ApiVersionsResponse(
-            error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=advertised()
-        ),
-        0,
-    )
-    return response_head(correlation_id, 0, len(body)) + body
-
-
-def advertised() -> "tuple[ApiVersion, ...]":
-    """Return the rows of an ApiVersions reply."""
-    from penstock.wire.kafka.generated.api_versions import ApiVersion
-
-    return tuple(ApiVersion(api.key, api.advertised_min, api.version_max) for api in APIS.values())
-
-
-def response_head(correlation_id: int, header_version: int, body_bytes: int) -> bytes:
-    """Return length and header of a reply whose body is ``body_bytes`` long."""
-    length = _RESPONSE_HEADER[header_version] + body_bytes
-    return _RESPONSE_HEAD[header_version].pack(length, correlation_id)
-
-
 def response_header(correlation_id: int, header_version: int) -> bytes:
-    """Return the header alone, for callers that write the length themselves."""
+    """Return the header without the length before it."""
     return _RESPONSE_HEADERS[header_version].pack(correlation_id)
 
 
 def encode_response_frame(api: Api, version: int, correlation_id: int, body: bytes) -> bytes:
-    return response_head(correlation_id, api.response_header_version(version), len(body)) + body
+    header = response_header(correlation_id, api.response_header_version(version))
+    return _LENGTH.pack(len(header) + len(body)) + header + body
 
 
 # ── The client's side ────────────────────────────────────────────────────────────────────────

@@ -9,17 +9,13 @@ tagged fields         varint count, then per field: varint tag, varint size, byt
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
-from penstock.wire.kafka.malformed import (
-    Malformed,
-    TooManyEntries,
-    UnsupportedVersion,
-)
+from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
 
 Buffer = bytes | bytearray | memoryview
 Add = Callable[[bytes | memoryview], None]
@@ -174,6 +170,26 @@ def read_plain_bytes(data: bytes, position: int) -> tuple[bytes, int]:
 def read_plain_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     is_null = data[position : position + 4] == b"\xff\xff\xff\xff"
     return (None, position + 4) if is_null else read_plain_bytes(data, position)
+
+
+def read_compact_nullable_slices(data: bytes, position: int) -> tuple[Sequence[memoryview], int]:
+    """Return records as a slice of the data, or nothing."""
+    length, position = read_uvarint(data, position)
+    return _slices(data, position, length - 1)
+
+
+def read_plain_nullable_slices(data: bytes, position: int) -> tuple[Sequence[memoryview], int]:
+    (length,) = _I32.unpack_from(data, position)
+    if length < -1:
+        raise absent("records")
+    return _slices(data, position + 4, length)
+
+
+def _slices(data: bytes, position: int, length: int) -> tuple[Sequence[memoryview], int]:
+    if length <= 0:
+        return (), position
+    stop = position + length
+    return (memoryview(data)[position:stop],), stop
 
 
 def malformed(what: str, error: Exception) -> Malformed:

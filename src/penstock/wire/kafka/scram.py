@@ -126,13 +126,13 @@ def read_client_first(message: bytes) -> ClientFirst:
     binding, _, rest = text.partition(",")
     authorization, comma, bare = rest.partition(",")
     if not comma or binding not in ("n", "y"):
-        raise ScramRefused("channel binding is not offered")
+        raise ScramRefused("channel binding is not supported")
     attributes = bare.split(",")
     if len(attributes) < 2 or not attributes[0].startswith("n=") or attributes[1][:2] != "r=":
         raise ScramRefused("the first message has no user or no nonce")
     user = _name(attributes[0][2:])
     if authorization and (authorization[:2] != "a=" or _name(authorization[2:]) != user):
-        raise ScramRefused("nobody may act as somebody else")
+        raise ScramRefused("acting as another user is not allowed")
     # Extensions should be ignored, but one of Kafka's changes the meaning of the user.
     is_token = any(extension.lower() == "tokenauth=true" for extension in attributes[2:])
     nonce = attributes[1][2:]
@@ -142,16 +142,9 @@ def read_client_first(message: bytes) -> ClientFirst:
 
 
 class ScramExchange:
-    """One log-in attempt of a client, with one proof: a nonce cannot be used twice."""
+    """One login attempt of a client, with one proof: a nonce cannot be used twice."""
 
-    __slots__ = (
-        "_client_first",
-        "_is_over",
-        "_nonce",
-        "_server_first",
-        "iterations",
-        "mechanism",
-    )
+    __slots__ = ("_client_first", "_is_over", "_nonce", "_server_first", "iterations", "mechanism")
 
     def __init__(
         self,
@@ -163,7 +156,7 @@ class ScramExchange:
         entropy: bytes,
     ) -> None:
         """``entropy``: the server's half of the nonce, new for each exchange."""
-        assert len(entropy) >= NONCE_BYTES, "a nonce that can be guessed can be replayed"
+        assert len(entropy) >= NONCE_BYTES, "the nonce is too short"
         assert iterations >= SCRAM_ITERATIONS_MIN
         self.mechanism = mechanism
         self.iterations = iterations
@@ -203,7 +196,7 @@ class ScramExchange:
         is_bound = hmac.compare_digest(binding, self._client_first.gs2_header.encode())
         is_fresh = self._is_nonce(nonce)
         if not (is_proof and is_known and is_bound and is_fresh):
-            raise ScramRefused("the proof does not fit")
+            raise ScramRefused("the proof does not match")
         verifier = hmac.digest(credential.server_key, signed, digest)
         return b"v=" + base64.b64encode(verifier)
 
@@ -241,9 +234,9 @@ def _name(text: str) -> str:
     """Decode a name, in which comma and equals sign are written as ``=2C`` and ``=3D``."""
     name = text.replace("=2C", ",").replace("=3D", "=")
     if text.count("=") != text.count("=2C") + text.count("=3D"):
-        raise ScramRefused("the name of the user is not written as it must be")
+        raise ScramRefused("the user name is not encoded correctly")
     if not 0 < len(name) <= NAME_CHARS_MAX or "\0" in name:
-        raise ScramRefused("the name of the user is empty or too long")
+        raise ScramRefused("the user name is empty or too long")
     return name
 
 

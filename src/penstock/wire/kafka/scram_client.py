@@ -54,7 +54,7 @@ class ScramClient:
         text = _text(server_first)
         nonce, salt, iterations = _read_server_first(text)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ScramRefused("the server answered with a nonce that is not fresh")
+            raise ScramRefused("the server's nonce does not extend the client's")
         digest = DIGESTS[self._mechanism]
         salted = salted_password(self._mechanism, self._password, salt=salt, iterations=iterations)
         client_key = hmac.digest(salted, b"Client Key", digest)
@@ -71,7 +71,7 @@ class ScramClient:
         """Verify that the server knows the password as well."""
         text = _text(server_final)
         if text.startswith("e="):
-            raise ScramRefused(f"the server refused the proof: {text[2:].partition(',')[0]}")
+            raise ScramRefused(f"the server rejected the proof: {text[2:].partition(',')[0]}")
         attribute = text.partition(",")[0]
         if not attribute.startswith("v=") or self._verifier is None:
             raise ScramRefused("the server's last message has no signature")
@@ -83,18 +83,18 @@ def _read_server_first(text: str) -> tuple[str, bytes, int]:
     """Return nonce, salt and iterations."""
     attributes = text.split(",")
     if attributes[0].startswith("m="):
-        raise ScramRefused("the server demands an extension")
+        raise ScramRefused("the server requires an extension, which is not supported")
     if len(attributes) < 3 or [part[:2] for part in attributes[:3]] != ["r=", "s=", "i="]:
-        raise ScramRefused("the server's first message lacks a nonce, a salt or a count")
+        raise ScramRefused("the server's first message lacks nonce, salt or iterations")
     nonce, salt, count = attributes[0][2:], _base64(attributes[1][2:]), attributes[2][2:]
     if len(nonce) > 2 * NONCE_CHARS_MAX or not 0 < len(salt) <= SALT_BYTES_MAX:
-        raise ScramRefused("the server's nonce or salt is of an impossible size")
+        raise ScramRefused("the server's nonce or salt has an invalid size")
     if not count.isascii() or not count.isdigit() or len(count) > 10:
-        raise ScramRefused("the server's count of iterations is not a number")
+        raise ScramRefused("the server's iterations are not a number")
     iterations = int(count)
     if not SCRAM_ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ScramRefused(
-            f"the server asks for {iterations} iterations,"
+            f"the server requests {iterations} iterations,"
             f" {SCRAM_ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed"
         )
     return nonce, salt, iterations
@@ -111,4 +111,4 @@ def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise ScramRefused("a value of the server's is not base64") from None
+        raise ScramRefused("a value of the server is not base64") from None

@@ -28,6 +28,8 @@ class AddOffsetsToTxnResponse(Message, frozen=True, gc=False):
     error_code: Annotated[int, "int16", "0+"] = 0
 
 
+Request = AddOffsetsToTxnRequest
+Response = AddOffsetsToTxnResponse
 decode_add_offsets_to_txn_request, encode_add_offsets_to_txn_request = codec(
     AddOffsetsToTxnRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -72,6 +72,8 @@ class AddPartitionsToTxnResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AddPartitionsToTxnRequest
+Response = AddPartitionsToTxnResponse
 decode_add_partitions_to_txn_request, encode_add_partitions_to_txn_request = codec(
     AddPartitionsToTxnRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -62,6 +62,8 @@ class AlterClientQuotasResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterClientQuotasRequest
+Response = AlterClientQuotasResponse
 decode_alter_client_quotas_request, encode_alter_client_quotas_request = codec(
     AlterClientQuotasRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -47,6 +47,8 @@ class AlterConfigsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterConfigsRequest
+Response = AlterConfigsResponse
 decode_alter_configs_request, encode_alter_configs_request = codec(
     AlterConfigsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

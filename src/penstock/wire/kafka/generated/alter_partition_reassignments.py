@@ -56,6 +56,8 @@ class AlterPartitionReassignmentsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterPartitionReassignmentsRequest
+Response = AlterPartitionReassignmentsResponse
 decode_alter_partition_reassignments_request, encode_alter_partition_reassignments_request = codec(
     AlterPartitionReassignmentsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

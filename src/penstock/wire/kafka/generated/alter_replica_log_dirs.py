@@ -50,6 +50,8 @@ class AlterReplicaLogDirsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterReplicaLogDirsRequest
+Response = AlterReplicaLogDirsResponse
 decode_alter_replica_log_dirs_request, encode_alter_replica_log_dirs_request = codec(
     AlterReplicaLogDirsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -63,6 +63,8 @@ class AlterShareGroupOffsetsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterShareGroupOffsetsRequest
+Response = AlterShareGroupOffsetsResponse
 decode_alter_share_group_offsets_request, encode_alter_share_group_offsets_request = codec(
     AlterShareGroupOffsetsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

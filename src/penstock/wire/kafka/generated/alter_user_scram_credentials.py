@@ -50,6 +50,8 @@ class AlterUserScramCredentialsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = AlterUserScramCredentialsRequest
+Response = AlterUserScramCredentialsResponse
 decode_alter_user_scram_credentials_request, encode_alter_user_scram_credentials_request = codec(
     AlterUserScramCredentialsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -54,6 +54,8 @@ class ApiVersionsResponse(Message, frozen=True, gc=False):
     zk_migration_ready: Annotated[bool, "bool", "3+", "tag 3 3+", "ignorable"] = False
 
 
+Request = ApiVersionsRequest
+Response = ApiVersionsResponse
 decode_api_versions_request, encode_api_versions_request = codec(
     ApiVersionsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

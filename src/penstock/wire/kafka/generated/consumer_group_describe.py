@@ -63,6 +63,8 @@ class ConsumerGroupDescribeResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[DescribedGroup], "[]DescribedGroup", "0+"] = ()
 
 
+Request = ConsumerGroupDescribeRequest
+Response = ConsumerGroupDescribeResponse
 decode_consumer_group_describe_request, encode_consumer_group_describe_request = codec(
     ConsumerGroupDescribeRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -63,6 +63,8 @@ class ConsumerGroupHeartbeatResponse(Message, frozen=True, gc=False):
     assignment: Annotated[Assignment | None, "Assignment", "0+", "null 0+"] = None
 
 
+Request = ConsumerGroupHeartbeatRequest
+Response = ConsumerGroupHeartbeatResponse
 decode_consumer_group_heartbeat_request, encode_consumer_group_heartbeat_request = codec(
     ConsumerGroupHeartbeatRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -41,6 +41,8 @@ class CreateAclsResponse(Message, frozen=True, gc=False):
     results: Annotated[Sequence[AclCreationResult], "[]AclCreationResult", "0+"] = ()
 
 
+Request = CreateAclsRequest
+Response = CreateAclsResponse
 decode_create_acls_request, encode_create_acls_request = codec(
     CreateAclsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -43,6 +43,8 @@ class CreateDelegationTokenResponse(Message, frozen=True, gc=False):
     throttle_time_ms: Annotated[int, "int32", "0+"] = 0
 
 
+Request = CreateDelegationTokenRequest
+Response = CreateDelegationTokenResponse
 decode_create_delegation_token_request, encode_create_delegation_token_request = codec(
     CreateDelegationTokenRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

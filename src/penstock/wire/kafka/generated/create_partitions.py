@@ -48,6 +48,8 @@ class CreatePartitionsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = CreatePartitionsRequest
+Response = CreatePartitionsResponse
 decode_create_partitions_request, encode_create_partitions_request = codec(
     CreatePartitionsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

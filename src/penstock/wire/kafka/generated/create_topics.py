@@ -73,6 +73,8 @@ class CreateTopicsResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[CreatableTopicResult], "[]CreatableTopicResult", "0+"] = ()
 
 
+Request = CreateTopicsRequest
+Response = CreateTopicsResponse
 decode_create_topics_request, encode_create_topics_request = codec(
     CreateTopicsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

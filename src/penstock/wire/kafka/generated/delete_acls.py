@@ -56,6 +56,8 @@ class DeleteAclsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = DeleteAclsRequest
+Response = DeleteAclsResponse
 decode_delete_acls_request, encode_delete_acls_request = codec(
     DeleteAclsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -31,6 +31,8 @@ class DeleteGroupsResponse(Message, frozen=True, gc=False):
     results: Annotated[Sequence[DeletableGroupResult], "[]DeletableGroupResult", "0+"] = ()
 
 
+Request = DeleteGroupsRequest
+Response = DeleteGroupsResponse
 decode_delete_groups_request, encode_delete_groups_request = codec(
     DeleteGroupsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

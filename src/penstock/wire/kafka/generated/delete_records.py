@@ -50,6 +50,8 @@ class DeleteRecordsResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[DeleteRecordsTopicResult], "[]DeleteRecordsTopicResult", "0+"] = ()
 
 
+Request = DeleteRecordsRequest
+Response = DeleteRecordsResponse
 decode_delete_records_request, encode_delete_records_request = codec(
     DeleteRecordsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

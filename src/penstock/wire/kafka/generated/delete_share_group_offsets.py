@@ -46,6 +46,8 @@ class DeleteShareGroupOffsetsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = DeleteShareGroupOffsetsRequest
+Response = DeleteShareGroupOffsetsResponse
 decode_delete_share_group_offsets_request, encode_delete_share_group_offsets_request = codec(
     DeleteShareGroupOffsetsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -40,6 +40,8 @@ class DeleteTopicsResponse(Message, frozen=True, gc=False):
     responses: Annotated[Sequence[DeletableTopicResult], "[]DeletableTopicResult", "0+"] = ()
 
 
+Request = DeleteTopicsRequest
+Response = DeleteTopicsResponse
 decode_delete_topics_request, encode_delete_topics_request = codec(
     DeleteTopicsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -48,6 +48,8 @@ class DescribeAclsResponse(Message, frozen=True, gc=False):
     resources: Annotated[Sequence[DescribeAclsResource], "[]DescribeAclsResource", "0+"] = ()
 
 
+Request = DescribeAclsRequest
+Response = DescribeAclsResponse
 decode_describe_acls_request, encode_describe_acls_request = codec(
     DescribeAclsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

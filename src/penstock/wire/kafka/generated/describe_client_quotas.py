@@ -50,6 +50,8 @@ class DescribeClientQuotasResponse(Message, frozen=True, gc=False):
     entries: Annotated[Sequence[EntryData] | None, "[]EntryData", "0+", "null 0+"] = ()
 
 
+Request = DescribeClientQuotasRequest
+Response = DescribeClientQuotasResponse
 decode_describe_client_quotas_request, encode_describe_client_quotas_request = codec(
     DescribeClientQuotasRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

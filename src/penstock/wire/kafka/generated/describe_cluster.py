@@ -42,6 +42,8 @@ class DescribeClusterResponse(Message, frozen=True, gc=False):
     cluster_authorized_operations: Annotated[int, "int32", "0+"] = -2147483648
 
 
+Request = DescribeClusterRequest
+Response = DescribeClusterResponse
 decode_describe_cluster_request, encode_describe_cluster_request = codec(
     DescribeClusterRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -63,6 +63,8 @@ class DescribeConfigsResponse(Message, frozen=True, gc=False):
     results: Annotated[Sequence[DescribeConfigsResult], "[]DescribeConfigsResult", "0+"] = ()
 
 
+Request = DescribeConfigsRequest
+Response = DescribeConfigsResponse
 decode_describe_configs_request, encode_describe_configs_request = codec(
     DescribeConfigsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

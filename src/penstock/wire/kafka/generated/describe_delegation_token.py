@@ -57,6 +57,8 @@ class DescribeDelegationTokenResponse(Message, frozen=True, gc=False):
     throttle_time_ms: Annotated[int, "int32", "0+"] = 0
 
 
+Request = DescribeDelegationTokenRequest
+Response = DescribeDelegationTokenResponse
 decode_describe_delegation_token_request, encode_describe_delegation_token_request = codec(
     DescribeDelegationTokenRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -47,6 +47,8 @@ class DescribeGroupsResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[DescribedGroup], "[]DescribedGroup", "0+"] = ()
 
 
+Request = DescribeGroupsRequest
+Response = DescribeGroupsResponse
 decode_describe_groups_request, encode_describe_groups_request = codec(
     DescribeGroupsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

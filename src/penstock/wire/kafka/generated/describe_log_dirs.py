@@ -57,6 +57,8 @@ class DescribeLogDirsResponse(Message, frozen=True, gc=False):
     results: Annotated[Sequence[DescribeLogDirsResult], "[]DescribeLogDirsResult", "0+"] = ()
 
 
+Request = DescribeLogDirsRequest
+Response = DescribeLogDirsResponse
 decode_describe_log_dirs_request, encode_describe_log_dirs_request = codec(
     DescribeLogDirsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

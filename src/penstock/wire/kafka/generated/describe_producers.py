@@ -52,6 +52,8 @@ class DescribeProducersResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[TopicResponse], "[]TopicResponse", "0+"] = ()
 
 
+Request = DescribeProducersRequest
+Response = DescribeProducersResponse
 decode_describe_producers_request, encode_describe_producers_request = codec(
     DescribeProducersRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

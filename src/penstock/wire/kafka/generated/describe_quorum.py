@@ -80,6 +80,8 @@ class DescribeQuorumResponse(Message, frozen=True, gc=False):
     nodes: Annotated[Sequence[Node], "[]Node", "2+"] = ()
 
 
+Request = DescribeQuorumRequest
+Response = DescribeQuorumResponse
 decode_describe_quorum_request, encode_describe_quorum_request = codec(
     DescribeQuorumRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

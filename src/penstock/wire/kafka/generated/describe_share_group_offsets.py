@@ -79,6 +79,8 @@ class DescribeShareGroupOffsetsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = DescribeShareGroupOffsetsRequest
+Response = DescribeShareGroupOffsetsResponse
 decode_describe_share_group_offsets_request, encode_describe_share_group_offsets_request = codec(
     DescribeShareGroupOffsetsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

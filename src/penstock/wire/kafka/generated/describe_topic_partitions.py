@@ -82,6 +82,8 @@ class DescribeTopicPartitionsResponse(Message, frozen=True, gc=False):
     ] = None
 
 
+Request = DescribeTopicPartitionsRequest
+Response = DescribeTopicPartitionsResponse
 decode_describe_topic_partitions_request, encode_describe_topic_partitions_request = codec(
     DescribeTopicPartitionsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

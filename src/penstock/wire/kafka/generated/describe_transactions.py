@@ -42,6 +42,8 @@ class DescribeTransactionsResponse(Message, frozen=True, gc=False):
     transaction_states: Annotated[Sequence[TransactionState], "[]TransactionState", "0+"] = ()
 
 
+Request = DescribeTransactionsRequest
+Response = DescribeTransactionsResponse
 decode_describe_transactions_request, encode_describe_transactions_request = codec(
     DescribeTransactionsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

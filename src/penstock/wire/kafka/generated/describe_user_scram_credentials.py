@@ -46,6 +46,8 @@ class DescribeUserScramCredentialsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = DescribeUserScramCredentialsRequest
+Response = DescribeUserScramCredentialsResponse
 decode_describe_user_scram_credentials_request, encode_describe_user_scram_credentials_request = (
     codec(DescribeUserScramCredentialsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM)
 )

@@ -49,6 +49,8 @@ class ElectLeadersResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = ElectLeadersRequest
+Response = ElectLeadersResponse
 decode_elect_leaders_request, encode_elect_leaders_request = codec(
     ElectLeadersRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -30,6 +30,8 @@ class EndTxnResponse(Message, frozen=True, gc=False):
     producer_epoch: Annotated[int, "int16", "5+", "ignorable"] = -1
 
 
+Request = EndTxnRequest
+Response = EndTxnResponse
 decode_end_txn_request, encode_end_txn_request = codec(
     EndTxnRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

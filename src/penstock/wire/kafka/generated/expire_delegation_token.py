@@ -27,6 +27,8 @@ class ExpireDelegationTokenResponse(Message, frozen=True, gc=False):
     throttle_time_ms: Annotated[int, "int32", "0+"] = 0
 
 
+Request = ExpireDelegationTokenRequest
+Response = ExpireDelegationTokenResponse
 decode_expire_delegation_token_request, encode_expire_delegation_token_request = codec(
     ExpireDelegationTokenRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

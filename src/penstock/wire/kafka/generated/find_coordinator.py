@@ -42,6 +42,8 @@ class FindCoordinatorResponse(Message, frozen=True, gc=False):
     coordinators: Annotated[Sequence[Coordinator], "[]Coordinator", "4+"] = ()
 
 
+Request = FindCoordinatorRequest
+Response = FindCoordinatorResponse
 decode_find_coordinator_request, encode_find_coordinator_request = codec(
     FindCoordinatorRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -28,6 +28,8 @@ class HeartbeatResponse(Message, frozen=True, gc=False):
     error_code: Annotated[int, "int16", "0+"] = 0
 
 
+Request = HeartbeatRequest
+Response = HeartbeatResponse
 decode_heartbeat_request, encode_heartbeat_request = codec(
     HeartbeatRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -48,6 +48,8 @@ class IncrementalAlterConfigsResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = IncrementalAlterConfigsRequest
+Response = IncrementalAlterConfigsResponse
 decode_incremental_alter_configs_request, encode_incremental_alter_configs_request = codec(
     IncrementalAlterConfigsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -34,6 +34,8 @@ class InitProducerIdResponse(Message, frozen=True, gc=False):
     ongoing_txn_producer_epoch: Annotated[int, "int16", "6+"] = -1
 
 
+Request = InitProducerIdRequest
+Response = InitProducerIdResponse
 decode_init_producer_id_request, encode_init_producer_id_request = codec(
     InitProducerIdRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -53,6 +53,8 @@ class JoinGroupResponse(Message, frozen=True, gc=False):
     members: Annotated[Sequence[JoinGroupResponseMember], "[]JoinGroupResponseMember", "0+"] = ()
 
 
+Request = JoinGroupRequest
+Response = JoinGroupResponse
 decode_join_group_request, encode_join_group_request = codec(
     JoinGroupRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

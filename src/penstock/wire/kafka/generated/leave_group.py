@@ -41,6 +41,8 @@ class LeaveGroupResponse(Message, frozen=True, gc=False):
     members: Annotated[Sequence[MemberResponse], "[]MemberResponse", "3+"] = ()
 
 
+Request = LeaveGroupRequest
+Response = LeaveGroupResponse
 decode_leave_group_request, encode_leave_group_request = codec(
     LeaveGroupRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

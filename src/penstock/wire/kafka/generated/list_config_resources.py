@@ -32,6 +32,8 @@ class ListConfigResourcesResponse(Message, frozen=True, gc=False):
     config_resources: Annotated[Sequence[ConfigResource], "[]ConfigResource", "0+"] = ()
 
 
+Request = ListConfigResourcesRequest
+Response = ListConfigResourcesResponse
 decode_list_config_resources_request, encode_list_config_resources_request = codec(
     ListConfigResourcesRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -35,6 +35,8 @@ class ListGroupsResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[ListedGroup], "[]ListedGroup", "0+"] = ()
 
 
+Request = ListGroupsRequest
+Response = ListGroupsResponse
 decode_list_groups_request, encode_list_groups_request = codec(
     ListGroupsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

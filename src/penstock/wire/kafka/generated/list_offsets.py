@@ -55,6 +55,8 @@ class ListOffsetsResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[ListOffsetsTopicResponse], "[]ListOffsetsTopicResponse", "0+"] = ()
 
 
+Request = ListOffsetsRequest
+Response = ListOffsetsResponse
 decode_list_offsets_request, encode_list_offsets_request = codec(
     ListOffsetsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

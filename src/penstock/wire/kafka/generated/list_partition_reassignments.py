@@ -53,6 +53,8 @@ class ListPartitionReassignmentsResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[OngoingTopicReassignment], "[]OngoingTopicReassignment", "0+"] = ()
 
 
+Request = ListPartitionReassignmentsRequest
+Response = ListPartitionReassignmentsResponse
 decode_list_partition_reassignments_request, encode_list_partition_reassignments_request = codec(
     ListPartitionReassignmentsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -37,6 +37,8 @@ class ListTransactionsResponse(Message, frozen=True, gc=False):
     transaction_states: Annotated[Sequence[TransactionState], "[]TransactionState", "0+"] = ()
 
 
+Request = ListTransactionsRequest
+Response = ListTransactionsResponse
 decode_list_transactions_request, encode_list_transactions_request = codec(
     ListTransactionsRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

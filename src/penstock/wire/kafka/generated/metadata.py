@@ -69,6 +69,8 @@ class MetadataResponse(Message, frozen=True, gc=False):
     error_code: Annotated[int, "int16", "13+", "ignorable"] = 0
 
 
+Request = MetadataRequest
+Response = MetadataResponse
 decode_metadata_request, encode_metadata_request = codec(
     MetadataRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

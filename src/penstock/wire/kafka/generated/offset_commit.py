@@ -59,6 +59,8 @@ class OffsetCommitResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[OffsetCommitResponseTopic], "[]OffsetCommitResponseTopic", "0+"] = ()
 
 
+Request = OffsetCommitRequest
+Response = OffsetCommitResponse
 decode_offset_commit_request, encode_offset_commit_request = codec(
     OffsetCommitRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

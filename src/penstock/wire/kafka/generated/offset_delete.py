@@ -51,6 +51,8 @@ class OffsetDeleteResponse(Message, frozen=True, gc=False):
     topics: Annotated[Sequence[OffsetDeleteResponseTopic], "[]OffsetDeleteResponseTopic", "0+"] = ()
 
 
+Request = OffsetDeleteRequest
+Response = OffsetDeleteResponse
 decode_offset_delete_request, encode_offset_delete_request = codec(
     OffsetDeleteRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -90,6 +90,8 @@ class OffsetFetchResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[OffsetFetchResponseGroup], "[]OffsetFetchResponseGroup", "8+"] = ()
 
 
+Request = OffsetFetchRequest
+Response = OffsetFetchResponse
 decode_offset_fetch_request, encode_offset_fetch_request = codec(
     OffsetFetchRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -54,6 +54,8 @@ class OffsetForLeaderEpochResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = OffsetForLeaderEpochRequest
+Response = OffsetForLeaderEpochResponse
 decode_offset_for_leader_epoch_request, encode_offset_for_leader_epoch_request = codec(
     OffsetForLeaderEpochRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

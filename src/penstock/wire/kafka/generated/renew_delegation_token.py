@@ -27,6 +27,8 @@ class RenewDelegationTokenResponse(Message, frozen=True, gc=False):
     throttle_time_ms: Annotated[int, "int32", "0+"] = 0
 
 
+Request = RenewDelegationTokenRequest
+Response = RenewDelegationTokenResponse
 decode_renew_delegation_token_request, encode_renew_delegation_token_request = codec(
     RenewDelegationTokenRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -27,6 +27,8 @@ class SaslAuthenticateResponse(Message, frozen=True, gc=False):
     session_lifetime_ms: Annotated[int, "int64", "1+", "ignorable"] = 0
 
 
+Request = SaslAuthenticateRequest
+Response = SaslAuthenticateResponse
 decode_sasl_authenticate_request, encode_sasl_authenticate_request = codec(
     SaslAuthenticateRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -26,6 +26,8 @@ class SaslHandshakeResponse(Message, frozen=True, gc=False):
     mechanisms: Annotated[Sequence[str], "[]string", "0+"] = ()
 
 
+Request = SaslHandshakeRequest
+Response = SaslHandshakeResponse
 decode_sasl_handshake_request, encode_sasl_handshake_request = codec(
     SaslHandshakeRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -78,6 +78,8 @@ class ShareAcknowledgeResponse(Message, frozen=True, gc=False):
     node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "0+"] = ()
 
 
+Request = ShareAcknowledgeRequest
+Response = ShareAcknowledgeResponse
 decode_share_acknowledge_request, encode_share_acknowledge_request = codec(
     ShareAcknowledgeRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

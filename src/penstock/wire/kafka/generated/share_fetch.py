@@ -101,6 +101,8 @@ class ShareFetchResponse(Message, frozen=True, gc=False):
     node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "0+"] = ()
 
 
+Request = ShareFetchRequest
+Response = ShareFetchResponse
 decode_share_fetch_request, encode_share_fetch_request = codec(
     ShareFetchRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -59,6 +59,8 @@ class ShareGroupDescribeResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[DescribedGroup], "[]DescribedGroup", "0+"] = ()
 
 
+Request = ShareGroupDescribeRequest
+Response = ShareGroupDescribeResponse
 decode_share_group_describe_request, encode_share_group_describe_request = codec(
     ShareGroupDescribeRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

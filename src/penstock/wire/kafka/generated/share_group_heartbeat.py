@@ -44,6 +44,8 @@ class ShareGroupHeartbeatResponse(Message, frozen=True, gc=False):
     assignment: Annotated[Assignment | None, "Assignment", "0+", "null 0+"] = None
 
 
+Request = ShareGroupHeartbeatRequest
+Response = ShareGroupHeartbeatResponse
 decode_share_group_heartbeat_request, encode_share_group_heartbeat_request = codec(
     ShareGroupHeartbeatRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -104,6 +104,8 @@ class StreamsGroupDescribeResponse(Message, frozen=True, gc=False):
     groups: Annotated[Sequence[DescribedGroup], "[]DescribedGroup", "0+"] = ()
 
 
+Request = StreamsGroupDescribeRequest
+Response = StreamsGroupDescribeResponse
 decode_streams_group_describe_request, encode_streams_group_describe_request = codec(
     StreamsGroupDescribeRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

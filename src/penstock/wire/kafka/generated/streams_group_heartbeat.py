@@ -168,6 +168,8 @@ class StreamsGroupHeartbeatResponse(Message, frozen=True, gc=False):
     ] = None
 
 
+Request = StreamsGroupHeartbeatRequest
+Response = StreamsGroupHeartbeatResponse
 decode_streams_group_heartbeat_request, encode_streams_group_heartbeat_request = codec(
     StreamsGroupHeartbeatRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

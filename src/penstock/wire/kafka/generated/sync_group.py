@@ -42,6 +42,8 @@ class SyncGroupResponse(Message, frozen=True, gc=False):
     assignment: Annotated[bytes, "bytes", "0+"] = b""
 
 
+Request = SyncGroupRequest
+Response = SyncGroupResponse
 decode_sync_group_request, encode_sync_group_request = codec(
     SyncGroupRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -63,6 +63,8 @@ class TxnOffsetCommitResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = TxnOffsetCommitRequest
+Response = TxnOffsetCommitResponse
 decode_txn_offset_commit_request, encode_txn_offset_commit_request = codec(
     TxnOffsetCommitRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -26,6 +26,8 @@ class UnregisterBrokerResponse(Message, frozen=True, gc=False):
     error_message: Annotated[str | None, "string", "0+", "null 0+"] = ""
 
 
+Request = UnregisterBrokerRequest
+Response = UnregisterBrokerResponse
 decode_unregister_broker_request, encode_unregister_broker_request = codec(
     UnregisterBrokerRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -45,6 +45,8 @@ class UpdateFeaturesResponse(Message, frozen=True, gc=False):
     ] = ()
 
 
+Request = UpdateFeaturesRequest
+Response = UpdateFeaturesResponse
 decode_update_features_request, encode_update_features_request = codec(
     UpdateFeaturesRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

@@ -58,6 +58,8 @@ class WriteTxnMarkersResponse(Message, frozen=True, gc=False):
     markers: Annotated[Sequence[WritableTxnMarkerResult], "[]WritableTxnMarkerResult", "0+"] = ()
 
 
+Request = WriteTxnMarkersRequest
+Response = WriteTxnMarkersResponse
 decode_write_txn_markers_request, encode_write_txn_markers_request = codec(
     WriteTxnMarkersRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )

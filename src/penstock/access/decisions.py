@@ -1,0 +1,300 @@
+"""Access decisions for requests of every protocol: policies in force, evaluated once and cached.
+
+Any change of identities clears the cache. The policy text of a resource is part of the cache key.
+If a policy depends on the address or the transport, the decision is cached for requests with the
+same ones; if it depends on the time, it is not cached.
+
+A stored policy that is invalid denies everything, because its meaning is unknown. The owner of a
+queue can still replace the policy of the queue."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.access import evaluation
+from penstock.access.conditions import Asks, MalformedPolicy
+from penstock.access.evaluation import Compiled, Decision, Kind
+from penstock.model.identity import Caller, Circumstances
+from penstock.model.ports import Catalog, Identities
+from penstock.model.topic import Topic
+
+log = logging.getLogger("penstock.frontend")
+
+DECISIONS_MAX: Final = 20_000  # about 300 bytes each
+USERS_MAX: Final = 10_000  # users whose compiled policies are cached
+
+# Policies of a user and a resource that are compiled and evaluated at once: a few milliseconds.
+AT_ONCE_CHARS_MAX: Final = 16_384
+
+TRUSTED: Final = Decision(is_allowed=True)
+
+# Account and user of the caller, action, ARN of the resource, its account, its policy.
+Question = tuple[str, str, str, str, str, str | None]
+CircumstancesOf = Callable[[], Circumstances]  # called only if a condition needs them
+
+
+def _denial(reason: str) -> Compiled:
+    return evaluation.compile_policy(
+        f'{{"Statement":{{"Sid":"{reason}","Effect":"Deny","Action":"*","Resource":"*"}}}}',
+        Kind.IDENTITY,
+    )
+
+
+_INVALID: Final = _denial("unreadable policy")
+# A connection may outlive its user. Then no policy of a resource allows anything.
+_DELETED: Final = _denial("no such user")
+_SUSPENDED: Final = _denial("suspended account")
+_INVALID_RESOURCE: Final = evaluation.compile_policy(
+    '{"Statement":{"Sid":"unreadable policy","Effect":"Deny","Principal":"*","Resource":"*",'
+    '"NotAction":["sqs:GetQueueAttributes","sqs:SetQueueAttributes","sqs:DeleteQueue"]}}',
+    Kind.RESOURCE,
+)
+
+
+class Postponed(Exception):
+    """Raised instead of a decision that takes long: ``evaluate`` may run in a thread, and
+    ``Decisions.keep`` takes its result."""
+
+    def __init__(
+        self, question: Question, epoch: int, evaluate: Callable[[], tuple[Asks, Decision]]
+    ) -> None:
+        super().__init__("the policies are large")
+        self.question = question
+        self.epoch = epoch
+        self.evaluate = evaluate
+
+
+class Decisions:
+    def __init__(self, identities: Identities, *, postpones: bool = False) -> None:
+        """``postpones``: decisions on large policies raise Postponed, except in ``at_once``."""
+        self._identities = identities
+        self._postpones = postpones
+        self._epoch = identities.epoch
+        self._decisions: dict[tuple[object, ...], Decision] = {}
+        # Questions that depend on circumstances and whose large policies are compiled.
+        self._compiled: set[Question] = set()
+        self._policies: dict[tuple[str, str], Sequence[Compiled]] = {}  # by account and user
+
+    def decide(
+        self,
+        caller: Caller,
+        action: str,
+        *,
+        arn: str,
+        owner: str,
+        policy: str | None,
+        circumstances: CircumstancesOf,
+    ) -> Decision:
+        """Decide about an action such as ``sqs:SendMessage``. ``owner`` is the account of the
+        resource ``arn``, ``policy`` the policy text of the resource."""
+        if caller.is_trusted:
+            return TRUSTED
+        epoch = self._identities.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._decisions.clear()
+            self._policies.clear()
+            self._compiled.clear()
+        question = (caller.account, caller.user, action, arn, owner, policy)
+        return self._decisions.get(question) or self._evaluate(caller, question, circumstances)
+
+    def decide_on_queue(
+        self,
+        everything: Catalog,
+        caller: Caller,
+        action: str,
+        *,
+        arn: str,
+        owner: str,
+        topic: Topic | None,
+        circumstances: CircumstancesOf,
+    ) -> Decision:
+        """Decide about the queue ``arn``; ``topic`` is None if the queue does not exist.
+
+        A share (``topic:group``) reads the messages of its source topic, so an explicit deny on the
+        source applies to the share as well. An allow on the source does not: a right on the share
+        alone is enough. ``everything`` finds the source, which may be a stream."""
+        policy = None if topic is None else topic.settings.policy
+        decision = self.decide(
+            caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
+        )
+        if topic is None or topic.source_id is None or not decision.is_allowed:
+            return decision
+        source = everything.find_id(topic.source_id)
+        if source is None:
+            return decision  # the source was deleted, and its shares will be
+        on_source = self.decide(
+            caller,
+            action,
+            arn=source.arn,
+            owner=source.account,
+            policy=source.settings.policy,
+            circumstances=circumstances,
+        )
+        is_denied = on_source.is_explicit and not on_source.is_allowed
+        return on_source if is_denied else decision
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Postpone nothing in this block, which must not await."""
+        before, self._postpones = self._postpones, False
+        try:
+            yield
+        finally:
+            self._postpones = before
+
+    def keep(self, postponed: Postponed, asks: Asks, decision: Decision) -> None:
+        """Cache a decision that was made in a thread, unless the identities have changed since."""
+        if postponed.epoch != self._identities.epoch or postponed.epoch != self._epoch:
+            return
+        if not asks:
+            self._remember(postponed.question, decision)
+            return
+        if len(self._compiled) >= DECISIONS_MAX:
+            self._compiled.clear()
+        self._compiled.add(postponed.question)
+
+    def is_cached(
+        self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
+    ) -> bool:
+        """Return True if the decision is valid for every such request, whatever its circumstances,
+        until something changes."""
+        return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
+
+    def grants_anything(
+        self,
+        caller: Caller,
+        *,
+        arn: str,
+        owner: str,
+        policy: str | None,
+        circumstances: CircumstancesOf,
+    ) -> bool:
+        """Return True if the policy of a resource gives the caller any right, so that errors may
+        reveal that the resource exists."""
+        resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
+        return resource is not None and evaluation.grants_anything(
+            resource,
+            caller=caller,
+            owner_account=owner,
+            resource_arn=arn,
+            circumstances=circumstances(),
+        )
+
+    def _evaluate(
+        self, caller: Caller, question: Question, circumstances: CircumstancesOf
+    ) -> Decision:
+        if self._postpones and question not in self._compiled:
+            self._check_size(caller, question, circumstances)
+        identity = self._policies_of(caller)
+        resource = _compile_resource(question)
+        asks = _asks(identity, resource)
+        key: tuple[object, ...] = question
+        found = Circumstances()
+        if asks:
+            found = circumstances()
+            address = found.source_ip if asks & Asks.ADDRESS else None
+            key = (*key, address, found.is_tls if asks & Asks.TRANSPORT else None)
+            cached = None if asks & Asks.TIME else self._decisions.get(key)
+            if cached is not None:
+                return cached
+        decision = _decide(identity, resource, caller, question, found)
+        if not asks & Asks.TIME:
+            self._remember(key, decision)
+        return decision
+
+    def _remember(self, key: tuple[object, ...], decision: Decision) -> None:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        self._decisions[key] = decision
+
+    def _check_size(
+        self, caller: Caller, question: Question, circumstances: CircumstancesOf
+    ) -> None:
+        """Raise Postponed if the policies are large."""
+        tenant = self._identities.tenant(caller.account)
+        user = self._identities.user(caller.account, caller.user)
+        if tenant is None or user is None or tenant.is_suspended:
+            return  # policies do not matter
+        total = len(question[-1] or "") + sum(map(len, user.policies.values()))
+        if total <= AT_ONCE_CHARS_MAX:
+            return
+        texts, found = tuple(user.policies.items()), circumstances()
+
+        def evaluate() -> tuple[Asks, Decision]:
+            identity = [_compile_identity(name, text, caller) for name, text in texts]
+            resource = _compile_resource(question)
+            decision = _decide(identity, resource, caller, question, found)
+            return _asks(identity, resource), decision
+
+        raise Postponed(question, self._epoch, evaluate)
+
+    def _policies_of(self, caller: Caller) -> Sequence[Compiled]:
+        key = (caller.account, caller.user)
+        found = self._policies.get(key)
+        if found is None:
+            tenant = self._identities.tenant(caller.account)
+            user = self._identities.user(caller.account, caller.user)
+            if tenant is None or user is None:
+                found = (_DELETED,)
+            elif tenant.is_suspended:
+                found = (_SUSPENDED,)
+            else:
+                texts = user.policies.items()
+                found = tuple(_compile_identity(name, text, caller) for name, text in texts)
+            if len(self._policies) >= USERS_MAX:
+                self._policies.clear()
+            self._policies[key] = found
+        return found
+
+
+def _asks(identity: Sequence[Compiled], resource: Compiled | None) -> Asks:
+    asks = Asks.NOTHING if resource is None else resource.asks
+    for compiled in identity:
+        asks |= compiled.asks
+    return asks
+
+
+def _decide(
+    identity: Sequence[Compiled],
+    resource: Compiled | None,
+    caller: Caller,
+    question: Question,
+    circumstances: Circumstances,
+) -> Decision:
+    _, _, action, arn, owner, _ = question
+    return evaluation.decide(
+        identity,
+        resource,
+        caller=caller,
+        owner_account=owner,
+        action=action,
+        resource_arn=arn,
+        circumstances=circumstances,
+    )
+
+
+def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
+    try:
+        return evaluation.compile_policy(text, Kind.IDENTITY)
+    except MalformedPolicy as error:
+        log.error(
+            "policy of a user is invalid: it denies everything",
+            extra={"user": caller.arn, "policy": name, "reason": str(error)},
+        )
+        return _INVALID
+
+
+def _compile_resource(question: Question) -> Compiled | None:
+    _, _, _, arn, _, text = question
+    if text is None:
+        return None
+    try:
+        return evaluation.compile_policy(text, Kind.RESOURCE)
+    except MalformedPolicy as error:
+        log.error(
+            "policy of a resource is invalid: it denies everything but replacing it",
+            extra={"arn": arn, "reason": str(error)},
+        )
+        return _INVALID_RESOURCE

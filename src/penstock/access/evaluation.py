@@ -1,0 +1,351 @@
+"""Policies: documents of statements that allow or deny, compiled once and evaluated many times.
+
+Two kinds share one grammar. A user's policies state what that user may do; the policy of a resource
+(a queue) states who may do what with it, and so names principals. ``decide`` combines them: a Deny
+in any of them denies; for a resource of the caller's own account an Allow of either kind is enough;
+for a resource of another account both must allow.
+
+Parsing is strict, because skipping a misspelt element would widen what the author meant to narrow.
+Pure: this module does not know where policies are stored (``decisions`` does) or what an
+action is. Conditions are in ``conditions``, wildcards in ``glob``."""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from penstock.access.conditions import (
+    Asks,
+    Condition,
+    Facts,
+    MalformedPolicy,
+    check_variables,
+    compile_conditions,
+)
+from penstock.access.glob import Globs
+from penstock.model.identity import Caller, Circumstances
+from penstock.model.names import is_account
+
+WITH_VARIABLES = "2012-10-17"
+VERSIONS = ("2008-10-17", WITH_VARIABLES)
+ITEMS_MAX = 200  # actions, resources or principals of one statement
+ITEM_CHARS_MAX = 2_048
+COMPILED_MAX = 1_024  # compiled policies to cache; the store keeps the texts
+
+
+class Kind(StrEnum):
+    IDENTITY = "identity"
+    RESOURCE = "resource"
+
+
+# A user's policy may have one statement for each of many ACLs of other protocols.
+_CHARS_MAX = {Kind.IDENTITY: 131_072, Kind.RESOURCE: 20_480}
+STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # of a resource: the same as in AWS
+_ELEMENTS = frozenset(
+    [
+        "Sid",
+        "Effect",
+        "Principal",
+        "NotPrincipal",
+        "Action",
+        "NotAction",
+        "Resource",
+        "NotResource",
+        "Condition",
+    ]
+)
+_ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
+# Valid kinds of principals that no caller can be.
+_OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))
+
+
+class Principals(msgspec.Struct, frozen=True):
+    is_everyone: bool = False
+    accounts: frozenset[str] = frozenset()
+    users: frozenset[tuple[str, str]] = frozenset()  # account and name
+
+    def has(self, caller: Caller) -> bool:
+        account = caller.account
+        return self.is_everyone or account in self.accounts or (account, caller.user) in self.users
+
+
+class Statement(msgspec.Struct, frozen=True):
+    label: str  # its Sid, else its position
+    is_allow: bool
+    actions: Globs  # in lower case
+    is_action_negated: bool
+    resources: Globs
+    is_resource_negated: bool
+    principals: Principals | None = None  # None in a user's policy, which applies to that user
+    is_principal_negated: bool = False
+    conditions: tuple[Condition, ...] = ()
+
+    def is_about(self, caller: Caller) -> bool:
+        principals = self.principals
+        return principals is None or principals.has(caller) != self.is_principal_negated
+
+    def holds(self, facts: Facts) -> bool:
+        unknown = not self.is_allow  # an unknown condition must neither allow nor cancel a Deny
+        return all(condition.holds(facts, unknown=unknown) for condition in self.conditions)
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    statements: tuple[Statement, ...]
+    asks: Asks = Asks.NOTHING
+
+
+class Decision(msgspec.Struct, frozen=True):
+    is_allowed: bool
+    is_explicit: bool = False  # True: a statement decided; False: no statement matched
+    statement_id: str = ""
+    source: str = ""  # kind of policy that decided, or that lacks an Allow
+
+
+# ── Deciding ─────────────────────────────────────────────────────────────────────────────────
+
+
+def decide(
+    identity: Sequence[Compiled],
+    resource: Compiled | None,
+    *,
+    caller: Caller,
+    owner_account: str,
+    action: str,
+    resource_arn: str,
+    circumstances: Circumstances,
+) -> Decision:
+    """Decide whether ``caller`` may do ``action`` (``sqs:SendMessage``) on a resource."""
+    if caller.is_trusted:
+        return Decision(is_allowed=True)
+    facts = Facts(caller, circumstances, owner_account)
+    name = action.lower()
+    by_identity: Statement | None = None
+    for policy in identity:
+        found = _verdict(policy, caller, name, resource_arn, facts)
+        if found is not None and not found.is_allow:
+            return Decision(False, True, found.label, Kind.IDENTITY)
+        by_identity = by_identity or found
+    by_resource = (
+        None if resource is None else _verdict(resource, caller, name, resource_arn, facts)
+    )
+    if by_resource is not None and not by_resource.is_allow:
+        return Decision(False, True, by_resource.label, Kind.RESOURCE)
+    if by_identity is not None and (by_resource is not None or caller.account == owner_account):
+        return Decision(True, True, by_identity.label, Kind.IDENTITY)
+    if by_resource is not None and caller.account == owner_account:
+        return Decision(True, True, by_resource.label, Kind.RESOURCE)
+    return Decision(False, source=Kind.RESOURCE if by_identity is not None else Kind.IDENTITY)
+
+
+def grants_anything(
+    resource: Compiled,
+    *,
+    caller: Caller,
+    owner_account: str,
+    resource_arn: str,
+    circumstances: Circumstances,
+) -> bool:
+    """Return True if a resource's policy gives ``caller`` any right. Then errors may reveal that
+    the resource exists."""
+    facts = Facts(caller, circumstances, owner_account)
+    return any(
+        statement.is_allow
+        and statement.is_about(caller)
+        and statement.resources.match(resource_arn) != statement.is_resource_negated
+        and statement.holds(facts)
+        for statement in resource.statements
+    )
+
+
+def _verdict(
+    policy: Compiled, caller: Caller, action: str, resource_arn: str, facts: Facts
+) -> Statement | None:
+    """Return the first statement that denies, else the first that allows."""
+    allowing: Statement | None = None
+    for statement in policy.statements:
+        if statement.is_allow and allowing is not None:
+            continue
+        if (
+            statement.actions.match(action) == statement.is_action_negated
+            or statement.resources.match(resource_arn) == statement.is_resource_negated
+            or not statement.is_about(caller)
+            or not statement.holds(facts)
+        ):
+            continue
+        if not statement.is_allow:
+            return statement
+        allowing = statement
+    return allowing
+
+
+# ── Compiling ────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=COMPILED_MAX)
+def compile_policy(text: str, kind: Kind) -> Compiled:
+    """Compile a policy. Raises MalformedPolicy, which states what is wrong and where."""
+    if len(text) > _CHARS_MAX[kind]:
+        raise MalformedPolicy(f"A policy has at most {_CHARS_MAX[kind]} characters.")
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise MalformedPolicy("A policy is a JSON object.") from None
+    if not isinstance(document, dict):
+        raise MalformedPolicy("A policy is a JSON object.")
+    for name in document:
+        if name not in ("Version", "Id", "Statement"):
+            raise MalformedPolicy(f"Unknown element of a policy: {name[:80]}.")
+    version = document.get("Version", VERSIONS[0])
+    if version not in VERSIONS:
+        raise MalformedPolicy(f"Version must be one of {', '.join(VERSIONS)}.")
+    if not isinstance(document.get("Id", ""), str):
+        raise MalformedPolicy("Id must be a string.")
+    given = document.get("Statement")
+    blocks = given if isinstance(given, list) else [given]
+    if not blocks or given is None:
+        raise MalformedPolicy("A policy needs at least one Statement.")
+    if len(blocks) > STATEMENTS_MAX[kind]:
+        raise MalformedPolicy(f"A policy has at most {STATEMENTS_MAX[kind]} statements.")
+    has_variables = version == WITH_VARIABLES
+    statements = tuple(
+        _statement(block, place, kind, has_variables=has_variables)
+        for place, block in enumerate(blocks, 1)
+    )
+    asks = Asks.NOTHING
+    for statement in statements:
+        for condition in statement.conditions:
+            asks |= condition.asks
+    return Compiled(statements, asks)
+
+
+def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) -> Statement:
+    where = f"Statement {place}"
+    if not isinstance(block, dict):
+        raise MalformedPolicy(f"{where} is not an object.")
+    for name in block:
+        if name not in _ELEMENTS:
+            raise MalformedPolicy(f"{where}: unknown element {name[:80]}.")
+    sid = block.get("Sid", "")
+    if not isinstance(sid, str) or len(sid) > ITEM_CHARS_MAX:
+        raise MalformedPolicy(f"{where}: Sid must be a string.")
+    if block.get("Effect") not in ("Allow", "Deny"):
+        raise MalformedPolicy(f"{where}: Effect must be Allow or Deny.")
+    principals, is_principal_negated = _principals(block, where, kind)
+    actions, is_action_negated = _either(block, "Action", where)
+    for action in actions:
+        if _ACTION.match(action) is None:
+            raise MalformedPolicy(
+                f"{where}: Action {action[:200]} must name a service, as in sqs:SendMessage."
+            )
+    if kind is Kind.RESOURCE and "Resource" not in block and "NotResource" not in block:
+        block = {**block, "Resource": "*"}  # the queue that has the policy
+    resources, is_resource_negated = _either(block, "Resource", where)
+    if has_variables:
+        check_variables(resources, where)
+    others = [each for each in resources if each.strip("*") and not each.startswith("arn:")]
+    if others:
+        # SQS accepts any text in the policy of a queue; a text that is not an ARN matches no queue.
+        if kind is Kind.IDENTITY:
+            raise MalformedPolicy(f"{where}: Resource {others[0][:200]} is neither an ARN nor *.")
+        resources = [each for each in resources if each not in others]
+    conditions = block.get("Condition")
+    return Statement(
+        label=sid or where,
+        is_allow=block["Effect"] == "Allow",
+        actions=Globs(action.lower() for action in actions),
+        is_action_negated=is_action_negated,
+        resources=Globs(resources, has_escapes=has_variables),
+        is_resource_negated=is_resource_negated,
+        principals=principals,
+        is_principal_negated=is_principal_negated,
+        conditions=compile_conditions(
+            {} if conditions is None else conditions,
+            where=where,
+            has_escapes=has_variables,
+            takes_any_arn=kind is Kind.RESOURCE,
+        ),
+    )
+
+
+def _chosen(block: dict[str, Any], name: str, where: str) -> str:
+    """Return ``name`` or its negation; a statement has exactly one of them."""
+    negation = f"Not{name}"
+    if (name in block) == (negation in block):
+        raise MalformedPolicy(f"{where} needs either {name} or {negation}.")
+    return negation if negation in block else name
+
+
+def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
+    """Return the values, and whether they are negated."""
+    found = _chosen(block, name, where)
+    return _strings(block[found], f"{where}: {found}"), found != name
+
+
+def _strings(given: object, place: str) -> list[str]:
+    values: list[Any] = given if isinstance(given, list) else [given]
+    if not 0 < len(values) <= ITEMS_MAX:
+        raise MalformedPolicy(f"{place} has 1 to {ITEMS_MAX} values.")
+    if not all(isinstance(value, str) and 0 < len(value) <= ITEM_CHARS_MAX for value in values):
+        raise MalformedPolicy(f"{place} must be a string or a list of strings.")
+    return values
+
+
+# ── Principals ───────────────────────────────────────────────────────────────────────────────
+
+
+def _principals(block: dict[str, Any], where: str, kind: Kind) -> tuple[Principals | None, bool]:
+    if kind is Kind.IDENTITY:
+        for name in ("Principal", "NotPrincipal"):
+            if name in block:
+                raise MalformedPolicy(f"{where}: a user's policy has no {name}.")
+        return None, False
+    found = _chosen(block, "Principal", where)
+    return _read_principals(block[found], f"{where}: {found}"), found == "NotPrincipal"
+
+
+def _read_principals(given: object, place: str) -> Principals:
+    if given == "*":
+        return Principals(is_everyone=True)
+    if not isinstance(given, dict) or not given:
+        raise MalformedPolicy(f'{place} must be "*" or an object such as {{"AWS": …}}.')
+    is_everyone = False
+    accounts: set[str] = set()
+    users: set[tuple[str, str]] = set()
+    for family, values in given.items():
+        names = _strings(values, f"{place}: {family[:80]}")
+        if family in _OTHER_PRINCIPALS:
+            continue
+        if family != "AWS":
+            raise MalformedPolicy(f"{place}: unknown kind of principal {family[:80]}.")
+        for name in names:
+            if name == "*":
+                is_everyone = True
+            elif is_account(name):
+                accounts.add(name)
+            else:
+                _read_arn(name, place, accounts, users)
+    return Principals(is_everyone, frozenset(accounts), frozenset(users))
+
+
+def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, str]]) -> None:
+    """Add the account or the user of an ARN. Roles and sessions are valid, but never match."""
+    parts = arn.split(":", 5)
+    is_arn = len(parts) == 6 and parts[0] == "arn" and parts[1].startswith("aws")
+    is_one = "*" not in arn and "?" not in arn  # principals may not have wildcards
+    if (
+        not (is_arn and is_one)
+        or parts[2] not in ("iam", "sts")
+        or parts[3]
+        or not is_account(parts[4])
+    ):
+        raise MalformedPolicy(f"{place}: {arn[:200]} is not an account, user or *.")
+    name = parts[5]
+    if parts[2] == "iam" and name == "root":
+        accounts.add(parts[4])
+    elif parts[2] == "iam" and name.startswith("user/"):
+        users.add((parts[4], name.removeprefix("user/")))
+    elif not name.startswith(("role/", "assumed-role/", "federated-user/")):
+        raise MalformedPolicy(f"{place}: {arn[:200]} is not an account, user or *.")

@@ -1,0 +1,248 @@
+"""Backups for the admin API: a cut of all logs, the definitions that belong to it, and the batches
+before it, read from their present leaders.
+
+A backup in progress is an entry in memory. It ends when its client ends it or has sent no request
+for a while; then the nodes drop what they keep for it.
+
+Definitions are read after the cut: everything that a record depends on, its topic and its data key,
+was stored before the record. Entries about locations are left out (nodes, rows, requests,
+frontends, the store's id): a restored deployment has its own.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from penstock import __version__
+from penstock.backup.cut import Cut, Topics
+from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.ports.health import Health
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.metadata.security import identity_entries as identities
+from penstock.metadata.security.acl_rules import ACLS_PREFIX
+from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX
+from penstock.metadata.security.delegation_tokens import TOKENS_PREFIX
+from penstock.metadata.store import Entry, Store
+from penstock.metadata.topics import producer_ids
+from penstock.metadata.topics.catalog import TOPICS_PREFIX
+from penstock.metadata.topics.move_tasks import MOVES_PREFIX
+from penstock.metadata.topics.resource_configs import CONFIGS_PREFIX
+from penstock.model.calls import BrokerPort, Fetch
+from penstock.model.errors import (
+    Damaged,
+    NotFound,
+    OffsetOutOfRange,
+    Overloaded,
+    Throttled,
+    TopicNotFound,
+)
+from penstock.model.file_slice import in_memory
+from penstock.model.limits import MIB
+from penstock.model.ports import Clock
+from penstock.record.compaction import covered
+from penstock.record.malformed import MalformedBatch
+from penstock.wire.internal.backup_calls import PartitionPositions
+
+log_ = logging.getLogger(__name__)
+
+BACKUPS_MAX: Final = 4  # at once
+IDLE_MS_MAX: Final = 120_000
+RENEW_MS: Final = 30_000
+READ_BYTES: Final = MIB  # of one log at a time: longer reads would delay other requests
+PAGE_BYTES: Final = MIB  # of definitions in one reply
+PAGE_ENTRIES_MAX: Final = 5_000
+LIST_TRIES_MAX: Final = 10
+ID_BYTES: Final = 12
+
+# Listed again until nothing has changed meanwhile.
+PREFIXES: Final = (
+    TOPICS_PREFIX,
+    identities.TENANTS_PREFIX,
+    identities.USERS_PREFIX,
+    identities.KEYS_PREFIX,
+    identities.SCRAM_PREFIX,
+    DATA_KEYS_PREFIX,
+    producer_ids.KEY,
+    CONFIGS_PREFIX,
+    ACLS_PREFIX,
+    TOKENS_PREFIX,
+)
+
+
+class _Backup:
+    def __init__(
+        self, taken: Sequence[PartitionPositions], definitions: Sequence[Definition], now_ms: int
+    ) -> None:
+        self.cuts: Mapping[PartitionKey, PartitionPositions] = {
+            PartitionKey(one.topic_id, one.index): one for one in taken
+        }
+        self.order = sorted(self.cuts)
+        self.definitions = definitions
+        self.used_at_ms = self.renewed_at_ms = now_ms
+
+
+class BackupAdmin:
+    """Implements ``frontend.admin.backup_port.BackupPort``."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        topics: Topics,
+        broker: BrokerPort,
+        *,
+        store: Store,
+        own_store: Store,
+        health: Health,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        node: str,
+        namespace: tuple[str, str],
+        master_key_id: str,
+    ) -> None:
+        """``broker`` reaches the leader of every partition; ``namespace``: account, region."""
+        self._cut = cut
+        self._topics = topics
+        self._broker = broker
+        self._store = store
+        self._own_store = own_store
+        self._health = health
+        self._clock = clock
+        self._entropy = entropy
+        self._node = node
+        self._namespace = namespace
+        self._master_key_id = master_key_id
+        self._backups: dict[str, _Backup | None] = {}  # None: starting
+
+    # ── Beginning and end ────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> StartedBackup:
+        if not self._health.is_ready:
+            raise Overloaded("The node is not ready: its metadata may be incomplete.")
+        self._forget_idle()
+        if len(self._backups) >= BACKUPS_MAX:
+            raise Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
+        backup_id = self._entropy(ID_BYTES).hex()
+        self._backups[backup_id] = None
+        try:
+            at_ms = self._clock.wall_ms()
+            taken = await self._cut.take(backup_id)
+            definitions = await self._list_definitions()
+        except BaseException:
+            del self._backups[backup_id]
+            raise
+        self._backups[backup_id] = _Backup(taken, definitions, self._clock.mono_ms())
+        log_.info("backup started", extra={"backup": backup_id, "partitions": len(taken)})
+        return StartedBackup(
+            backup_id,
+            at_ms,
+            __version__,
+            self._node,
+            self._cut.nodes,
+            *self._namespace,
+            self._master_key_id,
+            len(taken),
+            len(definitions),
+            sum(one.size_bytes for one in taken),
+        )
+
+    async def end(self, backup_id: str) -> None:
+        if self._backups.get(backup_id) is None:
+            raise NotFound("There is no such backup in progress.")
+        del self._backups[backup_id]
+        log_.info("backup ended", extra={"backup": backup_id})
+
+    def _forget_idle(self) -> None:
+        now_ms = self._clock.mono_ms()
+        for backup_id, backup in tuple(self._backups.items()):
+            if backup is not None and now_ms - backup.used_at_ms > IDLE_MS_MAX:
+                del self._backups[backup_id]
+                log_.warning("backup timed out", extra={"backup": backup_id})
+
+    async def _found(self, backup_id: str) -> _Backup:
+        self._forget_idle()
+        backup = self._backups.get(backup_id)
+        if backup is None:
+            raise NotFound("There is no such backup in progress: it timed out.")
+        now_ms = backup.used_at_ms = self._clock.mono_ms()
+        if now_ms - backup.renewed_at_ms >= RENEW_MS:
+            backup.renewed_at_ms = now_ms
+            await self._cut.keep(backup_id)
+        return backup
+
+    # ── Definitions ──────────────────────────────────────────────────────────────────────────
+
+    async def _list_definitions(self) -> Sequence[Definition]:
+        """Return the definitions of one moment: all listed at one revision, or equal in two
+        successive reads."""
+        before: Sequence[Entry] = ()
+        seen = 0
+        for _ in range(LIST_TRIES_MAX):
+            found: list[Entry] = []
+            revisions = set()
+            for prefix in PREFIXES:
+                entries, revision = await self._store.list(prefix, min_revision=seen)
+                found += entries
+                revisions.add(revision)
+            if len(revisions) == 1 or found == before:
+                break
+            before, seen = found, max(revisions)
+        else:
+            raise Overloaded("Definitions change faster than they can be read; retry.")
+        moves, _ = await self._own_store.list(MOVES_PREFIX)
+        return [Definition(entry.key, entry.value) for entry in (*found, *moves)]
+
+    async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
+        backup = await self._found(backup_id)
+        size = 0
+        page: list[Definition] = []
+        for one in backup.definitions[after : after + PAGE_ENTRIES_MAX]:
+            size += len(one.key) + len(one.value)
+            if page and size > PAGE_BYTES:
+                break
+            page.append(one)
+        return page
+
+    # ── Logs ─────────────────────────────────────────────────────────────────────────────────
+
+    async def partitions(self, backup_id: str, *, after: int, limit: int) -> Sequence[PartitionCut]:
+        backup = await self._found(backup_id)
+        return [
+            PartitionCut(
+                key.topic_id,
+                key.index,
+                backup.cuts[key].start_offset,
+                backup.cuts[key].end_offset,
+                backup.cuts[key].size_bytes,
+            )
+            for key in backup.order[after : after + limit]
+        ]
+
+    async def read(self, backup_id: str, topic_id: str, partition: int, offset: int) -> Piece:
+        backup = await self._found(backup_id)
+        cut = backup.cuts.get(PartitionKey(topic_id, partition))
+        if cut is None:
+            raise NotFound("That partition is not in this backup.")
+        topic = self._topics.find_id(topic_id)
+        if topic is None:
+            raise TopicNotFound(topic_id)
+        end = cut.end_offset
+        if offset >= end:
+            return Piece(b"", offset, offset, offset)
+        try:
+            fetched = await self._broker.call(
+                Fetch(topic, partition, offset=offset, bytes_max=READ_BYTES, is_committed=False)
+            )
+        except OffsetOutOfRange as error:
+            if error.start_offset <= offset:
+                raise Overloaded("A leader has just changed; retry.") from error
+            start = min(error.start_offset, end)
+            return Piece(b"", start, start, start)
+        if not fetched.buffers:
+            raise Overloaded("A leader has just changed; retry.")
+        try:
+            found = covered(
+                in_memory(fetched.buffers), offset, end, next_offset=fetched.next_offset
+            )
+        except MalformedBatch as error:
+            raise Damaged(f"{topic_id}/{partition}", offset, str(error)) from error
+        return Piece(found.data, found.base_offset, found.next_offset, offset)

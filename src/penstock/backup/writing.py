@@ -1,0 +1,280 @@
+"""Writing a backup to a folder.
+
+    .partial-<name>/…      while it is written
+    <name>/…               when everything is on disk, the manifest last
+
+So a backup with its final name is complete: a crash leaves a folder that does not count as a
+backup. Every batch is verified before it is written, because a copied error would be noticed too
+late. ``Source`` provides the data: the admin API, or a test.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import msgspec
+
+from penstock.backup.files import PARTIAL_PREFIX, Line, decode_line, encode_line
+from penstock.backup.manifest import (
+    DEFINITIONS_NAME,
+    MANIFEST_NAME,
+    TOPICS_NAME,
+    BackupUnusable,
+    FileSum,
+    Manifest,
+    PartitionPart,
+    encode_manifest,
+    log_path,
+)
+from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.log.incoming import verified
+from penstock.metadata.topics.catalog import TOPICS_PREFIX
+from penstock.model.errors import Damaged, TopicNotFound
+from penstock.model.limits import MIB
+from penstock.model.topic import Topic
+
+FILE_BYTES: Final = 64 * MIB  # plus the rest of the last piece
+
+_decode_topic = msgspec.json.Decoder(Topic).decode
+
+
+class Source(Protocol):
+    def begin(self) -> StartedBackup: ...
+
+    def definitions(self) -> Iterator[Definition]: ...
+
+    def partitions(self) -> Iterator[PartitionCut]: ...
+
+    def read(self, topic_id: str, partition: int, offset: int) -> Piece:
+        """Raises TopicNotFound for a topic that was deleted meanwhile."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class Pace:
+    """A limit of bytes per second, on average since the start; 0: no limit."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._now = now
+        self._sleep = sleep
+        self._started = now()
+        self._bytes = 0
+
+    def passed(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._bytes_per_s:
+            early = self._bytes / self._bytes_per_s - (self._now() - self._started)
+            if early > 0:
+                self._sleep(early)
+
+
+def write_backup(
+    source: Source,
+    folder: Path,
+    *,
+    pace: Pace,
+    now_ms: Callable[[], int],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[Path, Manifest]:
+    """Write a new backup below ``folder``. ``progress`` is called with the bytes written and about
+    the bytes in total. Any error, including Ctrl-C, removes the unfinished backup."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = source.begin()
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(begun.at_ms / 1_000))}-{begun.id[:6]}"
+    partial = folder / (PARTIAL_PREFIX + name)
+    try:
+        partial.mkdir(mode=0o700)
+        manifest = _Writing(source, partial, begun, pace, progress).run(now_ms)
+        final = folder / name
+        partial.rename(final)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        # Optional: an idle backup times out on the server.
+        with contextlib.suppress(Exception):
+            source.end()
+    return final, manifest
+
+
+class _Writing:
+    def __init__(
+        self,
+        source: Source,
+        root: Path,
+        begun: StartedBackup,
+        pace: Pace,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._source = source
+        self._root = root
+        self._begun = begun
+        self._pace = pace
+        self._progress = progress
+        self._done_bytes = 0
+        self._gone: set[str] = set()  # topics deleted meanwhile
+
+    def run(self, now_ms: Callable[[], int]) -> Manifest:
+        begun = self._begun
+        definitions, count = self._write_definitions(
+            Line(one.key, one.value) for one in self._source.definitions()
+        )
+        parts = []
+        for cut in self._source.partitions():
+            part = None if cut.topic_id in self._gone else self._copy(cut)
+            if part is not None:
+                parts.append(part)
+        if self._gone:
+            parts = [one for one in parts if one.topic_id not in self._gone]
+            definitions, count = self._forget_gone()
+        manifest = Manifest(
+            version=begun.version,
+            node=begun.node,
+            nodes=begun.nodes,
+            account=begun.account,
+            region=begun.region,
+            at_ms=begun.at_ms,
+            finished_at_ms=now_ms(),
+            master_key_id=begun.master_key_id,
+            definitions=definitions,
+            definition_count=count,
+            partitions=parts,
+        )
+        for below, _, _ in os.walk(self._root / TOPICS_NAME):
+            sync_folder(Path(below))
+        with _NewFile(self._root, MANIFEST_NAME) as file:
+            file.write(encode_manifest(manifest))
+        sync_folder(self._root)
+        return manifest
+
+    # ── Definitions ──────────────────────────────────────────────────────────────────────────
+
+    def _write_definitions(self, lines: Iterator[Line]) -> tuple[FileSum, int]:
+        count = 0
+        with _NewFile(self._root, DEFINITIONS_NAME) as file:
+            for line in lines:
+                file.write(encode_line(line) + b"\n")
+                count += 1
+        return file.summed, count
+
+    def _forget_gone(self) -> tuple[FileSum, int]:
+        """Write the definitions again, without deleted topics and their shares."""
+        for topic_id in self._gone:
+            shutil.rmtree(self._root / TOPICS_NAME / topic_id, ignore_errors=True)
+        path = self._root / DEFINITIONS_NAME
+        with path.open("rb") as before:
+            path.unlink()  # it is still open here
+            lines = (decode_line(line) for line in before)
+            return self._write_definitions(line for line in lines if not self._is_gone(line))
+
+    def _is_gone(self, line: Line) -> bool:
+        if not line.key.startswith(TOPICS_PREFIX):
+            return False
+        topic = _decode_topic(line.value)
+        return (topic.source_id or topic.topic_id) in self._gone
+
+    # ── Logs ─────────────────────────────────────────────────────────────────────────────────
+
+    def _copy(self, cut: PartitionCut) -> PartitionPart | None:
+        """Return None if the topic was deleted."""
+        start = cut.start_offset
+        while True:
+            try:
+                copied = self._copy_from(cut, start)
+            except TopicNotFound:
+                self._gone.add(cut.topic_id)
+                return None
+            if isinstance(copied, PartitionPart):
+                return copied
+            assert copied > start, "records are removed at the start only"
+            start = copied
+
+    def _copy_from(self, cut: PartitionCut, start: int) -> PartitionPart | int:
+        """Copy a log. Returns the new start offset if its first records were removed meanwhile."""
+        topic_id, partition, end = cut.topic_id, cut.partition, cut.end_offset
+        shutil.rmtree(self._root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
+        files: list[FileSum] = []
+        at, base, epoch = start, start, -1
+        while at < end:
+            with contextlib.ExitStack() as stack:
+                file: _NewFile | None = None
+                while at < end and (file is None or file.size_bytes < FILE_BYTES):
+                    piece = self._source.read(topic_id, partition, at)
+                    if not piece.data:
+                        return piece.start_offset
+                    if file is None:
+                        first = piece.base_offset if at == start else at
+                        base = first if at == start else base
+                        path = log_path(topic_id, partition, first)
+                        file = stack.enter_context(_NewFile(self._root, path))
+                        at = first
+                    at, epoch = self._write(file, piece, at, epoch)
+            assert file is not None, "at least one piece was read"
+            files.append(file.summed)
+        return PartitionPart(topic_id, partition, base, max(at, base), epoch, files, start)
+
+    def _write(self, file: "_NewFile", piece: Piece, at: int, epoch: int) -> tuple[int, int]:
+        try:
+            headers = verified(
+                memoryview(piece.data), offset=at, epoch=epoch, folder=Path(file.path)
+            )
+        except Damaged as error:
+            raise BackupUnusable(f"the server sent invalid batches: {error}") from error
+        file.write(piece.data)
+        self._done_bytes += len(piece.data)
+        self._progress(self._done_bytes, max(self._begun.size_bytes, self._done_bytes))
+        self._pace.passed(len(piece.data))
+        return headers[-1].next_offset, headers[-1].leader_epoch
+
+
+class _NewFile:
+    """A new file that is synced on exit, with its checksum."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        self.path = path
+        self._place = root / path
+        self._sum = hashlib.sha256()
+        self.size_bytes = 0
+        self._file: BinaryIO
+
+    def __enter__(self) -> "_NewFile":
+        self._place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = self._place.open("xb")
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._sum.update(data)
+        self.size_bytes += len(data)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    @property
+    def summed(self) -> FileSum:
+        return FileSum(self.path, self.size_bytes, self._sum.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,91 @@
+"""How much may be appended before the reserve of the disk is used.
+
+Sends stop at the reserve; leases and acks are written from it, so that consumers can always drain a
+full disk. A call of statvfs on every send would cost more than the send's append, so one result is
+used up byte by byte, and renewed once a second or when it is used up.
+
+The disk counts as full from the first rejected append until that append would fit with 1 % of the
+reserve to spare: otherwise the state would change with the size of messages.
+"""
+
+import os
+from pathlib import Path
+
+from penstock.model import limits, troubles
+from penstock.model.ports import Clock
+from penstock.model.troubles import Trouble
+
+CHECK_INTERVAL_MS = 1_000
+
+
+def reserve_of(size_bytes: int, configured_bytes: int) -> int:
+    """Return the reserve of a disk. ``configured_bytes`` 0: not set."""
+    small = int(size_bytes * limits.DISK_RESERVE_SHARE)
+    return configured_bytes or min(limits.DISK_RESERVE_BYTES, small)
+
+
+class DiskBudget:
+    def __init__(self, folder: Path, clock: Clock, *, reserve_bytes: int = 0) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._configured_bytes = reserve_bytes
+        self._left_bytes = 0
+        self._next_check_ms = 0
+        self._rejected_bytes = 0  # the largest append rejected while the disk is full; 0: not full
+        self._was_low = False
+        self.reserve_bytes = 0
+        self.free_bytes = 0
+        self.size_bytes = 0
+        self._measure()
+
+    def admits(self, append_bytes: int) -> bool:
+        """Return whether this many bytes of messages may be appended, and count them if so."""
+        self._left_bytes -= append_bytes
+        if self._left_bytes < 0 or self._clock.mono_ms() >= self._next_check_ms:
+            self._measure()
+            self._left_bytes -= append_bytes
+            if self._left_bytes < 0:
+                self._rejected_bytes = max(self._rejected_bytes, append_bytes, 1)
+        return self._left_bytes >= 0
+
+    @property
+    def is_low(self) -> bool:
+        self._measure()
+        return self._left_bytes <= 0
+
+    @property
+    def refusal(self) -> str:
+        """The error text of a rejected append."""
+        text = troubles.disk_full_text(self.free_bytes, self.reserve_bytes)
+        return f"{text[0].upper()}{text[1:]}. What helps: {troubles.DISK_DO}."
+
+    def trouble(self) -> Trouble | None:
+        """Return the state of the disk to report to operators."""
+        self._measure()
+        spare_bytes = self.reserve_bytes // 100
+        if self._left_bytes <= 0:
+            self._rejected_bytes = max(self._rejected_bytes, 1)
+        elif self._left_bytes >= self._rejected_bytes + spare_bytes:
+            self._rejected_bytes = 0
+        low_bytes = self.reserve_bytes + (spare_bytes if self._was_low else 0)
+        self._was_low = self._left_bytes < low_bytes
+        if self._rejected_bytes:
+            return troubles.disk_full(self.free_bytes, self.reserve_bytes, self._facts)
+        if self._was_low:
+            return troubles.disk_low(self.free_bytes, self.reserve_bytes, self._facts)
+        return None
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "free_bytes": self.free_bytes,
+            "reserve_bytes": self.reserve_bytes,
+            "folder": str(self._folder),
+        }
+
+    def _measure(self) -> None:
+        state = os.statvfs(self._folder)
+        self.free_bytes = state.f_bavail * state.f_frsize
+        self.size_bytes = state.f_blocks * state.f_frsize
+        self.reserve_bytes = reserve_of(self.size_bytes, self._configured_bytes)
+        self._left_bytes = self.free_bytes - self.reserve_bytes
+        self._next_check_ms = self._clock.mono_ms() + CHECK_INTERVAL_MS

@@ -1,0 +1,65 @@
+"""Timers: an alarm on the node's clock, and the interval of a periodic job."""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.model.ports import Clock
+
+
+class Alarm:
+    """One timer on the node's monotonic clock. The timers of the loop and the clock may disagree a
+    little, and deadlines are often moved back, so an alarm may ring too early, never too late: the
+    callback looks at the clock, and sets the alarm again."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at_ms = 0
+
+    def set(self, at_ms: int | None) -> None:
+        """Ring at this time, unless the alarm is set to an earlier one."""
+        if at_ms is None:
+            return
+        if self._timer is not None:
+            if self._at_ms <= at_ms:
+                return
+            self._timer.cancel()
+        self._at_ms = at_ms
+        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
+        self._timer = self._loop.call_later(delay_s, self._rings)
+
+    def clear(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rings(self) -> None:
+        self._timer = None
+        self._ring()
+
+
+class Interval:
+    """The interval of a periodic job. A change of its length applies at once."""
+
+    def __init__(self, ms: int) -> None:
+        self._ms = ms
+        self._changed = asyncio.Event()
+
+    def change(self, ms: int) -> None:
+        if ms != self._ms:
+            self._ms = ms
+            self._changed.set()
+
+    async def wait(self) -> None:
+        """Wait for one interval from the call on."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while (left := since + self._ms / 1_000 - loop.time()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass

@@ -1,0 +1,66 @@
+"""Group configs in the metadata store, where every node reads them from memory.
+
+Below feature level 3 they are rows of the groups' coordinator, and the store has none. From that
+level on coordinators move their rows to the store (``group_coordinator.py``) and write no new ones.
+"""
+
+from collections.abc import Callable, Mapping
+
+from penstock.cursor.groups.decision import Reply
+from penstock.cursor.tenants import CoordinatorUsage
+from penstock.metadata.topics.resource_configs import GROUP, Configs, Resource, ResourceConfigs
+from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded
+from penstock.model.levels import GROUP_CONFIGS_STORED
+from penstock.model.limits import RESOURCE_CONFIGS_MAX
+from penstock.model.names import split_scoped
+from penstock.model.quotas import GROUP_CONFIGS
+from penstock.wire.kafka.faults import ErrorCode
+
+
+class GroupConfigs:
+    def __init__(
+        self, configs: ResourceConfigs, *, usage: CoordinatorUsage, level: Callable[[], int]
+    ) -> None:
+        """``level``: the feature level in force."""
+        self._configs = configs
+        self._usage = usage
+        self._level = level
+
+    @property
+    def is_in_force(self) -> bool:
+        return self._level() >= GROUP_CONFIGS_STORED
+
+    def of(self, group_id: str) -> Configs:
+        return self._configs.get(self._resource(group_id))
+
+    async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        """Change configs, whose values were checked. None: back to the default."""
+        resource = self._resource(group_id)
+        is_new = any(text is not None for text in changes.values()) and not self.of(group_id)
+        if is_new and not self._has_room(resource.account):
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        try:
+            await self._configs.change(resource, changes)
+        except QuotaExceeded:
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        except InvalidRequest:
+            return Reply(ErrorCode.INVALID_GROUP_ID)
+        except PenstockError:
+            return Reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return Reply()
+
+    async def take_over(self, group_id: str, configs: Configs) -> None:
+        """Store the configs of a row. Values set in the store since then win. Raises
+        PenstockError."""
+        await self._configs.add_missing(self._resource(group_id), configs)
+
+    def _has_room(self, account: str) -> bool:
+        most = self._usage.most(account, GROUP_CONFIGS, RESOURCE_CONFIGS_MAX)
+        if len(self._configs.names(account, GROUP)) < most:
+            return True
+        self._usage.note_refused(account, GROUP_CONFIGS)
+        return False
+
+    def _resource(self, group_id: str) -> Resource:
+        account, name = split_scoped(group_id, own_account=self._usage.own_account)
+        return Resource(account, GROUP, name)

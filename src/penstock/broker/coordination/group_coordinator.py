@@ -1,0 +1,275 @@
+"""The coordinator of the groups in one partition of ``__groups``: ``cursor.groups`` decides, this
+class keeps waiting requests, replies to them, and watches the clock.
+
+- **Tickets.** Every request waits under a ticket; a decision replies to any number of them. A
+  request whose client has gone takes its ticket along, and its reply is dropped.
+- **Held replies** wait until everything decided before is in the log.
+- **When memory is lost** because an append failed, all waiting requests fail, and clients retry.
+
+There are never more tickets than requests in progress, which the listener bounds; the size of a
+group is bounded in ``cursor.groups.settings``.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.coordination.row_log import RowLog
+from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.groups.decision import Decision, TicketReply
+from penstock.cursor.groups.groups import Groups
+from penstock.cursor.groups.settings import GroupSettings
+from penstock.cursor.rows import Row
+from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.model.errors import InvalidRequest, PenstockError
+from penstock.model.ports import Clock
+from penstock.wire.kafka.faults import ErrorCode
+
+log_ = logging.getLogger(__name__)
+
+MOVE_RETRY_SECONDS = 1.0  # before the metadata store is called again
+FORGOTTEN_MAX = 10_000  # beyond it, offsets of deleted topics stay until their retention ends
+
+ReplyT = TypeVar("ReplyT")
+Decide = Callable[[Groups, Decision], None]
+
+
+class GroupCoordinator(CoordinatorRuntime):
+    def __init__(
+        self,
+        *,
+        open_log: Callable[[], Awaitable[RowLog]],
+        settings: GroupSettings,
+        clock: Clock,
+        label: str,
+        usage: CoordinatorUsage = NO_QUOTAS,
+        configs: GroupConfigs | None = None,
+    ) -> None:
+        """``usage`` counts what tenants have at this node. ``configs``: group configs in the
+        metadata store; None: they stay rows."""
+        super().__init__(open_log=open_log, clock=clock, label=label)
+        self._usage = usage
+        self._configs = configs
+        self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
+        self._settings = settings
+        self._groups = Groups(settings)  # valid while ``ready``
+        self._forgotten: set[str] = set()  # deleted topics of which the log may still have offsets
+        # Requests in progress: ticket → the future of its reply, and the reply if all fails.
+        self._waiters: dict[int, tuple[asyncio.Future[Any], object]] = {}
+        self._ticket = 0
+        self._held: set[int] = set()  # tickets whose reply waits for the log
+
+    def end_waits(self) -> None:
+        """Fail the requests that wait for other members: their clients look for the coordinator
+        again. Requests that wait for the log get their reply."""
+        for ticket in self._waiters:
+            if ticket not in self._held:
+                self._fail(ticket)
+
+    async def stop(self) -> None:
+        if self._move is not None:
+            self._move.cancel()
+            await asyncio.gather(self._move, return_exceptions=True)
+        await super().stop()
+        self._fail_all()
+
+    # ── Memory and log ───────────────────────────────────────────────────────────────────────
+
+    def reset(self) -> None:
+        stored = None if self._configs is None else self._configs.of
+        self._groups = Groups(self._settings, self._usage.start(self._label), stored=stored)
+
+    def replay(self, rows: Iterable[Row]) -> None:
+        now_ms = self._clock.mono_ms()
+        for key, value in rows:
+            self._groups.replay(key, value, now_ms=now_ms)
+
+    def loaded(self) -> None:
+        self._carry_out(self._decide(Groups.loaded))
+        if self._forgotten:
+            self._forget(frozenset(self._forgotten))
+        self.move_configs()
+
+    def lost(self) -> None:
+        self._usage.drop(self._label)
+        self._alarm.clear()
+        self._fail_all()
+
+    # ── Configs ──────────────────────────────────────────────────────────────────────────────
+
+    def move_configs(self) -> None:
+        """Begin to move rows with configs to the metadata store, if there are any and the feature
+        level allows it."""
+        if self._configs is None or not self._configs.is_in_force or self._move is not None:
+            return
+        if self.ready() and self._groups.configs_rows():
+            groups = self._groups
+            self._move = self._loop.create_task(
+                self._move_all(self._configs, groups), name=f"move configs {self._label}"
+            )
+            self._move.add_done_callback(lambda _: self._move_ended(groups))
+
+    async def configs_moved(self) -> None:
+        """Return when the move in progress has ended, if there is one."""
+        if self._move is not None:
+            await asyncio.wait((self._move,))
+
+    def _move_ended(self, groups: Groups) -> None:
+        self._move = None
+        if self._groups is not groups:
+            self.move_configs()  # the log was read again meanwhile
+
+    async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
+        """Put each row into the store, then delete it. After a crash in between, rows that are left
+        are moved again. ``groups``: of the load that found the rows; another load starts over."""
+        # A coordinator that does not lead any more may have old rows, and cannot commit these.
+        self.note(Groups.repeat_configs, is_divisible=True)
+        if not await self.committed():
+            return
+        moved = []
+        for group_id, row in groups.configs_rows().items():
+            try:
+                await self._store_configs(configs, group_id, row)
+            except InvalidRequest as error:
+                log_.error(
+                    "group configs not moved", extra={"group": group_id, "reason": str(error)}
+                )
+            else:
+                moved.append(group_id)
+        if self._groups is not groups:
+            return
+        self.note(lambda groups, decision: groups.drop_configs(moved, decision), is_divisible=True)
+        log_.info("group configs moved", extra={"coordinator": self._label, "groups": len(moved)})
+
+    async def _store_configs(
+        self, configs: GroupConfigs, group_id: str, row: Mapping[str, str]
+    ) -> None:
+        """Retry until the store is reachable. Raises InvalidRequest."""
+        while True:
+            try:
+                return await configs.take_over(group_id, row)
+            except InvalidRequest:
+                raise
+            except PenstockError as error:
+                log_.warning(
+                    "group configs not moved yet",
+                    extra={"coordinator": self._label, "reason": str(error)},
+                )
+            await asyncio.sleep(MOVE_RETRY_SECONDS)
+
+    # ── Requests ─────────────────────────────────────────────────────────────────────────────
+
+    async def request(self, failed: ReplyT, decide: Decide) -> ReplyT:
+        """Return the reply of one decision; ``failed`` if there is none."""
+        if not self.ready():
+            return self._unready(failed)
+        self._ticket += 1
+        ticket = self._ticket
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters[ticket] = (future, failed)
+        try:
+            self._carry_out(self._decide(decide, ticket))
+            return cast(ReplyT, await future)
+        finally:
+            del self._waiters[ticket]
+
+    def peek(self, unready: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
+        """Read memory, whether or not the log has it too."""
+        return read(self._groups) if self.ready() else unready
+
+    async def read(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
+        """Read memory; return once the log has it too."""
+        if not self.ready():
+            return self._unready(failed)
+        found = read(self._groups)
+        return found if await self.committed() else self._unready(failed)
+
+    def _unready(self, failed: ReplyT) -> ReplyT:
+        """Return the failed reply, with the code that makes clients look for the coordinator if
+        another node is it."""
+        if not self.is_standing_by:
+            return failed
+        if isinstance(failed, tuple):
+            return cast(ReplyT, (ErrorCode.NOT_COORDINATOR, *failed[1:]))
+        assert isinstance(failed, msgspec.Struct)
+        return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
+
+    def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
+        """Make a decision for which no request waits; a failure is logged. ``is_divisible``: a
+        crash may leave its first rows without the rest."""
+        if not self.ready():
+            return
+        try:
+            decision = self._decide(decide)
+        except Exception:
+            log_.exception("group decision failed", extra={"coordinator": self._label})
+        else:
+            self._carry_out(decision, is_divisible=is_divisible)
+
+    def forget_topic(self, topic_id: str) -> None:
+        if len(self._forgotten) < FORGOTTEN_MAX:
+            self._forgotten.add(topic_id)
+        self._forget(frozenset((topic_id,)))
+
+    def _forget(self, topic_ids: frozenset[str]) -> None:
+        """The ids are kept until the log has the decision: until then it may be read again."""
+        self.note(
+            lambda groups, decision: groups.forget_topics(topic_ids, decision), is_divisible=True
+        )
+        self.when_committed(
+            lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None
+        )
+
+    def _fail_all(self) -> None:
+        for ticket in self._waiters:
+            self._fail(ticket)
+
+    def _fail(self, ticket: int) -> None:
+        waiter = self._waiters.get(ticket)
+        if waiter is not None:
+            self._reply(ticket, self._unready(waiter[1]))
+
+    def _reply(self, ticket: int, reply: object) -> None:
+        waiter = self._waiters.get(ticket)
+        if waiter is not None and not waiter[0].done():
+            waiter[0].set_result(reply)
+
+    # ── Decisions ────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, decide: Decide, ticket: int | None = None) -> Decision:
+        clock = self._clock
+        decision = Decision(ticket, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
+        try:
+            decide(self._groups, decision)
+            return decision
+        except BaseException:
+            self.lose("a decision failed")  # a bug, half way through: memory may be anything
+            raise
+
+    def _carry_out(self, decision: Decision, *, is_divisible: bool = False) -> None:
+        self.append(decision.rows, is_divisible=is_divisible)
+        self._alarm.set(self._groups.next_wake_ms())
+        held: list[TicketReply] = []
+        for each in decision.replies:
+            if each.after_commit:
+                held.append(each)
+            else:
+                self._reply(each.ticket, each.reply)
+        if held:
+            self._held.update(each.ticket for each in held)
+            self.when_committed(lambda is_committed: self._release(held, is_committed))
+
+    def _release(self, held: Sequence[TicketReply], is_committed: bool) -> None:
+        for each in held:
+            self._held.discard(each.ticket)
+            if is_committed:
+                self._reply(each.ticket, each.reply)
+            else:
+                self._fail(each.ticket)
+
+    def tick(self) -> None:
+        self.note(Groups.tick)

@@ -1,0 +1,291 @@
+"""The host of the group coordinators of this node.
+
+State is in the internal topic ``__groups``; ``cursor/groups/records.py`` has the rows. A group that
+is assigned here sees a change of topics with the next heartbeat of any member; when a topic is
+deleted, so are the offsets committed for it. A group reads topics of its own tenant, which its id
+names (``model/names.py``).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.broker.coordination.group_assignments import TaskAssignments
+from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.coordination.group_coordinator import GroupCoordinator
+from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
+from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
+from penstock.broker.coordination.row_log import RowLog
+from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinator_calls import UNAVAILABLE, GroupCall, R, failed
+from penstock.cursor.groups.consumer import ConsumerReply
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.groups import Groups
+from penstock.cursor.groups.offsets import FetchReply
+from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings
+from penstock.cursor.groups.streams.streams_requests import StreamsReply
+from penstock.cursor.patterns.matches import Topics
+from penstock.model.call_times import (
+    FETCH_HERE_SECONDS_MAX,
+    PAUSE_SECONDS_MAX,
+    PAUSE_SECONDS_MIN,
+)
+from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
+from penstock.model.limits import MINUTE_MS
+from penstock.model.names import scoped_id, split_share
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+
+TOPIC_NAME = "__groups"
+EXPIRE_INTERVAL_MS = MINUTE_MS
+
+_NO_STREAMS = StreamsReply(
+    ErrorCode.UNSUPPORTED_VERSION,
+    f"Streams groups need feature level {STREAMS_GROUPS}: upgrade all nodes, then run penstock"
+    " cluster upgrade.",
+)
+_NO_CONFIGS: Mapping[str, str] = {}
+_MOVING: Final = frozenset((ErrorCode.NOT_COORDINATOR, UNAVAILABLE))
+
+# The calls that are one decision each: the fields of a call are the arguments of the method.
+DECISIONS: Final[dict[type[GroupCall[Any]], Callable[..., None]]] = {
+    calls.Join: Groups.join,
+    calls.Sync: Groups.sync,
+    calls.Heartbeat: Groups.heartbeat,
+    calls.Leave: Groups.leave,
+    calls.BeatConsumer: Groups.consumer_heartbeat,
+    calls.BeatShare: Groups.share_heartbeat,
+    calls.BeatStreams: Groups.streams_heartbeat,
+    calls.MakeShareGroup: Groups.make_share,
+    calls.ChangeConfigs: Groups.change_configs,
+    calls.Commit: Groups.commit,
+    calls.CommitInTransaction: lambda groups, producer_id, producer_epoch, **fields: groups.commit(
+        producer=(producer_id, producer_epoch), **fields
+    ),
+    calls.CompleteTransaction: lambda groups, group_id, **fields: groups.complete_transaction(  # noqa: ARG005
+        **fields
+    ),
+    calls.DeleteOffsets: Groups.delete_offsets,
+    calls.DeleteGroup: Groups.delete_group,
+}
+_WITH_TOPICS = (calls.BeatConsumer, calls.BeatShare, calls.BeatStreams)
+
+
+def decide(groups: Groups, call: GroupCall[Any], topics: Topics, decision: Decision) -> None:
+    fields = msgspec.structs.asdict(call)
+    if isinstance(call, _WITH_TOPICS):
+        fields["topics"] = topics
+    DECISIONS[type(call)](groups, decision=decision, **fields)
+
+
+class GroupHost(CoordinatorHost[GroupCoordinator]):
+    """Implements ``GroupCoordinators``. Start it after the broker and stop it before."""
+
+    def __init__(
+        self,
+        setup: CoordinatorSetup,
+        *,
+        settings: GroupSettings,
+        expire_interval_ms: int = EXPIRE_INTERVAL_MS,
+        configs: GroupConfigs | None = None,
+        level: Callable[[], int] = lambda: LEVEL_MAX,
+    ) -> None:
+        """``configs``: group configs in the metadata store; None: they are rows at any level.
+        ``level``: the feature level in force."""
+        super().__init__(TOPIC_NAME, setup, expire_ms=expire_interval_ms)
+        self._settings = settings
+        self._configs = configs
+        self._level = level
+        self._is_draining = False
+        self._topics = GroupTopics(setup.account, setup.region)
+        self._assignments = TaskAssignments()
+        self.handlers = {
+            **dict.fromkeys(DECISIONS, self._decide),
+            calls.Join: self._join_or_sync,
+            calls.Sync: self._join_or_sync,
+            calls.BeatConsumer: self._beat_consumer,
+            calls.BeatStreams: self._beat_streams,
+            calls.ReadConfigs: self._read_configs,
+            calls.ChangeConfigs: self._change_configs,
+            calls.FetchOffsets: self._fetch_offsets,
+            calls.ListGroups: self._list_groups,
+            calls.DescribeGroup: self._describe_group,
+        }
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        for found in self._catalog.all_topics():
+            self._catalog_changed(None, found)
+        self._catalog.on_change(self._catalog_changed)
+        await super().start()
+        if self._led is None:
+            await asyncio.gather(*(each.configs_moved() for each in self._coordinators))
+
+    def _new_coordinator(
+        self, label: str, open_log: Callable[[], Awaitable[RowLog]]
+    ) -> GroupCoordinator:
+        return GroupCoordinator(
+            open_log=open_log,
+            settings=self._settings,
+            clock=self._clock,
+            label=label,
+            usage=self._setup.usage,
+            configs=self._configs,
+        )
+
+    def level_changed(self) -> None:
+        """The feature level may be one at which configs are in the metadata store."""
+        for coordinator in self._coordinators:
+            coordinator.move_configs()
+
+    def end_waits(self) -> None:
+        """The node drains: end all waits, and let no request wait any more. Commits and reads
+        continue."""
+        self._is_draining = True
+        for coordinator in self._coordinators:
+            coordinator.end_waits()
+
+    async def stop(self) -> None:
+        self.end_waits()
+        await self._assignments.stop()
+        await super().stop()
+
+    def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
+        self._topics.changed(before, after)
+        if before is not None and after is None and not before.is_share:
+            for coordinator in self._coordinators:
+                coordinator.forget_topic(before.topic_id)
+
+    def expire(self) -> None:
+        """Drop offsets past their retention, and groups without any."""
+        for coordinator in self._coordinators:
+            coordinator.note(
+                lambda groups, decision: groups.expire(decision, topic_ids=self._topics.id_of),
+                is_divisible=True,
+            )
+
+    # ── Decisions ────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, call: GroupCall[R]) -> Coroutine[Any, Any, R]:
+        topics, group_id = self._topics, call.group_id
+        return self._at(group_id).request(
+            failed(call, UNAVAILABLE),
+            lambda groups, decision: decide(groups, call, topics.of(group_id), decision),
+        )
+
+    async def _join_or_sync(self, call: GroupCall[R]) -> R:
+        return failed(call, UNAVAILABLE) if self._is_draining else await self._decide(call)
+
+    async def _beat_consumer(self, call: calls.BeatConsumer) -> ConsumerReply:
+        group_id = call.group_id
+        visibility = await match_patterns(
+            self._at(group_id),
+            group_id,
+            call.request,
+            call.visibility,
+            topics_of=lambda: self._topics.of(group_id),
+        )
+        return await self._decide(msgspec.structs.replace(call, visibility=visibility))
+
+    async def _beat_streams(self, call: calls.BeatStreams) -> StreamsReply:
+        if self._level() < STREAMS_GROUPS:
+            return _NO_STREAMS  # older nodes could not read the rows of the group
+        coordinator = self._at(call.group_id)
+        reply = await self._decide(call)
+        self._assignments.begin(coordinator, call.group_id)
+        return reply
+
+    # ── Configs ──────────────────────────────────────────────────────────────────────────────
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        if self._configs is not None and self._configs.is_in_force:
+            return share_settings(self._configs.of(group_id))
+        if not self._coordinators:
+            return share_settings(_NO_CONFIGS)  # the node is starting
+        found = self._at(group_id).peek(_NO_CONFIGS, lambda groups: groups.configs(group_id))
+        return share_settings(found)
+
+    def settings_of(self, share: Topic) -> ShareSettings:
+        """Return the settings of the group that reads a topic through a share."""
+        named = split_share(share.name)
+        assert named is not None, "a share is named after its group"
+        group_id = scoped_id(share.account, named[1], own_account=self._namespace[0])
+        return self.share_settings(group_id)
+
+    @property
+    def has_stored_configs(self) -> bool:
+        return self._configs is None or self._configs.is_in_force
+
+    async def _read_configs(self, call: calls.ReadConfigs) -> tuple[ErrorCode, Mapping[str, str]]:
+        group_id = call.group_id
+        if self._configs is not None and self._configs.is_in_force:
+            return ErrorCode.NONE, self._configs.of(group_id)
+        return await self._at(group_id).read(
+            failed(call, UNAVAILABLE), lambda groups: (ErrorCode.NONE, groups.configs(group_id))
+        )
+
+    async def _change_configs(self, call: calls.ChangeConfigs) -> Reply:
+        if self._configs is not None and self._configs.is_in_force:
+            return await self._configs.change(call.group_id, call.changes)
+        return await self._decide(call)
+
+    # ── Reads ────────────────────────────────────────────────────────────────────────────────
+
+    async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
+        """Return committed offsets, from the node that coordinates the group. Clients fetch them
+        once, between assignment and reading, and some (librdkafka 2.16) never again if the
+        coordinator moves at that moment: they have partitions and read nothing."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._settings.fetch_ms_max / 1_000
+        pause_s = PAUSE_SECONDS_MIN
+        while True:
+            reply = await self._fetch(call, until_s=until_s)
+            if reply.code not in _MOVING or self._remote is None:
+                return reply
+            node = self._remote.node_of(TOPIC_NAME, call.group_id)
+            if node is not None:
+                reply = await self._remote.fetch(node, call)
+            left_s = until_s - loop.time()
+            if reply.code not in _MOVING or left_s <= 0:
+                return reply
+            await self._remote.wait_changed(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_SECONDS_MAX)
+
+    async def fetch_here(self, call: calls.FetchOffsets) -> FetchReply:
+        """Serve another node; wait for a coordinator of this node that is still reading."""
+        until_s = asyncio.get_running_loop().time() + FETCH_HERE_SECONDS_MAX
+        return await self._fetch(call, until_s=until_s)
+
+    async def _fetch(self, call: calls.FetchOffsets, *, until_s: float) -> FetchReply:
+        coordinator = self._at(call.group_id)
+        await coordinator.wait_ready(until_s=until_s)
+        return await coordinator.read(
+            failed(call, UNAVAILABLE),
+            lambda groups: groups.fetch(**msgspec.structs.asdict(call)),
+        )
+
+    async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
+        """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
+        found: list[Listing] = []
+        for coordinator in self._own_coordinators():
+            code, listings = await coordinator.read(
+                failed(call, UNAVAILABLE),
+                lambda groups: (
+                    ErrorCode.NONE,
+                    groups.list_groups(states=call.states, kinds=call.kinds),
+                ),
+            )
+            if code:
+                return failed(call, UNAVAILABLE)
+            found.extend(listings)
+        return ErrorCode.NONE, found
+
+    async def _describe_group(self, call: calls.DescribeGroup) -> Description:
+        group_id = call.group_id
+        return await self._at(group_id).read(
+            failed(call, UNAVAILABLE), lambda groups: groups.describe(group_id)
+        )

@@ -1,0 +1,175 @@
+"""The base of the hosts of coordinators: one internal topic, and a coordinator for each of its
+partitions.
+
+The topic is created at the first start, and again if it was deleted. Its partition count never
+changes: a group or transactional id belongs to the partition that the hash of its name gives, and
+only the coordinator of that partition decides about it.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from penstock.broker.coordination.remote_calls import RemoteCoordinators
+from penstock.broker.coordination.row_log import RowLog, RowUnreadable
+from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.coordinator_calls import CoordinatorCall, Handlers, R
+from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.metadata.topics.internal_topic import make_internal_topic
+from penstock.model.calls import BrokerPort
+from penstock.model.limits import MIB
+from penstock.model.ports import Catalog, Clock
+from penstock.model.topic import Topic, partition_of_group
+
+PARTITION_COUNT = 4  # each is a separate log; decisions rarely wait for another partition's sync
+# Compaction leaves the last segment alone, and all of it is read when a coordinator starts.
+SEGMENT_BYTES = 16 * MIB
+# Rows are kept until they are overwritten, however old.
+CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
+
+
+@dataclass(frozen=True)
+class CoordinatorSetup:
+    """What the hosts of groups and of transactions share."""
+
+    broker: BrokerPort
+    catalog: Catalog
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    account: str
+    region: str
+    segment_bytes: int = SEGMENT_BYTES  # of an internal topic that is created
+    # In a cluster, the coordinators of other nodes: this node has those whose partition it leads.
+    remote: RemoteCoordinators | None = None
+    usage: CoordinatorUsage = NO_QUOTAS  # counts what tenants have
+
+
+C = TypeVar("C", bound=CoordinatorRuntime)
+
+
+class CoordinatorHost(ABC, Generic[C]):
+    handlers: Handlers
+
+    def __init__(self, topic_name: str, setup: CoordinatorSetup, *, expire_ms: int) -> None:
+        self._setup = setup
+        self._topic_name = topic_name
+        self._catalog = setup.catalog
+        self._clock = setup.clock
+        self._remote = setup.remote
+        self._namespace = (setup.account, setup.region)
+        self._expire_ms = expire_ms
+        self._coordinators: list[C] = []
+        # In a cluster: partitions that this node leads.
+        self._led: set[int] | None = None if setup.remote is None else set()
+        self._job: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def _new_coordinator(self, label: str, open_log: Callable[[], Awaitable[RowLog]]) -> C: ...
+
+    @abstractmethod
+    def expire(self) -> None:
+        """Drop what is past its retention."""
+
+    def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
+        return self.handlers[type(call)](call)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Return when the state is loaded. A coordinator whose log cannot be read is in
+        ``troubles`` and replies that it is not available."""
+        topic = await self._find_or_create_topic()
+        self._coordinators = [
+            self._new_coordinator(f"{self._topic_name}/{each}", partial(self._open_log, each))
+            for each in range(topic.partition_count)
+        ]
+        self._catalog.on_change(self._skipped_rows_changed)
+        if self._led is None:
+            await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+        else:
+            for partition, coordinator in enumerate(self._coordinators):
+                coordinator.take_over() if partition in self._led else coordinator.stand_by()
+        self._job = asyncio.create_task(self._expire_forever(), name=f"expire {self._topic_name}")
+
+    async def stop(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+            await asyncio.gather(self._job, return_exceptions=True)
+        for coordinator in self._coordinators:
+            await coordinator.stop()
+
+    def led(self, partition: int, is_led: bool) -> None:
+        """Note whether this node leads a partition of the internal topic."""
+        assert self._led is not None, "a node without a cluster leads all partitions"
+        (self._led.add if is_led else self._led.discard)(partition)
+        if partition < len(self._coordinators):
+            coordinator = self._coordinators[partition]
+            coordinator.take_over() if is_led else coordinator.stand_by()
+
+    def _own_coordinators(self) -> list[C]:
+        return [
+            coordinator
+            for partition, coordinator in enumerate(self._coordinators)
+            if self._led is None or partition in self._led
+        ]
+
+    def _at(self, key: str) -> C:
+        """Return the coordinator of a group or transactional id."""
+        return self._coordinators[partition_of_group(key, len(self._coordinators))]
+
+    def troubles(self) -> Sequence[str]:
+        """Return why coordinators are out of service, except for unreadable rows."""
+        return [
+            each.trouble
+            for each in self._coordinators
+            if each.trouble is not None and each.unreadable is None
+        ]
+
+    def unreadable_rows(self) -> Sequence[RowUnreadable]:
+        """Return the rows that keep coordinators out of service until an operator skips them."""
+        return [each.unreadable for each in self._coordinators if each.unreadable is not None]
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._expire_ms / 1_000)
+            self.expire()
+
+    def tick(self) -> None:
+        """Do what is due by the clock now. Timers do so by themselves."""
+        for coordinator in self._coordinators:
+            coordinator.tick()
+
+    # ── The internal topic ───────────────────────────────────────────────────────────────────
+
+    async def _find_or_create_topic(self) -> Topic:
+        topic = self._catalog.find(*self._namespace, self._topic_name)
+        if topic is not None:
+            return topic
+        return await make_internal_topic(
+            self._catalog,
+            self._namespace,
+            self._topic_name,
+            # A topic that was deleted gets as many partitions as there are coordinators.
+            partition_count=len(self._coordinators) or PARTITION_COUNT,
+            configs={**CONFIGS, "segment.bytes": str(self._setup.segment_bytes)},
+            clock=self._clock,
+            entropy=self._setup.entropy,
+        )
+
+    async def _open_log(self, partition: int) -> RowLog:
+        topic = await self._find_or_create_topic()
+        return RowLog(self._setup.broker, topic, partition, self._clock)
+
+    def _skipped_rows_changed(self, before: Topic | None, after: Topic | None) -> None:
+        if (
+            before is not None
+            and after is not None
+            and (after.account, after.region) == self._namespace
+            and after.name == self._topic_name
+            and before.skipped_rows != after.skipped_rows
+        ):
+            for coordinator in self._coordinators:
+                coordinator.read_again()

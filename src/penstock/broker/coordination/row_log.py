@@ -1,0 +1,239 @@
+"""One partition of an internal topic of coordinators: appends and reads rows.
+
+A row is a record: the key names what the row describes, the value is its new state, no value means
+that it is gone. Rows of one decision are in one batch, so a crash leaves all of them or none;
+decisions that are appended together share batches as far as they fit.
+
+**Compaction.** The topic is compacted like any other: a row goes when a newer row has its key, the
+newest stays at its offset. So readers of the topic (``__consumer_offsets`` is a view of it) get no
+row twice.
+
+**Unreadable rows.** A row that the coordinator rejects stops the reading: skipping it silently
+would lose its state. An operator may look at the row and skip it: the topic's catalog entry then
+names the row by offset and digest, and every reader skips it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.cursor.rows import Row
+from penstock.model.calls import AppendBatches, BrokerPort, Ends, Fetch
+from penstock.model.errors import PenstockError
+from penstock.model.limits import BATCH_BYTES_MAX, KIB
+from penstock.model.ports import Clock
+from penstock.model.topic import Topic
+from penstock.record.batch import (
+    HEADER_BYTES,
+    BatchHeader,
+    encode_batch,
+    parse_header,
+    split_batches,
+)
+from penstock.record.compression import Codec
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import encode_record, iter_records
+
+ACKS_ALL = -1
+SETTLE_SECONDS = 1.0  # until a new leader is called again for its end
+READ_BYTES_MAX = 128 * KIB  # decoded at once, in some ten milliseconds
+BATCH_ROWS_BYTES_MAX = 256 * KIB  # a batch ends after the decision that exceeds this
+# Members of a group send nearly the same bytes, so large rows shrink well; small ones do not.
+COMPRESSED_BYTES_MIN = 16 * KIB
+
+
+class RowsTooLarge(PenstockError):
+    """A decision that does not fit into a batch: a group with thousands of members."""
+
+
+class RowsMissing(PenstockError):
+    """The log has records in a range, but returns none."""
+
+
+class RowUnreadable(PenstockError):
+    """A row that a coordinator rejects: the topic is damaged, or was written by a newer version or
+    another program. Nothing after the row is read until an operator skips it."""
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, row: Row | None, reason: str
+    ) -> None:
+        """``row``: None if the batch cannot be decoded, so there is no single row to skip."""
+        super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.row = row
+        self.reason = reason
+
+
+class PlacedRow(NamedTuple):
+    offset: int
+    row: Row
+
+
+def digest_of(row: Row) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(row), digest_size=16).hexdigest()
+
+
+def encode_rows(decisions: Sequence[Sequence[Row]], *, wall_ms: int) -> list[bytes]:
+    """Encode as few batches as possible without splitting a decision."""
+    batches: list[bytes] = []
+    records: list[bytes] = []
+    size = 0
+    for rows in decisions:
+        for row in rows:
+            record = encode_record(
+                offset_delta=len(records), timestamp_delta=0, key=row.key, value=row.value
+            )
+            records.append(record)
+            size += len(record)
+        if size >= BATCH_ROWS_BYTES_MAX:
+            batches.append(_encode(records, size, wall_ms))
+            records, size = [], 0
+    if records:
+        batches.append(_encode(records, size, wall_ms))
+    return batches
+
+
+def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
+    batch = encode_batch(
+        records,
+        base_offset=0,  # assigned by the log
+        leader_epoch=0,
+        base_timestamp=wall_ms,
+        max_timestamp=wall_ms,
+        attributes=Codec.ZSTD if size >= COMPRESSED_BYTES_MIN else Codec.NONE,
+    )
+    if len(batch) > BATCH_BYTES_MAX:
+        raise RowsTooLarge(f"{len(records)} rows make a batch of {len(batch)} bytes")
+    return batch
+
+
+class RowLog:
+    def __init__(self, broker: BrokerPort, topic: Topic, partition: int, clock: Clock) -> None:
+        self.partition = partition
+        self.epoch = 0  # of the leader, at the last call of ``ends``
+        self._broker = broker
+        self._topic = topic
+        self._clock = clock
+        self._skipped = {
+            skipped.offset: skipped.digest
+            for skipped in topic.skipped_rows
+            if skipped.partition == partition
+        }
+
+    async def ends(self) -> tuple[int, int]:
+        """Return the start and the committed end. A new leader may not know everything that is
+        committed: then this waits until it does (R19)."""
+        ends = await self._broker.call(Ends(self._topic, self.partition))
+        while not ends.is_settled:
+            moved = asyncio.Event()
+            remove = self._broker.on_advance(self._topic, self.partition, moved.set)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SETTLE_SECONDS):
+                        await moved.wait()
+            finally:
+                remove()
+            ends = await self._broker.call(Ends(self._topic, self.partition))
+        self.epoch = ends.leader_epoch
+        return ends.start_offset, ends.high_watermark
+
+    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
+        """Pass all rows in [start, end) to ``replay``, which takes them one after another. Raises
+        RowUnreadable for the first row that it rejects."""
+        async for placed in self.read(start, end):
+            rows = _RememberingRows(placed)
+            try:
+                replay(rows)
+            except Exception as error:
+                offset, row = rows.last
+                reason = str(error) if isinstance(error, ValueError) else repr(error)
+                raise RowUnreadable(
+                    self._topic.name, self.partition, offset, row, reason
+                ) from error
+
+    async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
+        """Yield the rows in [start, end) that are not skipped, some at a time. Raises RowUnreadable
+        for a batch that cannot be decoded."""
+        offset = start
+        while offset < end:
+            fetched = await self._broker.call(
+                Fetch(
+                    self._topic,
+                    self.partition,
+                    offset=offset,
+                    bytes_max=READ_BYTES_MAX,
+                    is_committed=False,
+                )
+            )
+            rows: list[PlacedRow] = []
+            before = offset
+            for batch in split_batches(fetched.buffers):
+                header = parse_header(batch)
+                if not header.is_control:
+                    found = self._rows_of(batch, header)
+                    rows.extend(placed for placed in found if before <= placed.offset < end)
+                offset = header.next_offset
+            if offset <= before:
+                raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
+            yield rows
+            await asyncio.sleep(0)  # a read from memory does not wait; let other tasks run
+
+    def _rows_of(self, batch: bytes, header: BatchHeader) -> Sequence[PlacedRow]:
+        try:
+            placed = [
+                PlacedRow(record.offset, Row(record.key or b"", record.value))
+                for record in iter_records(batch)
+            ]
+        except MalformedBatch as error:
+            # Rows of such a batch cannot be separated: only a batch of one record is one row.
+            offset = header.base_offset
+            row = Row(b"", batch[HEADER_BYTES:]) if header.count == 1 else None
+            if row is not None and self._skipped.get(offset) == digest_of(row):
+                return ()
+            raise RowUnreadable(
+                self._topic.name, self.partition, offset, row, str(error)
+            ) from error
+        if not self._skipped:
+            return placed
+        return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
+
+    async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
+        """Return once all is committed. If it raises, what is in the log is committed as well:
+        batches are appended one by one, and a rejected batch leaves nothing in the log."""
+        for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
+            await self._broker.call(
+                AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
+            )
+
+
+class _RememberingRows:
+    """Iterates over rows and remembers the last one that was taken."""
+
+    def __init__(self, placed: Sequence[PlacedRow]) -> None:
+        self._placed = placed
+        self.last: PlacedRow
+
+    def __iter__(self) -> Iterator[Row]:
+        for placed in self._placed:
+            self.last = placed
+            yield placed.row
+
+
+def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
+    """Split rows, in order; a portion ends after the row that exceeds the size."""
+    portion: list[Row] = []
+    size = 0
+    for row in rows:
+        portion.append(row)
+        size += len(row.key) + len(row.value or b"")
+        if size >= size_bytes:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

@@ -1,0 +1,312 @@
+"""The base of coordinators: keeps a coordinator's memory and one partition of its internal topic in
+step. It reads the log into memory at the start, and appends the rows of every decision.
+
+- **Appends** run one at a time, so that the log has the order of the decisions. Decisions made
+  while an append is in progress share the next append and its sync. The rows of one decision are in
+  one batch.
+- **A reply that must be durable** waits for everything appended so far; so everything its decision
+  has seen in memory is durable as well.
+- **A failed append** leaves memory ahead of the log. All waiting requests fail, and memory is read
+  from the log again; until then, and while reading fails, the coordinator is out of service. The
+  pause between reads grows until an append succeeds: a full disk must not cause constant reading.
+
+What waits here is bounded by the requests in progress, each of which has made one decision.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from penstock.broker.context.timers import Alarm
+from penstock.broker.coordination.row_log import (
+    BATCH_ROWS_BYTES_MAX,
+    RowLog,
+    RowUnreadable,
+    portions,
+)
+from penstock.cursor.rows import Row
+from penstock.model.errors import PenstockError
+from penstock.model.ports import Clock
+
+log_ = logging.getLogger(__name__)
+
+RELOAD_MS_MIN = 1_000
+RELOAD_MS_MAX = 10_000
+STOP_SECONDS_MAX = 3.0
+
+OnCommitted = Callable[[bool], None]
+
+
+class _Append:
+    """Decisions that are appended together, and the callbacks that wait for them."""
+
+    __slots__ = ("decisions", "waiting")
+
+    def __init__(self) -> None:
+        self.decisions: list[Sequence[Row]] = []
+        self.waiting: list[OnCommitted] = []
+
+    def notify(self, is_committed: bool) -> None:
+        waiting, self.waiting = self.waiting, []
+        for on_committed in waiting:
+            on_committed(is_committed)
+
+
+class CoordinatorRuntime(ABC):
+    def __init__(
+        self, *, open_log: Callable[[], Awaitable[RowLog]], clock: Clock, label: str
+    ) -> None:
+        """``label`` names the coordinator in logs and probes."""
+        self.trouble: str | None = None  # why nothing is served
+        self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
+        self.is_standing_by = False  # another node leads the log, and decides
+        self.epoch = 0  # of the log's leader when it was read: this node, as long as it leads
+        self._clock = clock
+        self._label = label
+        self._loop = asyncio.get_running_loop()
+        self._open_log = open_log
+        self._log: RowLog | None = None  # None: memory is not what the log says
+        self._is_stopping = False
+        self._next = _Append()
+        self._in_progress: _Append | None = None
+        self._appender: asyncio.Task[None] | None = None
+        self._loader: asyncio.Task[None] | None = None
+        self._load_began_ms = 0
+        self._reload_ms = 0  # pause after that, before the next load may begin
+        self._reload_alarm = Alarm(clock, self._start_load)
+        self._alarm = Alarm(clock, self.tick)  # set by subclasses
+        self._changed: asyncio.Future[None] | None = None  # done when ``wait_ready`` looks again
+
+    # ── For subclasses ───────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything: reading begins, or begins again."""
+
+    @abstractmethod
+    def replay(self, rows: Iterable[Row]) -> None:
+        """Apply rows in the order of the log, each before the next one is taken. Raises ValueError
+        for a row that is not of this kind of coordinator."""
+
+    @abstractmethod
+    def loaded(self) -> None:
+        """The end of the log is reached; decisions may be made from now on."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """Memory is not what the log says any more; no decisions until ``loaded``."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Do what is due by the clock."""
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Return when memory is loaded, or cannot be (``trouble``)."""
+        self._start_load()
+        if self._loader is not None:
+            await asyncio.shield(self._loader)
+
+    async def stop(self) -> None:
+        """Append what was decided; what still waits fails."""
+        self._is_stopping = True
+        self._reload_alarm.clear()
+        self._notify_changed()
+        if self._loader is not None:
+            self._loader.cancel()
+            await asyncio.gather(self._loader, return_exceptions=True)
+        if self._appender is not None:
+            # In a cluster there may be no node left to commit it.
+            await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
+        dropped, self._next = self._next, _Append()
+        dropped.notify(is_committed=False)
+        while self._appender is not None:
+            self._appender.cancel()
+            await asyncio.wait((self._appender,))
+        if self._log is not None:
+            self._log = None
+            self.lost()
+        self._alarm.clear()
+
+    def stand_by(self) -> None:
+        """Another node leads the log and decides. Memory here does not count any more."""
+        self.is_standing_by = True
+        self._reload_alarm.clear()
+        if self._loader is not None:
+            self._loader.cancel()
+        self.lose("another node leads")
+        self.trouble = self.unreadable = None
+        self._notify_changed()
+
+    def take_over(self) -> None:
+        """This node leads the log: read what other leaders have written."""
+        self.is_standing_by = False
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Read the log at once if it could not be read before: an operator has changed which rows
+        are skipped."""
+        self._reload_ms = 0
+        self._start_load()
+
+    async def wait_ready(self, *, until_s: float) -> None:
+        """Return when memory is loaded, at once if another node leads, and at the latest at
+        ``until_s`` by the loop's clock."""
+        while not self.ready() and not (self.is_standing_by or self._is_stopping):
+            left_s = until_s - self._loop.time()
+            if left_s <= 0:
+                break
+            if self._changed is None:
+                self._changed = self._loop.create_future()
+            await asyncio.wait((self._changed,), timeout=left_s)
+
+    def _notify_changed(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
+
+    def ready(self) -> bool:
+        """Return whether decisions may be made now. If not, the log is read when that is due."""
+        if self._log is None:
+            self._start_load()
+        return self._log is not None
+
+    # ── Decisions ────────────────────────────────────────────────────────────────────────────
+
+    def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
+        """Append the rows of one decision, which memory has applied already. ``is_divisible``: a
+        crash may leave the first of them without the rest, so they need not fit into one batch."""
+        assert self._log is not None, "decisions are made once the log was read"
+        if not rows:
+            return
+        if is_divisible:
+            self._next.decisions.extend(portions(rows, BATCH_ROWS_BYTES_MAX))
+        else:
+            self._next.decisions.append(rows)
+        self._start_appender()
+
+    def when_committed(self, on_committed: OnCommitted) -> None:
+        """Call ``on_committed`` with True once everything appended so far is committed, which may
+        be now; with False if it never will be."""
+        append = self._next if self._next.decisions else self._in_progress
+        if self._log is None or append is None:
+            on_committed(self._log is not None)
+        else:
+            append.waiting.append(on_committed)
+
+    async def committed(self) -> bool:
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self.when_committed(lambda is_done: None if future.done() else future.set_result(is_done))
+        return await future
+
+    def lose(self, reason: str) -> None:
+        """Memory and log differ: read the log again."""
+        if self._log is None:
+            return
+        if not self.is_standing_by:
+            log_.warning(
+                "coordinator reads its log again",
+                extra={"coordinator": self._label, "reason": reason},
+            )
+        self._log = None
+        self.trouble = f"{self._label}: {reason}"
+        dropped, self._next = self._next, _Append()
+        self.lost()
+        if self._in_progress is not None:
+            self._in_progress.notify(is_committed=False)
+        dropped.notify(is_committed=False)
+        self._start_load()
+
+    # ── Appending ────────────────────────────────────────────────────────────────────────────
+
+    def _start_appender(self) -> None:
+        if self._appender is None:
+            self._appender = self._loop.create_task(
+                self._append_all(), name=f"append {self._label}"
+            )
+            self._appender.add_done_callback(self._appender_ended)
+
+    async def _append_all(self) -> None:
+        """Append until nothing is left. Begins with the next turn of the loop, so the decisions of
+        this turn are appended together."""
+        while self._log is not None and self._next.decisions:
+            await self._append_next(self._log)
+
+    def _appender_ended(self, _: asyncio.Task[None]) -> None:
+        self._appender = None
+        if self._log is not None and self._next.decisions:
+            self._start_appender()  # decided between its last look and now
+        self._start_load()
+
+    async def _append_next(self, log: RowLog) -> None:
+        append = self._in_progress = self._next
+        self._next = _Append()
+        try:
+            await log.append(append.decisions)
+        except PenstockError as error:
+            self.lose(f"append failed: {error}")
+        except Exception as error:
+            log_.exception("coordinator append failed", extra={"coordinator": self._label})
+            self.lose(f"append failed: {type(error).__name__}")
+        else:
+            self._reload_ms = RELOAD_MS_MIN
+            append.notify(is_committed=True)  # nothing waits any more if memory was lost meanwhile
+        finally:
+            append.notify(is_committed=False)  # what still waits was given up
+            self._in_progress = None
+
+    # ── Loading ──────────────────────────────────────────────────────────────────────────────
+
+    def _start_load(self) -> None:
+        if self._log is not None or self._loader is not None or self._is_stopping:
+            return
+        # An append in progress would be read or not, by chance: its end calls this again.
+        if self.is_standing_by or self._appender is not None:
+            return
+        now_ms = self._clock.mono_ms()
+        load_from_ms = self._load_began_ms + self._reload_ms
+        if now_ms < load_from_ms:
+            self._reload_alarm.set(load_from_ms)
+            return
+        self._load_began_ms = now_ms
+        self._reload_ms = min(max(2 * self._reload_ms, RELOAD_MS_MIN), RELOAD_MS_MAX)
+        self._loader = self._loop.create_task(self._load(), name=f"load {self._label}")
+        self._loader.add_done_callback(self._load_ended)
+
+    async def _load(self) -> None:
+        try:
+            log = await self._open_log()
+            start, end = await log.ends()
+            self.epoch = log.epoch
+            self.reset()
+            await log.replay(start, end, self.replay)
+            self._log = log
+            self.trouble = self.unreadable = None
+            self.loaded()
+            self._notify_changed()
+        except (PenstockError, ValueError) as error:  # MalformedBatch is a ValueError
+            self._not_loaded(error, str(error))
+        except Exception as error:
+            log_.exception("coordinator load failed", extra={"coordinator": self._label})
+            self._not_loaded(error, type(error).__name__)
+
+    def _load_ended(self, _: asyncio.Task[None]) -> None:
+        """A callback instead of the end of the task: a task that is cancelled before its first step
+        has no end, and leaders may come and go within one turn of the loop."""
+        self._loader = None
+        self._start_load()
+
+    def _not_loaded(self, error: Exception, reason: str) -> None:
+        self._log = None
+        self._next = _Append()
+        before, self.trouble = self.trouble, f"{self._label}: reading failed: {reason}"
+        self.unreadable = error if isinstance(error, RowUnreadable) else None
+        if self.trouble == before:
+            return  # logged already; every further attempt ends like this
+        fields: dict[str, object] = {"coordinator": self._label, "reason": reason}
+        if self.unreadable is not None:
+            row = self.unreadable
+            fields |= {"topic": row.topic, "partition": row.partition, "offset": row.offset}
+        log_.error("coordinator out of service", extra=fields)

@@ -1,0 +1,325 @@
+"""The coordinator of the transactional ids in one partition of ``__transactions``:
+``cursor.transactions`` decides, this class makes decisions durable, sends markers, and watches the
+clock.
+
+    decide → rows committed → reply, and markers to each partition → all written → the second row
+
+- **Markers** are sent once their decision is durable, in a separate task: a client that disconnects
+  stops nothing. A marker that a partition cannot take now is retried until the partition takes it,
+  or is gone. After a restart, markers of decided transactions are sent again, which is safe.
+- **A call that comes too early**, while the last transaction of its id is still being completed,
+  waits a moment for that instead of failing: markers usually take a few milliseconds, and clients
+  wait tens of them before they retry.
+- **One marker per partition at a time.** A version 1 client has the same epoch in its next
+  transaction, which a marker still on its way would end. So none is sent twice at once, not even
+  by a coordinator that has read its log again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from penstock.broker.coordination.row_log import RowLog
+from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.rows import Row
+from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.cursor.transactions import (
+    Marker,
+    Transactions,
+    TxnOutcome,
+    TxnReply,
+    TxnState,
+    TxnValue,
+)
+from penstock.model.errors import PenstockError
+from penstock.model.ports import Clock
+from penstock.wire.kafka.faults import ErrorCode
+
+log_ = logging.getLogger(__name__)
+
+COORDINATOR_EPOCH = 0  # of a node without a cluster
+COMPLETION_SECONDS_MAX = 2.0  # that a call waits for the transaction before it
+MARKER_RETRY_MS = 1_000
+
+_PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
+
+_MarkerKey = tuple[str, str, int]  # transactional id, topic id, partition
+
+
+class TransactionCoordinator(CoordinatorRuntime):
+    def __init__(
+        self,
+        *,
+        open_log: Callable[[], Awaitable[RowLog]],
+        write_marker: Callable[[Marker], Awaitable[None]],
+        next_producer_id: Callable[[], Awaitable[int]],
+        clock: Clock,
+        label: str,
+        usage: CoordinatorUsage = NO_QUOTAS,
+    ) -> None:
+        """``write_marker`` returns when a marker is committed in its partition, or the partition is
+        gone; if it raises, the marker is retried."""
+        super().__init__(open_log=open_log, clock=clock, label=label)
+        self._usage = usage
+        self._write_marker = write_marker
+        self._next_producer_id = next_producer_id
+        self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
+        self._spare_id: int | None = None  # an unused producer id
+        # Markers being sent, across any number of loads.
+        self._sending: set[_MarkerKey] = set()
+        self._senders: set[asyncio.Task[None]] = set()
+        self._failed: set[Marker] = set()  # to be sent again
+        self._retry_at_ms = 0
+        # Calls that wait for a transaction to be completed, by transactional id.
+        self._completions: dict[str, asyncio.Future[None]] = {}
+
+    async def stop(self) -> None:
+        """Markers that are not written now are written after the next start."""
+        self._is_stopping = True
+        for task in tuple(self._senders):
+            task.cancel()
+        await asyncio.gather(*self._senders, return_exceptions=True)
+        await super().stop()
+
+    # ── Memory and log ───────────────────────────────────────────────────────────────────────
+
+    def reset(self) -> None:
+        # Partitions reject late markers of an earlier coordinator by its epoch.
+        self._txns = Transactions(
+            coordinator_epoch=max(COORDINATOR_EPOCH, self.epoch),
+            usage=self._usage.start(self._label),
+        )
+
+    def replay(self, rows: Iterable[Row]) -> None:
+        for key, value in rows:
+            self._txns.replay(key, value)
+
+    def loaded(self) -> None:
+        self._failed.clear()  # they are among those sent now
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        self._carry_out(self._txns.loaded(now_ms=now_ms, wall_ms=wall_ms))
+
+    def lost(self) -> None:
+        self._usage.drop(self._label)
+        self._alarm.clear()
+        completions, self._completions = self._completions, {}
+        for future in completions.values():
+            future.set_result(None)
+
+    # ── Calls ────────────────────────────────────────────────────────────────────────────────
+
+    async def request(
+        self,
+        transactional_id: str,
+        decide: Callable[[Transactions, int], TxnOutcome],
+        *,
+        needs_id: bool,
+    ) -> TxnReply:
+        """Return the reply once it is durable. ``decide`` gets an unused producer id if
+        ``needs_id``, and is called again if it came too early."""
+        until = self._loop.time() + COMPLETION_SECONDS_MAX
+        while True:
+            if needs_id and not await self._has_spare_id():
+                return TxnReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if not self.ready():
+                return TxnReply(self._unready)
+            reply = self._decide(transactional_id, decide)
+            if not await self.committed():
+                return TxnReply(self._unready)
+            if reply.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                return reply
+            if not await self._completed(transactional_id, until - self._loop.time()):
+                return reply
+
+    @property
+    def _unready(self) -> ErrorCode:
+        return (
+            ErrorCode.NOT_COORDINATOR
+            if self.is_standing_by
+            else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
+
+    def _decide(
+        self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
+    ) -> TxnReply:
+        spare_id = -1 if self._spare_id is None else self._spare_id
+        outcome = self._attempt(lambda txns: decide(txns, spare_id))
+        txn = self._txns.describe(transactional_id)
+        if txn is not None and spare_id in (txn.producer_id, txn.next_producer_id):
+            self._spare_id = None
+        self._carry_out(outcome)
+        return outcome.reply
+
+    async def _has_spare_id(self) -> bool:
+        """Return whether there is an unused producer id, which stays until the next await."""
+        while self._spare_id is None:
+            try:
+                found = await self._next_producer_id()
+            except PenstockError as error:
+                log_.warning("producer id not available", extra={"reason": str(error)})
+                return False
+            if self._spare_id is None:
+                self._spare_id = found
+        return True
+
+    async def verify(
+        self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
+    ) -> ErrorCode:
+        """Return the code of ``check``. If it is NONE, the state that ``check`` has seen is durable
+        and still valid: the caller acts on it before its next await."""
+        until = self._loop.time() + COMPLETION_SECONDS_MAX
+        while self.ready():
+            code = check(self._txns)
+            if code is ErrorCode.NONE:
+                if not await self.committed() or not self.ready():
+                    break
+                code = check(self._txns)
+            if code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                return code
+            if not await self._completed(transactional_id, until - self._loop.time()):
+                return code
+        return self._unready
+
+    async def describe(self, transactional_id: str) -> tuple[ErrorCode, TxnValue | None]:
+        """Read memory; return once the log has it too."""
+        if self.ready():
+            found = self._txns.describe(transactional_id)
+            if await self.committed():
+                return ErrorCode.NONE, found
+        return self._unready, None
+
+    async def all_ids(self) -> tuple[ErrorCode, dict[str, TxnValue]]:
+        if self.ready():
+            found = self._txns.view()
+            if await self.committed():
+                return ErrorCode.NONE, found
+        return self._unready, {}
+
+    # ── Decisions ────────────────────────────────────────────────────────────────────────────
+
+    def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
+        try:
+            return decide(self._txns)
+        except BaseException:
+            self.lose("a decision failed")  # a bug, half way through: memory may be anything
+            raise
+
+    def _note(
+        self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
+    ) -> None:
+        """Make a decision for which no call waits; a failure is logged. ``is_divisible``: a crash
+        may leave its first rows without the rest."""
+        try:
+            outcome = self._attempt(decide)
+        except Exception:
+            log_.exception("transaction decision failed", extra={"coordinator": self._label})
+        else:
+            self._carry_out(outcome, is_divisible=is_divisible)
+
+    def _carry_out(self, outcome: TxnOutcome, *, is_divisible: bool = False) -> None:
+        self.append(outcome.rows, is_divisible=is_divisible)
+        if outcome.markers:
+            markers = outcome.markers
+            self.when_committed(lambda is_done: self._send(markers) if is_done else None)
+        self._alarm.set(outcome.wake_at_ms)
+
+    async def _completed(self, transactional_id: str, seconds: float) -> bool:
+        """Wait until the transaction in progress is over; False: it takes too long."""
+        if not self._is_prepared(transactional_id):
+            return True
+        if seconds <= 0:
+            return False
+        future = self._completions.get(transactional_id)
+        if future is None:
+            future = self._completions[transactional_id] = self._loop.create_future()
+        done, _ = await asyncio.wait((future,), timeout=seconds)
+        return bool(done)
+
+    def _is_prepared(self, transactional_id: str) -> bool:
+        txn = self._txns.describe(transactional_id)
+        return txn is not None and txn.state in _PREPARED
+
+    # ── Markers ──────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, markers: Iterable[Marker]) -> None:
+        if self._is_stopping:
+            return
+        by_id: dict[str, list[Marker]] = {}
+        for marker in markers:
+            if _key(marker) not in self._sending:
+                by_id.setdefault(marker.transactional_id, []).append(marker)
+        for transactional_id, new in by_id.items():
+            self._sending.update(map(_key, new))
+            task = self._loop.create_task(
+                self._send_all(new), name=f"markers of {transactional_id}"
+            )
+            self._senders.add(task)
+            task.add_done_callback(self._senders.discard)
+
+    async def _send_all(self, markers: Sequence[Marker]) -> None:
+        if len(markers) == 1:
+            results = [await self._send_one(markers[0])]
+        else:
+            results = await asyncio.gather(*map(self._send_one, markers))
+        reasons = [reason for reason in results if reason is not None]
+        if reasons:
+            log_.warning(
+                "transaction markers not written yet",
+                extra={
+                    "transactional_id": markers[0].transactional_id,
+                    "missing": len(reasons),
+                    "reason": reasons[0],
+                },
+            )
+
+    async def _send_one(self, marker: Marker) -> str | None:
+        """Return why the marker could not be written, or None."""
+        try:
+            await self._write_marker(marker)
+        except PenstockError as error:
+            self._retry_later(marker)
+            return str(error)
+        except Exception as error:
+            log_.exception("transaction marker failed", extra={"coordinator": self._label})
+            self._retry_later(marker)
+            return type(error).__name__
+        finally:
+            self._sending.discard(_key(marker))
+        if self.ready():
+            wall_ms = self._clock.wall_ms()
+            self._note(lambda txns: txns.marked(marker, wall_ms=wall_ms))
+            if not self._is_prepared(marker.transactional_id):
+                completion = self._completions.pop(marker.transactional_id, None)
+                if completion is not None:
+                    completion.set_result(None)
+        return None
+
+    def _retry_later(self, marker: Marker) -> None:
+        if not self._failed:
+            self._retry_at_ms = self._clock.mono_ms() + MARKER_RETRY_MS
+            self._alarm.set(self._retry_at_ms)
+        self._failed.add(marker)
+
+    # ── Time ─────────────────────────────────────────────────────────────────────────────────
+
+    def tick(self) -> None:
+        if not self.ready():
+            return
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        if self._failed and self._retry_at_ms <= now_ms:
+            failed, self._failed = self._failed, set()
+            self._send(failed)
+        # Divisible: each transaction is aborted separately.
+        self._note(lambda txns: txns.tick(now_ms=now_ms, wall_ms=wall_ms), is_divisible=True)
+        if self._failed:
+            self._alarm.set(self._retry_at_ms)
+
+    def expire(self) -> None:
+        """Forget ids that have been idle for long."""
+        if self.ready():
+            wall_ms = self._clock.wall_ms()
+            self._note(lambda txns: txns.expire(wall_ms=wall_ms), is_divisible=True)
+
+
+def _key(marker: Marker) -> _MarkerKey:
+    return marker.transactional_id, marker.topic_id, marker.partition

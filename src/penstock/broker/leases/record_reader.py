@@ -1,0 +1,374 @@
+"""Reads the records of one partition for one lease cursor: ahead of it, again for later leases, and
+for peeks, which lease nothing.
+
+Small batches are decoded whole. A batch with many records is opened once (``record.opened``) and
+decoded a few records at a time. One that takes long to open, because it is compressed or has more
+than a few thousand records, is opened in a task; until then the reader returns LATER.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from enum import Enum
+from typing import Final
+
+from penstock.broker.context.context import BrokerContext
+from penstock.log.log import Log
+from penstock.model import limits
+from penstock.model.errors import Damaged
+from penstock.model.message import Message, Record
+from penstock.model.ports import Peeked
+from penstock.model.topic import Topic
+from penstock.net.slices import in_slices
+from penstock.net.unpacking import unpacked, unpacked_now
+from penstock.record.batch import ATTR_CODEC_MASK, BatchHeader, parse_header
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_at, decode_batch
+from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
+
+log_ = logging.getLogger(__name__)
+
+UNREADABLE_RECORDS_MAX: Final = 100_000  # of one batch that expire one by one
+LONG_AGO_MS: Final = -(1 << 62)
+OPENED_NOW_RECORDS_MAX: Final = 4_096  # indexed at once, in about 2 ms
+PIECES_PER_CALL: Final = 2
+PEEK_BYTES_MAX: Final = 8 * limits.READ_BYTES_MAX
+PEEK_FIRST_BYTES: Final = 4 * limits.KIB
+_UNREADABLE: Final = Message(message_id=bytes(16), body=b"")
+
+Opening = asyncio.Task[OpenedBatch | MalformedBatch]
+Peeking = Generator[Opening | None, None, tuple[list[Peeked], int]]
+
+
+class Reading(Enum):
+    LATER = "the batch is being opened"
+
+
+class RecordReader:
+    def __init__(
+        self,
+        topic: Topic,
+        index: int,
+        log: Log,
+        context: BrokerContext,
+        *,
+        origin: bytes,
+        on_damage: Callable[[Damaged], None],
+    ) -> None:
+        self.topic = topic
+        self._index = index
+        self.log = log
+        self._opened = context.opened
+        self._origin = origin
+        self._on_damage = on_damage
+        self.ahead: deque[Record] = deque()
+        self.ahead_end = 0
+        self.is_later = False  # the last call stopped early: continue after ``ready``
+        self._batches: deque[bytes] = deque()  # read ahead, not decoded
+        self._pieces: Iterator[list[Record]] | None = None  # of the batch that is being decoded
+        self._pieces_end = 0
+        self._awaited: Opening | None = None  # of the first of ``_batches``
+        self._openings: dict[tuple[int, int], Opening] = {}  # by first and next offset
+
+    def forget(self) -> None:
+        """Forget what was read ahead: the cursor continues at another offset."""
+        self.ahead.clear()
+        self._batches.clear()
+        self._pieces = self._awaited = None
+        self.is_later = False
+
+    def close(self) -> None:
+        self.forget()
+        self._opened.forget(self)
+        for opening in self._openings.values():
+            opening.cancel()
+
+    async def ready(self) -> None:
+        """Wait until more can be read, at least one turn of the loop."""
+        if self._awaited is not None and not self._awaited.done():
+            await asyncio.wait((self._awaited,))
+        else:
+            await asyncio.sleep(0)
+
+    @property
+    def opening(self) -> Opening | None:
+        """The task that the next call of ``read_ahead`` waits for."""
+        return None if self._awaited is None or self._awaited.done() else self._awaited
+
+    # ── Ahead of the cursor ──────────────────────────────────────────────────────────────────
+
+    def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
+        """Decode a part of the log into ``ahead``, up to a few hundred records. The cursor takes
+        what fits into its window; the rest stays here, so that nothing is decoded twice. False:
+        there is nothing, or not yet (``is_later``)."""
+        self.is_later = False
+        if self._pieces is None and not self._batches:
+            try:
+                self._batches.extend(
+                    self.log.read(scan_from, bytes_max=limits.READ_BYTES_MAX, up_to=high_watermark)
+                )
+            except Damaged as damage:
+                self._on_damage(damage)
+            if not self._batches:
+                return False
+        ahead, is_read = self.ahead, False
+        for _ in range(PIECES_PER_CALL):
+            if self._pieces is None and not self._decode_batches(scan_from):
+                break
+            is_read = True
+            if self._pieces is not None:
+                self._decode_piece()
+            if len(ahead) >= limits.WINDOW_RECORDS_MAX:
+                break
+        if not ahead and (self._pieces is not None or self._awaited is not None):
+            self.is_later = True
+            return False
+        return is_read
+
+    def _decode_piece(self) -> None:
+        assert self._pieces is not None
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._pieces = None
+            self.ahead_end = self._pieces_end
+        elif piece:
+            self.ahead.extend(piece)
+            self.ahead_end = piece[-1].offset + 1
+
+    def _decode_batches(self, scan_from: int) -> bool:
+        """Decode small batches until there are enough records, or begin with the next large one.
+        Returns False if nothing was done."""
+        is_read = False
+        ahead, batches = self.ahead, self._batches
+        while batches and len(ahead) < limits.WINDOW_RECORDS_MAX:
+            data = batches[0]
+            header = parse_header(data)
+            if not (header.is_control or header.next_offset <= scan_from):
+                if not _is_small(header):
+                    if is_read and ahead:
+                        return True  # the small ones first
+                    if not self._begin_pieces(data, header, scan_from):
+                        return is_read
+                    batches.popleft()
+                    return True
+                ahead.extend(self._decode(data, header, scan_from))
+            self.ahead_end = header.next_offset
+            batches.popleft()
+            is_read = True
+        return is_read
+
+    def _begin_pieces(self, data: bytes, header: BatchHeader, from_offset: int) -> bool:
+        opened: OpenedBatch | MalformedBatch | None
+        if self._awaited is None:
+            opened = self._open_now(data, header)
+            if opened is None:
+                self._awaited = self._open(data, header)
+                return False
+        elif not self._awaited.done():
+            return False
+        else:
+            opened = self._awaited.result()
+            self._awaited = None
+        self._pieces = self._pieces_of(opened, header, from_offset)
+        self._pieces_end = header.next_offset
+        return True
+
+    def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
+        """Return the records of a batch. A batch that a stream appended unopened may turn out to be
+        unreadable: its records get times so old that they count as expired, and the queue continues
+        after them."""
+        try:
+            return decode_batch(data, origin=self._origin, from_offset=from_offset)
+        except MalformedBatch as error:
+            pieces = self._unreadable(header, from_offset, error)
+            return [record for piece in pieces for record in piece]
+
+    def _pieces_of(
+        self, opened: OpenedBatch | MalformedBatch, header: BatchHeader, from_offset: int
+    ) -> Iterator[list[Record]]:
+        if isinstance(opened, MalformedBatch):
+            yield from self._unreadable(header, from_offset, opened)
+            return
+        end = from_offset
+        try:
+            for piece in opened.pieces(from_offset):
+                if piece:
+                    end = piece[-1].offset + 1
+                yield piece
+        except MalformedBatch as error:
+            yield from self._unreadable(header, end, error)
+
+    def _unreadable(
+        self, header: BatchHeader, from_offset: int, error: MalformedBatch
+    ) -> Iterator[list[Record]]:
+        log_.error(
+            "unreadable batch skipped",
+            extra={
+                "topic": self.topic.name,
+                "partition": self._index,
+                "offset": header.base_offset,
+                "records": header.count,
+                "reason": str(error),
+            },
+        )
+        start = max(from_offset, header.base_offset)
+        end = start + min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
+        for first in range(start, end, PIECE_RECORDS):
+            last = min(first + PIECE_RECORDS, end)
+            yield [Record(offset, LONG_AGO_MS, _UNREADABLE) for offset in range(first, last)]
+
+    # ── Again ────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, offset: int) -> Record | Reading | None:
+        """Read one record for a later lease. None, with the damage noted, if it cannot be read: the
+        lease then ends by itself. LATER: ``read_late`` can."""
+        opened = self._opened.find(self, offset) if self._opened.kept else None
+        if opened is None:
+            if self._openings and any(start <= offset < end for start, end in self._openings):
+                return Reading.LATER
+            try:
+                data = self.log.read(offset, bytes_max=1)[0]
+            except Damaged as damage:
+                self._on_damage(damage)
+                return None
+            header = parse_header(data)
+            if _is_small(header):
+                return decode_at(data, offset, origin=self._origin, header=header)
+            opened = self._open_now(data, header)
+            if opened is None:
+                self._open(data, header)
+                return Reading.LATER
+            for _ in opened.index():
+                pass  # it has few records
+            self._opened.add(self, opened)
+        return opened.find(offset)
+
+    async def read_late(self, offset: int) -> Record | None:
+        record = self.read(offset)
+        while record is Reading.LATER:
+            found = await asyncio.shield(self._opening_of(offset))
+            if isinstance(found, MalformedBatch):
+                return None
+            record = found.find(offset)
+        assert not isinstance(record, Reading)
+        return record
+
+    def _opening_of(self, offset: int) -> Opening:
+        return next(
+            opening for (start, end), opening in self._openings.items() if start <= offset < end
+        )
+
+    # ── Peeking ──────────────────────────────────────────────────────────────────────────────
+
+    def _peek(
+        self,
+        start: int,
+        end: int,
+        count: int,
+        read_bytes_max: int,
+        peeked: Callable[[Record], Peeked | None],
+    ) -> Peeking:
+        """Return up to ``count`` records below ``end`` that ``peeked`` accepts, and the offset to
+        continue from. Yields None to let other tasks run, or a task to wait for."""
+        if start < 0:
+            return [], end
+        offset = max(start, self.log.start_offset)
+        found: list[Peeked] = []
+        read_bytes = 0
+        while offset < end and len(found) < count and read_bytes < PEEK_BYTES_MAX:
+            batches = self.log.read(offset, bytes_max=read_bytes_max, up_to=end)
+            if not batches:
+                break
+            for data in batches:
+                header = parse_header(data)
+                read_bytes += len(data)
+                if not header.is_control:
+                    opened: OpenedBatch | MalformedBatch | None = self._open_now(data, header)
+                    if opened is None:
+                        opening = self._open(data, header)
+                        yield opening
+                        opened = opening.result()
+                    if isinstance(opened, MalformedBatch):
+                        raise opened
+                    for piece in opened.pieces(offset):
+                        for record in piece:
+                            if len(found) == count:
+                                return found, record.offset
+                            one = peeked(record)
+                            if one is not None:
+                                found.append(one)
+                        yield None
+                offset = header.next_offset
+        return found, offset
+
+    async def peek(
+        self, start: int, end: int, count: int, peeked: Callable[[Record], Peeked | None]
+    ) -> tuple[list[Peeked], int]:
+        """Return records below ``end`` that ``peeked`` accepts, and the offset to continue from."""
+        steps = self._peek(start, end, count, limits.READ_BYTES_MAX, peeked)
+        while True:
+            try:
+                opening = next(steps)
+            except StopIteration as ended:
+                found: tuple[list[Peeked], int] = ended.value
+                return found
+            if opening is None:
+                await asyncio.sleep(0)
+            else:
+                await asyncio.wait((opening,))
+
+    def peek_first(
+        self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
+    ) -> Peeked | None:
+        """Return the first record. None also while its batch is being opened: the next call finds
+        it."""
+        steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
+        while True:
+            try:
+                if next(steps) is not None:
+                    return None
+            except StopIteration as ended:
+                found: list[Peeked] = ended.value[0]
+                return found[0] if found else None
+
+    # ── Opening ──────────────────────────────────────────────────────────────────────────────
+
+    def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
+        """Open a batch; None if that takes more than a few milliseconds."""
+        opened = self._opened.find(self, header.base_offset)
+        if opened is None and header.count <= OPENED_NOW_RECORDS_MAX:
+            try:
+                blob = unpacked_now(data, header)
+            except MalformedBatch:
+                return None  # the task reports it
+            if blob is not None:
+                opened = OpenedBatch(header, blob, origin=self._origin)
+        return opened
+
+    def _open(self, data: bytes, header: BatchHeader) -> Opening:
+        key = (header.base_offset, header.next_offset)
+        opening = self._openings.get(key)
+        if opening is None:
+            opening = asyncio.create_task(self._opened_late(data, header), name="open a batch")
+            self._openings[key] = opening
+            opening.add_done_callback(lambda _: self._openings.pop(key, None))
+        return opening
+
+    async def _opened_late(self, data: bytes, header: BatchHeader) -> OpenedBatch | MalformedBatch:
+        try:
+            blob = await unpacked(data, header, tenant=self.topic.account)
+        except MalformedBatch as error:
+            return error
+        opened = OpenedBatch(header, blob, origin=self._origin)
+        await in_slices(opened.index())
+        self._opened.add(self, opened)
+        return opened
+
+
+def _is_small(header: BatchHeader) -> bool:
+    return (
+        header.count <= PIECE_RECORDS
+        and not header.attributes & ATTR_CODEC_MASK
+        and header.length <= PIECE_BYTES
+    )

@@ -1,0 +1,94 @@
+"""Parked receives of one topic, oldest first, and the result of an attempt to lease.
+
+A wait is served by the first partition that has something: the partition leases for the wait and
+passes on the result; nothing polls. A wait whose client has gone is skipped before anything is
+leased for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.broker.storage.flush import Flush
+from penstock.cursor.leases.outcome import Pick
+from penstock.model import limits
+from penstock.model.errors import PenstockError, Throttled
+from penstock.model.message import Delivery
+from penstock.model.ports import LeaseRequest
+
+RETRY_AFTER_MS = 1_000
+SERVED_PER_TURN_MAX = 64  # waits; each takes up to 0.2 ms
+
+
+class LeaseResult(msgspec.Struct, gc=False):
+    """The result of one attempt to lease."""
+
+    deliveries: list[Delivery]
+    dead: list[Pick]  # due for the dead-letter queue
+    flush: Flush | None = None  # makes the leases durable
+    is_over_limit: bool = False
+    late: list[Pick] = []  # leased too: ``finish`` reads their records, from a large batch
+    finish: Callable[["LeaseResult"], Awaitable[None]] | None = None  # set if some are late
+    # Nothing was found so far, and there is more to read: retry after ``RecordReader.ready``.
+    is_cut: bool = False
+
+
+class Wait:
+    __slots__ = ("request", "result")
+
+    def __init__(self, request: LeaseRequest, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.result: asyncio.Future[LeaseResult | None] = loop.create_future()
+
+
+class Waits:
+    def __init__(self) -> None:
+        self._parked: deque[Wait] = deque()
+        self._live_count = 0
+
+    def __len__(self) -> int:
+        return self._live_count
+
+    def park(self, wait: Wait) -> None:
+        if self._live_count >= limits.WAITS_PER_PARTITION_MAX:
+            raise Throttled("too many parked receives", retry_after_ms=RETRY_AFTER_MS)
+        self._parked.append(wait)
+        self._live_count += 1
+
+    def leave(self, wait: Wait) -> None:
+        """End a wait, served or not. Ended waits are removed lazily: the queue is rebuilt when they
+        are the majority."""
+        self._live_count -= 1
+        wait.result.cancel()
+        if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
+            self._parked = deque(w for w in self._parked if not w.result.done())
+
+    def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
+        """Lease for the waits in turn, until nothing is available or no wait is left. True: it
+        stopped before that, and has to be called again in another turn of the loop."""
+        for _ in range(SERVED_PER_TURN_MAX):
+            while self._parked and self._parked[0].result.done():
+                self._parked.popleft()
+            if not self._parked:
+                return False
+            result = lease(self._parked[0].request)
+            if not (result.deliveries or result.late):
+                return result.is_cut
+            self._parked.popleft().result.set_result(result)
+        return True
+
+    def fail(self, error: PenstockError) -> None:
+        """End every wait with an error."""
+        for wait in self._parked:
+            if not wait.result.done():
+                wait.result.set_exception(error)
+        self._parked.clear()
+
+    def end_empty(self) -> None:
+        """End every wait with an empty reply, as if its time was over."""
+        for wait in self._parked:
+            if not wait.result.done():
+                wait.result.set_result(None)
+        self._parked.clear()

@@ -1,0 +1,102 @@
+"""The first offset that is left of a partition, and how it moves up.
+
+A stream keeps it in a file beside the segments (``docs/adr/0032``). The order is: the file of this
+node, then readers and followers, then share cursors forget records below it. Nothing is appended to
+the log. Queues, and clusters below the feature level, append a Trim event instead.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+
+from penstock.broker.leases.leases import Leases
+from penstock.broker.partition.replay import count_messages
+from penstock.broker.storage.journal import Journal, Replication
+from penstock.log.log import Log
+from penstock.model.levels import LOW_WATERMARK_FILES
+from penstock.model.limits import READ_BYTES_MAX
+from penstock.net.slices import in_slices
+
+
+class LowWatermark:
+    def __init__(
+        self,
+        log: Log,
+        journal: Journal,
+        pool: Executor,
+        views: Callable[[], Iterable[Leases]],
+        *,
+        replication: Replication | None,
+        is_queue: Callable[[], bool],
+    ) -> None:
+        self._log = log
+        self._journal = journal
+        self._pool = pool
+        self._views = views
+        self._replication = replication
+        self._is_queue = is_queue
+        self._loop = asyncio.get_running_loop()
+        self._storing: asyncio.Task[None] | None = None
+        self._requested = 0  # the largest value that a caller waits for
+
+    @property
+    def _is_file(self) -> bool:
+        replication = self._replication
+        if self._is_queue():
+            return False
+        return replication is None or replication.level >= LOW_WATERMARK_FILES
+
+    async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
+        """Return when no view shows anything below ``offset``, also after a restart of this node.
+        Returns True if ``confirmed`` has to make sure that it survives elections."""
+        is_file = self._is_file
+        if is_file:
+            await self._store(offset)
+        for leases in tuple(self._views()):
+            passed = await self._passed(leases, offset)
+            events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
+            if not is_file:
+                await leases.settled(events)  # every later leader has a committed event
+        return is_file and self._replication is not None
+
+    async def confirmed(self, offset: int) -> None:
+        """Return when no later leader shows anything below ``offset`` (R25)."""
+        assert self._replication is not None
+        await self._replication.low_watermark_held(offset)
+
+    async def rest(self) -> None:
+        """Return when no thread writes the file. The journal has failed: nothing new begins."""
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+
+    async def _store(self, offset: int) -> None:
+        """Write the file once at a time, for all callers; a cancelled caller does not end it."""
+        self._requested = max(self._requested, offset)
+        while self._log.stored_low_watermark < offset:
+            if self._journal.failure is not None:
+                raise self._journal.failure
+            if self._storing is None:
+                self._storing = self._loop.create_task(
+                    self._write(self._requested), name="store a low watermark"
+                )
+            await asyncio.shield(self._storing)
+
+    async def _write(self, offset: int) -> None:
+        try:
+            await self._loop.run_in_executor(self._pool, self._log.store_low_watermark, offset)
+        finally:
+            self._storing = None
+        if self._replication is not None:
+            self._replication.stored_low_watermark(offset)
+
+    async def _passed(self, leases: Leases, offset: int) -> int:
+        """Count the messages between a view's head and ``offset``, as of the return."""
+        while True:
+            head = leases.cursor.head
+            passed = await self.count(head, offset)
+            if leases.cursor.head == head:
+                return passed
+
+    async def count(self, start: int, end: int) -> int:
+        """Count the messages in [start, end); other requests are served meanwhile."""
+        return await in_slices(count_messages(self._log, start, end, bytes_max=READ_BYTES_MAX))

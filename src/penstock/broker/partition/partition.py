@@ -1,0 +1,494 @@
+"""One partition: joins the log, its journal, and the views of it.
+
+The views are the stream for producers and readers by offset (stream.py), and the lease cursors of
+the queue and of each share (leases.py). All of them are restored from the one log.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.leases.leases import Leases
+from penstock.broker.leases.waits import Waits
+from penstock.broker.partition.low_watermark import LowWatermark
+from penstock.broker.partition.replay import Replay, origin_of, restore, write_checkpoint
+from penstock.broker.partition.stream import Stream
+from penstock.broker.storage.compaction import Compactor
+from penstock.broker.storage.flush import Flush
+from penstock.broker.storage.journal import Journal, Replication
+from penstock.cursor.leases.dedup import dedup_key
+from penstock.cursor.leases.lease import LeaseCursor
+from penstock.cursor.leases.open import open_cursor
+from penstock.log.compaction import Unreadable
+from penstock.log.log import Detached, Log
+from penstock.log.retention import droppable
+from penstock.log.storage.damage import Damage, DamagedRange
+from penstock.model import limits
+from penstock.model.errors import (
+    Damaged,
+    OffsetOutOfRange,
+    Overloaded,
+    PenstockError,
+    TopicNotFound,
+)
+from penstock.model.message import Appended, Message
+from penstock.model.names import is_internal
+from penstock.model.ports import (
+    EARLIEST,
+    LATEST,
+    BatchAppended,
+    Fetched,
+    Marker,
+    StreamEnds,
+)
+from penstock.model.stream import settings_of
+from penstock.model.topic import Fsync, Kind, Topic
+from penstock.record.batch import BatchHeader
+
+log_ = logging.getLogger(__name__)
+
+CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints, so the most a start replays
+
+
+class Partition:
+    def __init__(
+        self,
+        topic: Topic,
+        index: int,
+        log: Log,
+        restored: Replay,
+        waits: Waits,
+        context: BrokerContext,
+        *,
+        replication: Replication | None = None,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.damage: Damaged | None = None
+        self.sent_count = 0
+        self._origin = origin_of(topic, index)
+        self._context = context
+        self._clock = context.clock
+        self._meter = context.meter
+        self._loop = asyncio.get_running_loop()
+        self._dedup = restored.dedup
+        self._begun_at = restored.begun_at
+        self._checkpoint_bytes = -restored.replayed_bytes  # read after the last checkpoint
+        self.journal = Journal(
+            log,
+            topic,
+            index,
+            context,
+            on_appended=self._appended,
+            on_batch=self._batch_appended,
+            on_high_watermark=self._advanced,
+            on_lost=self._reload,
+            replication=replication,
+        )
+        self._replication = replication
+        self.stream = Stream(log, self.journal, restored.producers, context.clock)
+        self.leases = self._new_leases(topic, restored.cursor, waits)
+        # By the share's id. Mostly empty; every append walks it.
+        self.shares: dict[str, Leases] = {
+            share.topic_id: self._new_leases(share, cursor, Waits())
+            for share, cursor in restored.shares
+        }
+        self._low_watermark = LowWatermark(
+            log,
+            self.journal,
+            context.pool,
+            self._views,
+            replication=replication,
+            is_queue=lambda: self.topic.is_queue,
+        )
+        self._compactor = Compactor(log, context)
+        if restored.damage is not None:
+            self.found_damage(restored.damage)
+        self._report_damage()
+
+    def _new_leases(self, topic: Topic, cursor: LeaseCursor, waits: Waits) -> Leases:
+        return Leases(
+            topic,
+            self.index,
+            self.log,
+            self.journal,
+            cursor,
+            waits,
+            self._context,
+            origin=self._origin,
+            on_damage=self.found_damage,
+        )
+
+    def _views(self) -> Iterable[Leases]:
+        yield self.leases
+        yield from self.shares.values()
+
+    # ── Append ───────────────────────────────────────────────────────────────────────────────
+
+    async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
+        self._check_accepts()
+        journal = self.journal
+        if self.topic.kind is Kind.FIFO:
+            # Before the first message is added: a call is rejected as a whole or not at all.
+            self._dedup.check_room(len(messages), wall_ms=self._clock.wall_ms())
+        results: list[Appended] = []
+        flush: Flush | None = None
+        first_end = 0
+        for message in messages:
+            offset = journal.next_offset
+            key = dedup_key(message, self.topic.dedup_scope)
+            if key is not None:
+                wall_ms = self._clock.wall_ms()
+                first = self._dedup.find(key, wall_ms=wall_ms)
+                if first is not None:
+                    self._meter.dedup_hit()
+                    first_end = max(first_end, first[0] + 1)
+                    results.append(Appended(self.index, first[0], first[1], is_duplicate=True))
+                    continue
+                self._dedup.remember(key, offset, message.message_id, appended_at_ms=wall_ms)
+            flush = journal.add_message(message)
+            results.append(Appended(self.index, offset, message.message_id))
+        if flush is not None:
+            await flush.sent.wait()
+        elif first_end > journal.high_watermark:
+            # The first message with this id is not committed yet: wait for that, and fail if its
+            # append fails.
+            await journal.join().sent.wait()
+        return results
+
+    def _check_accepts(self) -> None:
+        if self.damage is not None:
+            raise Overloaded(f"The partition accepts no messages, it is damaged: {self.damage}")
+        if self._replication is not None:
+            self._replication.check_accepts()
+
+    def _appended(
+        self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
+    ) -> None:
+        self.sent_count += len(messages)
+        self.leases.appended(base_offset, next_offset, now_ms, messages)
+        if self.shares:
+            for share in self.shares.values():
+                share.appended(base_offset, next_offset, now_ms, messages)
+
+    def _batch_appended(self, header: BatchHeader) -> None:
+        if header.is_control:
+            return  # the marker of a transaction is not a message
+        self.sent_count += header.count
+        self.leases.batch_appended(header)
+        if self.shares:
+            for share in self.shares.values():
+                share.batch_appended(header)
+
+    async def purge(self) -> None:
+        """Delete all messages of the queue. Shares of the topic keep theirs."""
+        self.journal.flush()  # messages of this turn come before the purge
+        self._dedup.forget_below(self.log.end_offset)
+        await self.leases.purge()
+
+    # ── Damage ───────────────────────────────────────────────────────────────────────────────
+
+    def note_damage(self, found: Sequence[Damage]) -> None:
+        """For the scrubber."""
+        self.log.note_damage(found)
+        self._report_damage()
+
+    def _report_damage(self) -> None:
+        """Report damage found by opening or scrubbing the log, except in records that are gone for
+        all views."""
+        low = self.low_offset
+        for damage in self.log.damage:
+            if damage.next_offset > low:
+                self.found_damage(DamagedRange(self.log.folder, damage))
+
+    def found_damage(self, damage: Damaged) -> None:
+        if self.damage is None:
+            self.damage = damage
+            log_.error(
+                "partition damaged",
+                extra={"topic": self.topic.name, "partition": self.index, "reason": str(damage)},
+            )
+            if self._replication is not None:
+                self._replication.damaged(damage)
+
+    # ── Streams ──────────────────────────────────────────────────────────────────────────────
+
+    async def append_batches(
+        self, batches: Sequence[bytes | memoryview], *, acks: int, is_append_time: bool
+    ) -> BatchAppended:
+        self._check_accepts()
+        appended, flush = self.stream.append(batches, is_append_time=is_append_time)
+        if flush is not None and acks != 0:
+            await flush.committed.wait()
+        return appended
+
+    async def append_marker(self, marker: Marker) -> None:
+        await self.stream.append_marker(marker).committed.wait()
+
+    def ends(self) -> StreamEnds:
+        ends = self.stream.ends
+        replication = self._replication
+        return msgspec.structs.replace(
+            ends,
+            start_offset=self.start_offset,
+            is_settled=replication is None or replication.is_settled,
+        )
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset for readers. Earlier versions wrote a Trim event for a stream's low
+        watermark, which moved the head of its otherwise unused lease cursor."""
+        if self.topic.is_queue:
+            return self.log.low_watermark  # it may have been a stream
+        head = min(self.leases.cursor.head, self.journal.high_watermark)
+        return max(self.log.low_watermark, head)
+
+    def fetch(
+        self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
+    ) -> Fetched:
+        ends = self.ends()
+        if ends.high_watermark < offset <= self.log.end_offset and self._replication is not None:
+            # An earlier leader may have confirmed it: it will be committed here too (R19).
+            return Fetched(ends)
+        if not ends.start_offset <= offset <= ends.high_watermark:
+            raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
+        try:
+            return self.stream.fetch(
+                offset, ends, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
+            )
+        except Damaged as damage:
+            self.found_damage(damage)
+            raise
+
+    async def delete_records(self, before: int) -> int:
+        """Hide all records below an offset at once; their segments are removed later. Returns when
+        neither a crash nor an election can bring a record back."""
+        end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may lag
+        before = end if before < 0 else before
+        if not self.start_offset <= before <= end:
+            raise OffsetOutOfRange(before, self.start_offset, end)
+        is_for_others = await self._low_watermark.move(before, is_expiry=False)
+        self.stream.trim(self.start_offset)
+        if is_for_others:
+            await self._low_watermark.confirmed(before)
+        await self._remove(self.log.detach_before(before))
+        return self.start_offset
+
+    # ── Shares ───────────────────────────────────────────────────────────────────────────────
+
+    async def begin_share(self, share: Topic, start: int) -> None:
+        """Begin a share at an offset. The start is in the log before the catalog has the share: so
+        a share without a start in the log is one whose start was dropped with its segment, and it
+        is at the log's start."""
+        cursor = open_cursor(is_fifo=False)
+        end = self.log.end_offset
+        cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
+        leases = self._new_leases(share, cursor, Waits())
+        self.shares[share.topic_id] = leases
+        await self.restart_share(leases, start)
+
+    async def restart_share(self, leases: Leases, start: int) -> None:
+        """Deliver all records from ``start`` on again, whether acked or not."""
+        self.journal.flush()  # messages of this turn come before the start
+        end = self.log.end_offset
+        if start == LATEST:
+            start = end
+        elif start == EARLIEST:
+            start = self.start_offset
+        start = min(max(start, self.start_offset), end)
+        sent_before = self.sent_count
+        backlog = await self._low_watermark.count(start, end)
+        self.journal.flush()
+        # Messages appended while the log was being read come after it.
+        backlog += self.sent_count - sent_before
+        await leases.start(start, backlog=backlog)
+
+    def end_share(self, share_id: str) -> None:
+        """Forget a share. Its events stay in the log, and are ignored."""
+        leases = self.shares.pop(share_id, None)
+        if leases is not None:
+            leases.disarm()
+
+    def _advanced(self) -> None:
+        self.stream.advanced()
+        self.leases.wake()
+        if self.shares:
+            for share in tuple(self.shares.values()):
+                share.wake()
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    def _reload(self) -> None:
+        """An append failed that the cursors had applied: restore them from the log."""
+        restored = restore(
+            self.log,
+            self.topic,
+            self.index,
+            shares=[leases.topic for leases in self.shares.values()],
+            context=self._context,
+        )
+        self._dedup = restored.dedup
+        self._begun_at = restored.begun_at
+        self.stream.replace_producers(restored.producers)
+        self.leases.replace_cursor(restored.cursor)
+        for share, cursor in restored.shares:
+            self.shares[share.topic_id].replace_cursor(cursor)
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
+
+    async def checkpoint(self) -> None:
+        """Write the cursors to disk once everything they have seen is committed, unless nothing was
+        appended since the last checkpoint."""
+        self.journal.flush()
+        if self.journal.appended_bytes == self._checkpoint_bytes:
+            return
+        end_offset = self.log.end_offset
+        self._checkpoint_bytes = self.journal.appended_bytes
+        now_ms = self._clock.mono_ms()
+        snapshot = self.leases.cursor.snapshot(now_ms=now_ms)
+        shares = {
+            share_id: leases.cursor.snapshot(now_ms=now_ms)
+            for share_id, leases in self.shares.items()
+        }
+        producers = self.stream.snapshot()
+        if self.journal.high_watermark < end_offset:
+            # Only what is committed is final: another leader's log may differ from there on.
+            await self.journal.join().committed.wait()
+            if self.journal.high_watermark < end_offset:
+                return  # this topic replies before its appends are committed
+        await self._loop.run_in_executor(
+            self._context.pool,
+            lambda: write_checkpoint(
+                self.log,
+                end_offset,
+                snapshot,
+                shares,
+                producers,
+                begun_at=self._begun_at,
+                context=self._context,
+            ),
+        )
+
+    @property
+    def low_offset(self) -> int:
+        """The lowest offset that a view still needs. Of a stream, only retention decides which
+        records go."""
+        if not self.topic.is_queue:
+            return self.start_offset
+        low = self.leases.cursor.low_offset()
+        for share in self.shares.values():
+            low = min(low, share.cursor.low_offset())
+        return low
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether a backup may be reading the log. A low disk has priority over backups."""
+        context = self._context
+        return context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low
+
+    async def clean(self) -> int:
+        """Drop records past their retention and segments without any use. Returns the bytes
+        freed."""
+        self.log.expire_recent()
+        freed_bytes = await self._drop_segments()
+        if self.topic.is_queue:
+            await self.leases.expire()
+        return freed_bytes
+
+    async def compact(self) -> int:
+        """Keep only the last record of each key, if the topic is compacted and it is worth it.
+        Returns the bytes freed."""
+        settings = settings_of(self.topic, self._context.defaults)
+        if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
+            return 0
+        if self.shares:
+            return 0  # a lease cursor relies on the number of records
+        up_to = self.stream.ends.last_stable_offset
+        try:
+            return await self._compactor.run(
+                settings,
+                up_to=up_to,
+                aborted=self.stream.aborted_below(up_to),
+                forget=self.stream.forget_aborted,
+                held_offset=None if self._replication is None else self._replication.held_offset,
+                uses_reserve=is_internal(self.topic.name),
+            )
+        except Unreadable as unreadable:
+            try:
+                self.log.read(unreadable.offset, bytes_max=1)
+            except Damaged as damage:
+                self.found_damage(damage)
+            raise
+
+    async def _drop_segments(self) -> int:
+        if self._is_copied:
+            return 0
+        topic = self.topic
+        wall_ms = self._clock.wall_ms()
+        stream = settings_of(topic, self._context.defaults)
+        cut = droppable(
+            self.log.segments(),
+            low_offset=self.low_offset,
+            retention_ms=stream.retention_ms,
+            retention_bytes=stream.retention_bytes,
+            keep_after_ms=wall_ms - limits.DEDUP_WINDOW_MS if topic.is_fifo else None,
+            now_ms=wall_ms,
+        )
+        if cut <= self.log.start_offset:
+            return 0
+        if self.journal.high_watermark < self.log.end_offset:
+            # Acks that are not committed must not remove their records.
+            await self.journal.join().committed.wait()
+            if self.journal.high_watermark < cut:
+                return 0  # this topic replies before its appends are committed
+        await self._low_watermark.move(cut)
+        detached = self.log.detach_before(cut)
+        self.stream.trim(self.start_offset)
+        return await self._remove(detached)
+
+    async def _remove(self, detached: Detached) -> int:
+        return await self._loop.run_in_executor(self._context.pool, detached.remove)
+
+    def sync_soon(self) -> None:
+        """Called every interval. ``never`` syncs sealed segments too: their files stay open until
+        then."""
+        fsync = self.journal.fsync
+        if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
+            self.journal.sync_soon()
+
+    async def close(self) -> None:
+        await self._stop_views()
+        if self.journal.failure is not None:
+            self.log.close(clean=False)
+            return
+        await self.journal.settle()
+        await self._low_watermark.rest()
+        await self.checkpoint()
+        self.log.drop_batch_cache()
+        await self._loop.run_in_executor(self._context.pool, self.log.close)
+
+    async def release(self, reason: PenstockError) -> None:
+        """Stop leading, because another node leads now. The log stays open for the follower."""
+        await self._stop_views()
+        await self.journal.end(reason)
+        await self._low_watermark.rest()
+        self.stream.advanced()  # waiting readers read again, and are redirected
+
+    async def abandon(self) -> None:
+        """Close without saving anything: the topic is deleted, and its folder will be removed."""
+        await self._stop_views()
+        await self.journal.end(TopicNotFound(self.topic.name))
+        await self._low_watermark.rest()
+        self.log.close(clean=False)
+        self.log.drop_batch_cache()
+
+    async def _stop_views(self) -> None:
+        for leases in self._views():
+            leases.disarm()
+        await self._compactor.stop()

@@ -1,0 +1,455 @@
+"""The partitions that this node leads: follows the catalog, cleans, compacts and closes them.
+
+A node without a cluster leads all partitions: it opens them from disk, and removes them once their
+topic is deleted. In a cluster ``replicators.py`` hands the log of a partition to this module when
+the node begins to lead it (``lead``), and takes it back (``release``).
+
+Folders are named by topic id, never by name, and a folder is removed only if the catalog has a
+tombstone of the topic: an unknown folder is kept and reported.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.timers import Interval
+from penstock.broker.leases.waits import Waits
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
+from penstock.broker.partition.replay import Replay, restore
+from penstock.broker.storage.journal import Replication
+from penstock.broker.storage.log_opening import log_config, open_log
+from penstock.broker.storage.scrubber import Scrubber
+from penstock.log.log import Log
+from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.ports import EARLIEST
+from penstock.model.topic import QueueStats, Topic
+from penstock.net.slices import in_slices
+
+log_ = logging.getLogger(__name__)
+
+TOPICS_FOLDER = "topics"
+
+
+class Compacted(Protocol):
+    """A log that may need compaction."""
+
+    @property
+    def topic(self) -> Topic: ...
+
+    async def compact(self) -> int: ...
+
+
+class Partitions:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        attempts_max: AttemptsMax,
+        move_dead: MoveDead,
+        is_clustered: bool = False,
+    ) -> None:
+        self._context = context
+        self._is_clustered = is_clustered
+        self._on_led: list[Callable[[Partition, bool], None]] = []
+        self._also_compacted: Callable[[], Sequence[Compacted]] = tuple
+        # In a cluster the replicators set which logs to scrub.
+        self.scrubber = Scrubber(
+            self._partitions,
+            context.pool,
+            bytes_per_second=context.scrub_bytes_per_second,
+            interval_ms=context.scrub_interval_ms,
+        )
+        self._stats_of_all: StatsOfAll | None = None
+        self._attempts_max = attempts_max
+        self._move_dead = move_dead
+        self._queues: dict[str, Queue] = {}
+        self._opening: dict[str, asyncio.Task[Queue]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._growing = asyncio.Lock()
+        self.compact_interval = Interval(context.compact_interval_ms)
+        self.opened_count = 0
+        self.to_open_count = 0
+
+    # ── Lookup ──────────────────────────────────────────────────────────────────────────────
+
+    def find(self, topic: Topic) -> Queue | None:
+        """Return the open queue; None if the topic must be opened first. On the hot path."""
+        return self._queues.get(topic.topic_id)
+
+    def epoch_of(self, topic: Topic, index: int) -> int:
+        """Return the epoch in which this node leads a partition; 0 if it does not."""
+        queue = self._queues.get(topic.topic_id)
+        partition = None if queue is None else queue.partitions.get(index)
+        return 0 if partition is None else partition.journal.leader_epoch
+
+    def queues(self) -> Sequence[Queue]:
+        return list(self._queues.values())
+
+    def damages(self) -> Sequence[tuple[str, str]]:
+        """Return damaged partitions as topic and partition, each with the reason."""
+        return [
+            (
+                f"{partition.topic.name}/{partition.index}",
+                str(partition.damage or partition.journal.failure),
+            )
+            for partition in self._partitions()
+            if partition.damage is not None or partition.journal.failure is not None
+        ]
+
+    def _partitions(self) -> list[Partition]:
+        """Return each partition once: a share has those of its source."""
+        return [
+            partition
+            for queue in self._queues.values()
+            if not queue.topic.is_share
+            for partition in queue.partitions.values()
+        ]
+
+    async def open(self, topic: Topic) -> Queue:
+        queue = self._queues.get(topic.topic_id)
+        if queue is not None:
+            return queue
+        if self._context.catalog.find_id(topic.topic_id) is None:
+            raise TopicNotFound(topic.name)
+        opening = self._opening.get(topic.topic_id)
+        if opening is None:
+            opening = asyncio.create_task(self._open(topic), name=f"open {topic.topic_id}")
+            self._opening[topic.topic_id] = opening
+            opening.add_done_callback(partial(self._opened, topic.topic_id))
+        return await asyncio.shield(opening)
+
+    def _opened(self, topic_id: str, opening: asyncio.Task[Queue]) -> None:
+        del self._opening[topic_id]
+        if not opening.cancelled():
+            opening.exception()  # callers that were cancelled meanwhile do not read it
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Follow the catalog; a node without a cluster opens every topic first."""
+        catalog = self._context.catalog
+        if not self._is_clustered:
+            await self._open_all()
+        catalog.on_change(self._catalog_changed)
+        self._context.defaults.on_change(self._defaults_changed)
+        self._jobs = [
+            asyncio.create_task(self._clean_forever(), name="cleaner"),
+            asyncio.create_task(self._compact_forever(), name="compactor"),
+            asyncio.create_task(self._sync_forever(), name="interval sync"),
+            asyncio.create_task(self.scrubber.run(), name="scrubber"),
+        ]
+
+    async def _open_all(self) -> None:
+        catalog = self._context.catalog
+        topics = catalog.all_topics()
+        self.to_open_count = len(topics)
+        self._folder().mkdir(parents=True, exist_ok=True)
+        for tomb in catalog.tombstones():
+            await self._remove_folder(tomb)  # deleted just before the last process stopped
+        for start in range(0, len(topics), 64):
+            await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
+        await self._loop.run_in_executor(self._context.pool, self._report_unknown_folders)
+
+    # ── Leading, in a cluster ────────────────────────────────────────────────────────────────
+
+    def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
+        """Call ``listener`` with each partition that this node begins (True) or stops (False) to
+        lead."""
+        self._on_led.append(listener)
+
+    async def lead(
+        self, topic: Topic, index: int, log: Log, restored: Replay, replication: Replication
+    ) -> Partition:
+        """Begin to lead a partition."""
+        queue = await self.open(topic)
+        partition = Partition(
+            queue.topic,
+            index,
+            log,
+            restored,
+            queue.waits,
+            self._context,
+            replication=replication,
+        )
+        queue.add(partition)
+        for share in self._context.catalog.shares_of(topic.topic_id):
+            reader = self._queues.get(share.topic_id)
+            if reader is not None and share.topic_id in partition.shares:
+                reader.add(partition)
+        for listener in self._on_led:
+            listener(partition, True)
+        return partition
+
+    async def release(self, partition: Partition, reason: PenstockError) -> None:
+        """Stop leading a partition. Requests without a reply fail with the reason."""
+        for listener in self._on_led:
+            listener(partition, False)
+        queues = [self._queues.get(partition.topic.topic_id)]
+        queues += [self._queues.get(share_id) for share_id in partition.shares]
+        for queue in queues:
+            if queue is not None and queue.partitions.get(partition.index) is partition:
+                queue.remove(partition.index)
+        await partition.release(reason)
+
+    def set_stats_of_all(self, stats_of_all: StatsOfAll) -> None:
+        """For queues of which other nodes lead some partitions."""
+        self._stats_of_all = stats_of_all
+
+    async def _stats_everywhere(self, topic: Topic) -> QueueStats:
+        if self._stats_of_all is None:
+            return (await self.open(topic)).stats()  # other nodes cannot be reached yet
+        return await self._stats_of_all(topic)
+
+    def compact_also(self, logs: Callable[[], Sequence[Compacted]]) -> None:
+        """Compact these logs too, in turn with the partitions: one log at a time."""
+        self._also_compacted = logs
+
+    async def stop(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        self.end_waits()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        partitions = self._partitions()
+        for start in range(0, len(partitions), 64):
+            results = await asyncio.gather(
+                *(p.close() for p in partitions[start : start + 64]), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, BaseException):
+                    log_.error("partition not closed cleanly", extra={"reason": str(result)})
+        self._queues.clear()
+
+    def end_waits(self) -> None:
+        """End every parked receive with an empty reply: the node is draining."""
+        for queue in self._queues.values():
+            queue.waits.end_empty()
+
+    async def _open(self, topic: Topic) -> Queue:
+        context = self._context
+        waits = Waits()
+        partitions: list[Partition] = []
+        if topic.source_id is None:
+            if not self._is_clustered:
+                partitions = await self._open_partitions(topic, waits)
+        else:
+            partitions = await self._open_source(topic, topic.source_id)
+        current = context.catalog.find_id(topic.topic_id)
+        if current is None:
+            # Deleted while it was being opened; ``_close_deleted`` waits, and removes the folder.
+            if not topic.is_share:
+                for partition in partitions:
+                    await partition.abandon()
+            raise TopicNotFound(topic.name)
+        queue = Queue(
+            current,
+            partitions,
+            waits,
+            in_flight_max=context.in_flight_max,
+            attempts_max=self._attempts_max,
+            move_dead=self._move_dead,
+            spawn=self.spawn,
+            stats_of_all=self._stats_everywhere if self._is_clustered else None,
+        )
+        self._queues[topic.topic_id] = queue
+        if current is not topic:
+            self._reconfigure_logs(queue)  # changed while the logs were being opened
+        self.opened_count += 1
+        return queue
+
+    async def _open_partitions(self, topic: Topic, waits: Waits) -> list[Partition]:
+        """Open all partitions or none: if one cannot be opened, the others are closed."""
+        partitions: list[Partition] = []
+        try:
+            for index in range(topic.partition_count):
+                # Not a comprehension: those that are open must be known when the next one fails.
+                partitions.append(await self._open_partition(topic, index, waits))  # noqa: PERF401
+        except BaseException:
+            for partition in partitions:
+                partition.log.close(clean=False)
+            raise
+        return partitions
+
+    async def _open_source(self, share: Topic, source_id: str) -> list[Partition]:
+        source = self._context.catalog.find_id(source_id)
+        if source is None:
+            raise TopicNotFound(share.name)
+        partitions = list((await self.open(source)).partitions.values())
+        for partition in partitions:
+            if share.topic_id not in partition.shares:
+                # The catalog got the share by another path than the call OpenShare.
+                await partition.begin_share(share, EARLIEST)
+        return partitions
+
+    async def _open_partition(self, topic: Topic, index: int, waits: Waits) -> Partition:
+        shares = self._context.catalog.shares_of(topic.topic_id)
+        log, restored = await self._loop.run_in_executor(
+            self._context.pool, self._open_log, topic, index, shares
+        )
+        return Partition(topic, index, log, restored, waits, self._context)
+
+    def _open_log(self, topic: Topic, index: int, shares: Sequence[Topic]) -> tuple[Log, Replay]:
+        context = self._context
+        log = open_log(topic, index, self._folder(), context)
+        log.settle()  # what recovery did has been logged
+        restored = restore(log, topic, index, shares=shares, context=context)
+        return log, restored
+
+    def _folder(self) -> Path:
+        return self._context.folder / TOPICS_FOLDER
+
+    # ── Following the catalog ────────────────────────────────────────────────────────────────
+
+    def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and (after is None or after.topic_id != before.topic_id):
+            self.spawn(self._close_deleted(before), f"close {before.topic_id}")
+        if after is not None:
+            queue = self._queues.get(after.topic_id)
+            if queue is not None:
+                queue.replace_topic(after)
+                self._reconfigure_logs(queue)
+                if after.partition_count > len(queue.partitions):
+                    self.spawn(self.grow(queue), f"grow {after.topic_id}")
+
+    def _reconfigure_logs(self, queue: Queue) -> None:
+        """Apply the topic's present configs to its logs, from their next append on."""
+        if self._is_clustered or queue.topic.is_share:
+            return  # the replicators do it in a cluster; a share has the logs of its source
+        config = log_config(queue.topic, self._context)
+        for partition in queue.partitions.values():
+            partition.log.config = config
+
+    def _defaults_changed(self) -> None:
+        self.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
+
+    def _reconfigure_all(self) -> Generator[None, None, None]:
+        for queue in self.queues():
+            self._reconfigure_logs(queue)
+            yield
+
+    async def _close_deleted(self, topic: Topic) -> None:
+        """Close a topic that the catalog does not have any more. Its data is removed only if there
+        is a tombstone: the entry may also be missing because a store was restored."""
+        opening = self._opening.get(topic.topic_id)
+        if opening is not None:
+            await asyncio.wait([opening])
+        queue = self._queues.pop(topic.topic_id, None)
+        if queue is not None:
+            queue.waits.fail(TopicNotFound(topic.name))
+            for partition in tuple(queue.partitions.values()):
+                if topic.is_share:
+                    partition.end_share(topic.topic_id)
+                elif not self._is_clustered:
+                    await partition.abandon()
+        if topic.is_share:
+            return
+        await self._delete_shares(topic)
+        if self._is_clustered:
+            return  # the replicators remove the files
+        if self._context.catalog.tombstone(topic.topic_id) is not None:
+            await self._remove_folder(topic)
+
+    async def _delete_shares(self, topic: Topic) -> None:
+        """Delete the shares of a deleted topic."""
+        catalog, now_ms = self._context.catalog, self._context.clock.wall_ms()
+        for share in catalog.shares_of(topic.topic_id):
+            with contextlib.suppress(TopicNotFound):
+                await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
+
+    async def _remove_folder(self, topic: Topic) -> None:
+        folder = self._folder() / topic.topic_id
+        await self._loop.run_in_executor(
+            self._context.pool, lambda: shutil.rmtree(folder, ignore_errors=True)
+        )
+
+    async def grow(self, queue: Queue) -> None:
+        """Open partitions that were added to a topic since it was opened."""
+        if self._is_clustered:
+            return  # opened by their leaders
+        async with self._growing:
+            while len(queue.partitions) < queue.topic.partition_count:
+                index = len(queue.partitions)
+                partition = await self._open_partition(queue.topic, index, queue.waits)
+                queue.add(partition)
+                self._reconfigure_logs(queue)
+                for share in self._context.catalog.shares_of(queue.topic.topic_id):
+                    reader = self._queues.get(share.topic_id)
+                    if reader is not None and index not in reader.partitions:
+                        reader.add(partition)
+
+    def _report_unknown_folders(self) -> None:
+        known = {topic.topic_id for topic in self._context.catalog.all_topics()}
+        for folder in self._folder().iterdir():
+            if folder.name not in known:
+                log_.warning("folder without a topic kept", extra={"folder": folder.name})
+
+    def spawn(self, work: Awaitable[None], name: str) -> None:
+        """Run something in the background; a failure is logged."""
+
+        async def run() -> None:
+            try:
+                await work
+            except PenstockError as error:
+                log_.warning("background task failed", extra={"task": name, "reason": str(error)})
+            except Exception:
+                log_.exception("background task failed", extra={"task": name})
+
+        task = asyncio.create_task(run(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── Periodic jobs ───────────────────────────────────────────────────────────────────────────
+
+    async def _clean_forever(self) -> None:
+        """Apply retention and write checkpoints, one partition at a time."""
+        while True:
+            await asyncio.sleep(self._context.clean_interval_ms / 1_000)
+            for partition in self._partitions():
+                await asyncio.sleep(0)  # cleaning may not wait for anything; let other tasks run
+                try:
+                    if partition.is_checkpoint_due:
+                        await partition.checkpoint()
+                    await partition.clean()
+                except (PenstockError, OSError) as error:
+                    log_.warning(
+                        "cleaning failed",
+                        extra={"topic": partition.topic.name, "reason": str(error)},
+                    )
+
+    async def _compact_forever(self) -> None:
+        """Compact one log at a time: a round may be long and keeps many keys in memory. Retention
+        does not wait for it."""
+        while True:
+            await self.compact_interval.wait()
+            for log in (*self._partitions(), *self._also_compacted()):
+                await asyncio.sleep(0)
+                now_ms = self._context.clock.mono_ms()
+                if self._context.hold.keeps_segments(now_ms=now_ms):
+                    break  # the backup in progress may not have the newer records
+                try:
+                    await log.compact()
+                except (PenstockError, OSError) as error:
+                    log_.warning(
+                        "compaction failed",
+                        extra={"topic": log.topic.name, "reason": str(error)},
+                    )
+
+    async def _sync_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._context.fsync_interval_ms / 1_000)
+            await in_slices(self._sync_all())
+
+    def _sync_all(self) -> Generator[None, None, None]:
+        for partition in self._partitions():
+            partition.sync_soon()  # does nothing if it was closed meanwhile
+            yield None

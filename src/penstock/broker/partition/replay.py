@@ -1,0 +1,461 @@
+"""Restores the cursors of a partition from its log. All state is in the log: a checkpoint only says
+where the replay may begin, and a missing or damaged one, or one ahead of the log, is ignored.
+
+Leases carry durations. If this machine has been up since they were written and its wall clock has
+not jumped, the time that has passed is subtracted; otherwise they begin again, so that a restart
+can lengthen a lease but never shorten one.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Generator, Sequence
+
+import msgspec
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.partition.stream import replay_producers
+from penstock.cursor.leases.dedup import DedupTable, dedup_key
+from penstock.cursor.leases.events import (
+    TRIM_TYPE,
+    AckEvent,
+    AckReason,
+    Event,
+    LeaseEvent,
+    StartEvent,
+    TrimEvent,
+    clipped,
+    decode,
+    is_event_type,
+    is_shared_type,
+    split_shared,
+)
+from penstock.cursor.leases.lease import LeaseCursor
+from penstock.cursor.leases.open import open_cursor, restore_cursor
+from penstock.cursor.producers import Producers
+from penstock.log.log import Log
+from penstock.model import limits
+from penstock.model.errors import Damaged
+from penstock.model.message import Record
+from penstock.model.ports import ProducerSeen
+from penstock.model.topic import Topic
+from penstock.record.batch import BatchHeader, parse_header
+from penstock.record.control import iter_control
+from penstock.record.message import decode_batch
+from penstock.record.opened import OpenedBatch
+from penstock.record.record import records_blob
+
+log_ = logging.getLogger(__name__)
+
+CHECKPOINT_NAME = "cursor"
+PRODUCERS_NAME = "producers"
+CHECKPOINT_VERSION = 1
+REPLAY_READ_BYTES = 4 * limits.MIB
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
+    """The cursors after every batch below ``offset``. To change the layout, raise the version: a
+    checkpoint with an unknown version is ignored and the log is replayed."""
+
+    version: int
+    offset: int
+    wall_ms: int
+    snapshot: bytes
+    shares: dict[str, bytes] = {}  # by the share's id
+    begun_at: int = 0  # where the replay began: nothing is known of records before
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+def write_checkpoint(
+    log: Log,
+    offset: int,
+    snapshot: bytes,
+    shares: dict[str, bytes],
+    producers: bytes,
+    *,
+    begun_at: int,
+    context: BrokerContext,
+) -> None:
+    wall_ms = context.clock.wall_ms()
+    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares, begun_at)
+    # In this order: the replay continues from the cursors' checkpoint.
+    log.write_checkpoint(PRODUCERS_NAME, producers)
+    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+
+
+def read_checkpoint(log: Log) -> Checkpoint | None:
+    data = log.read_checkpoint(CHECKPOINT_NAME)
+    if data is None:
+        return None
+    try:
+        checkpoint = _decode(data)
+    except msgspec.MsgspecError:
+        return None
+    if checkpoint.version != CHECKPOINT_VERSION:
+        return None
+    if not log.start_offset <= checkpoint.offset <= log.end_offset:
+        return None  # after the end of a log that lost its tail, or before the start
+    return checkpoint
+
+
+def forget_beyond(log: Log, offset: int) -> None:
+    """Remove checkpoints of more than what is left when the log is truncated to this offset. Safe
+    in a thread."""
+    checkpoint = read_checkpoint(log)
+    if checkpoint is None or checkpoint.offset > offset:
+        log.remove_checkpoint(CHECKPOINT_NAME)
+        log.remove_checkpoint(PRODUCERS_NAME)
+
+
+def origin_of(topic: Topic, index: int) -> bytes:
+    """Return the bytes from which message ids are derived for records without one."""
+    return f"{topic.topic_id}-{index}".encode("ascii")
+
+
+def count_messages(
+    log: Log, start: int, end: int, *, bytes_max: int = REPLAY_READ_BYTES
+) -> Generator[None, None, int]:
+    """Count the messages in [start, end) by batch headers. Yields after each read."""
+    count = 0
+    while start < end:
+        start = max(start, log.start_offset)  # segments may have been dropped since the last read
+        try:
+            batches = log.read(start, bytes_max=bytes_max)
+        except Damaged:
+            return count
+        if not batches:
+            return count
+        for data in batches:
+            header = parse_header(data)
+            if not header.is_control and start < end:
+                # A compacted batch spans more offsets than it has messages.
+                span = min(header.next_offset, end) - max(start, header.base_offset)
+                count += min(span, header.count)
+            start = header.next_offset
+        yield
+    return count
+
+
+class Replay:
+    """The cursors of a partition after a part of its log. Begins at a checkpoint, advances as far
+    as requested (a follower: as far as is committed), and is finished when this node leads."""
+
+    def __init__(
+        self,
+        log: Log,
+        topic: Topic,
+        index: int,
+        *,
+        shares: Sequence[Topic],
+        context: BrokerContext,
+    ) -> None:
+        self._log = log
+        self._context = context
+        self.topic = topic
+        self.index = index
+        checkpoint = read_checkpoint(log)
+        cursors = _open_cursors(log, topic, shares, checkpoint, context)
+        if cursors is None:
+            checkpoint = None
+            cursors = _open_cursors(log, topic, shares, None, context)
+        assert cursors is not None
+        self.cursor, self.shares = cursors
+        self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self.shares}
+        self._cursors = (self.cursor, *self._by_id.values())
+        # A stream begins at its low watermark, as if segments had been dropped below it.
+        start = log.low_watermark if checkpoint is None else checkpoint.offset
+        self._cursors_from = start
+        self.begun_at = log.low_watermark if checkpoint is None else checkpoint.begun_at
+        self._low_watermark = self.begun_at
+        # Cursors whose head an event has moved; before the first event its position is unknown.
+        self._counted: set[int] = set()
+        if checkpoint is not None or not self.begun_at:
+            self._counted.update(id(one) for one in self._cursors)
+        # The snapshot of producers is written before that of cursors, so it is at least as new.
+        producers = self._open_producers(start)
+        is_all_read = producers is None or checkpoint is None
+        self.offset = log.start_offset if is_all_read else start
+        self.producers = Producers() if producers is None else producers
+        self.dedup = DedupTable()  # filled by ``finish``
+        self.replayed_bytes = 0
+        self.damage: Damaged | None = None
+        self.clip(log.stored_low_watermark)
+
+    def _open_producers(self, start: int) -> Producers | None:
+        """Return the producers of the checkpoint; None if the whole log has to be read."""
+        data = self._log.read_checkpoint(PRODUCERS_NAME)
+        if data is None:
+            return Producers() if start == self._log.start_offset else None
+        try:
+            found = Producers.restore(data, wall_ms=self._context.clock.wall_ms())
+        except Damaged:
+            return None
+        return None if found.next_offset > self._log.end_offset else found
+
+    @property
+    def share_ids(self) -> frozenset[str]:
+        return frozenset(share.topic_id for share, _ in self.shares)
+
+    def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
+        """Read on to an offset, or for ``bytes_max``. Returns whether the offset is reached, or
+        never can be."""
+        read = 0
+        while self.offset < up_to and self.damage is None:
+            try:
+                batches = self._log.read(self.offset, bytes_max=REPLAY_READ_BYTES, up_to=up_to)
+            except Damaged as damage:
+                self.damage = damage
+                break
+            if not batches:
+                break  # up_to lies within a batch
+            for batch in batches:
+                self._apply(batch)
+                read += len(batch)
+            self.replayed_bytes += read
+            if bytes_max is not None and read >= bytes_max:
+                return self.offset >= up_to
+        return True
+
+    def _apply(self, batch: bytes) -> None:
+        header = parse_header(batch)
+        self.offset = header.next_offset
+        producers = self.producers
+        clock = self._context.clock
+        if header.base_offset >= producers.next_offset:
+            # Timestamps of producers do not show when they were last active: assume now. To keep a
+            # producer a day longer is better than to store a batch twice.
+            replay_producers(producers, batch, header, clock.wall_ms())
+        if header.next_offset <= self._cursors_from:
+            return
+        if header.is_control:
+            self._apply_events(batch, header)
+        elif header.count:  # a batch emptied by compaction may begin before the checkpoint
+            now_ms = clock.mono_ms()
+            base_offset = max(header.base_offset, self._cursors_from)
+            count = min(header.count, header.next_offset - base_offset)
+            for one in self._cursors:
+                one.appended(base_offset, count, next_offset=header.next_offset, now_ms=now_ms)
+
+    def _apply_events(self, batch: bytes, header: BatchHeader) -> None:
+        now_ms = self._context.clock.mono_ms()
+        elapsed_ms = _elapsed(header.max_timestamp, self._context)
+        for offset, number, value in iter_control(batch):
+            target: LeaseCursor | None = self.cursor
+            kind, data = number, memoryview(value)
+            if is_shared_type(number):
+                share_id, kind, data = split_shared(number, value)
+                target = self._by_id.get(share_id)  # None: the share was deleted
+            elif not is_event_type(number):
+                continue  # the marker of a transaction
+            if target is not None:
+                event = self._clip(target, decode(kind, data))
+                target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
+
+    def clip(self, low_watermark: int) -> None:
+        """Forget records below the low watermark, for which the log of a stream has no event. May
+        read the log."""
+        if low_watermark <= self._low_watermark:
+            return
+        self._low_watermark = low_watermark
+        for cursor in self._cursors:
+            if cursor.low_offset() < low_watermark:
+                trim = TrimEvent(low_watermark, self._passed(cursor, low_watermark))
+                if cursor.head < low_watermark:
+                    self._counted.discard(id(cursor))
+                now_ms = self._context.clock.mono_ms()
+                cursor.apply(trim, offset=low_watermark, now_ms=now_ms)
+        self._cursors_from = max(self._cursors_from, low_watermark)
+
+    def _passed(self, cursor: LeaseCursor, low_watermark: int) -> int:
+        """Count the messages between the head and the low watermark."""
+        end = max(self._cursors_from, self.offset)  # of what the cursor has seen
+        if low_watermark >= end:
+            return cursor.unseen
+        if cursor.head >= self._log.start_offset:
+            return self._count(cursor.head, low_watermark)
+        # The segments are gone: the messages that are left are counted instead. For the stream
+        # itself the number is only displayed, and not worth reading the whole log at a start: every
+        # offset that is left counts as a message there.
+        is_own = cursor is self.cursor
+        left = end - low_watermark if is_own else self._count(low_watermark, end)
+        return max(0, cursor.unseen - left)
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Return the end of what is below the first open transaction, as far as it was read."""
+        return self.producers.last_stable_offset(min(high_watermark, self.offset))
+
+    def seen_producers(self) -> Sequence[ProducerSeen]:
+        return self.producers.seen(wall_ms=self._context.clock.wall_ms())
+
+    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
+        """See ``Stream.aborted_below``."""
+        aborted = self.producers.aborted_between(self._log.start_offset, offset)
+        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+
+    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
+        """Forget transactions of which compaction has left no record."""
+        self.producers.forget_aborted(gone)
+
+    def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
+        """Limit an event to records that this replay has seen. The messages that the first move of
+        a head passes are counted here, for the event counts from an earlier offset; later events
+        are right."""
+        start = max(self.begun_at, self._low_watermark)
+        if not start:
+            return event
+        event = clipped(event, start)
+        if isinstance(event, StartEvent) and event.start < start:
+            self._counted.discard(id(cursor))
+            return StartEvent(start, self._count(start, self.offset))
+        if id(cursor) in self._counted or not isinstance(event, LeaseEvent | TrimEvent):
+            return event
+        head = event.head if isinstance(event, LeaseEvent) else event.start
+        if head <= cursor.head:
+            return event
+        self._counted.add(id(cursor))
+        return msgspec.structs.replace(event, passed=self._count(cursor.head, head))
+
+    def _count(self, start: int, end: int) -> int:
+        counting = count_messages(self._log, start, end)
+        while True:
+            try:
+                next(counting)
+            except StopIteration as ended:
+                count: int = ended.value
+                return count
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Take a snapshot, and return a function that writes it in any thread. Only for committed
+        records: with another leader the log may end differently."""
+        clock, context, log, offset = self._context.clock, self._context, self._log, self.offset
+        now_ms = clock.mono_ms()
+        snapshot = self.cursor.snapshot(now_ms=now_ms)
+        shares = {share.topic_id: one.snapshot(now_ms=now_ms) for share, one in self.shares}
+        producers = self.producers.snapshot(wall_ms=clock.wall_ms())
+        begun_at = self.begun_at
+        return lambda: write_checkpoint(
+            log, offset, snapshot, shares, producers, begun_at=begun_at, context=context
+        )
+
+    def finish(self) -> None:
+        """Read from the records what the events do not contain: the cursors can be used then."""
+        log, context = self._log, self._context
+        self.clip(log.stored_low_watermark)
+        origin = origin_of(self.topic, self.index)
+        for found in self._cursors:
+            _hydrate(log, found, origin, context)
+        if self.topic.is_fifo:
+            _remember_recent(log, self.dedup, self.topic, origin, context)
+
+
+def restore(
+    log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], context: BrokerContext
+) -> Replay:
+    replay = Replay(log, topic, index, shares=shares, context=context)
+    replay.advance(log.end_offset)
+    replay.finish()
+    return replay
+
+
+def _open_cursors(
+    log: Log,
+    topic: Topic,
+    shares: Sequence[Topic],
+    checkpoint: Checkpoint | None,
+    context: BrokerContext,
+) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
+    """Return the cursors of the topic and its shares as of the checkpoint; None if it is damaged. A
+    share that is not in the checkpoint began after it."""
+
+    def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
+        now_ms = context.clock.mono_ms()
+        if snapshot is not None:
+            assert checkpoint is not None
+            elapsed_ms = _elapsed(checkpoint.wall_ms, context)
+            return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        cursor = open_cursor(is_fifo=is_fifo)
+        # Records before the log's start are gone.
+        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
+        return cursor
+
+    try:
+        if checkpoint is None:
+            start = log.low_watermark
+            own = open_one(None, start, is_fifo=topic.is_fifo)
+        else:
+            own, start = open_one(checkpoint.snapshot, 0, is_fifo=topic.is_fifo), checkpoint.offset
+        known = {} if checkpoint is None else checkpoint.shares
+        of_shares = [
+            (share, open_one(known.get(share.topic_id), start, is_fifo=False)) for share in shares
+        ]
+    except Damaged as error:
+        log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
+        return None
+    return own, of_shares
+
+
+def _elapsed(since_ms: int, context: BrokerContext) -> int:
+    if not context.is_elapsed_trusted:
+        return 0
+    return max(0, context.clock.wall_ms() - since_ms - context.grain_ms)
+
+
+def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContext) -> None:
+    """Read what events do not carry: group and due time of the records in the cursor's table."""
+    clock = context.clock
+    records: list[Record] = []
+    opened: OpenedBatch | None = None
+    for offset in sorted(cursor.unhydrated()):
+        if opened is None or offset >= opened.header.next_offset:
+            try:
+                batch = log.read(offset, bytes_max=1)[0]
+            except Damaged:
+                # Reported when it is read; here it only must not be delivered.
+                lost = AckEvent(AckReason.EXPIRED, (offset,))
+                cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
+                continue
+            header = parse_header(batch)
+            opened = OpenedBatch(header, records_blob(batch, header), origin=origin)
+            for _ in opened.index():
+                pass  # this runs in a thread
+        record = opened.find(offset)
+        if record is not None:
+            records.append(record)
+    cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
+
+
+def _remember_recent(
+    log: Log, dedup: DedupTable, topic: Topic, origin: bytes, context: BrokerContext
+) -> None:
+    """Read the last five minutes, for deduplication; retention keeps as much of a FIFO log."""
+    offset = log.find_time(context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
+    while offset < log.end_offset:
+        try:
+            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
+        except Damaged:
+            return
+        for batch in batches:
+            header = parse_header(batch)
+            if header.is_control:
+                _forget_purged(dedup, batch)
+            else:
+                for record in decode_batch(batch, origin=origin):
+                    message = record.message
+                    key = dedup_key(message, topic.dedup_scope)
+                    if key is not None:
+                        dedup.remember(
+                            key,
+                            record.offset,
+                            message.message_id,
+                            appended_at_ms=record.appended_at_ms,
+                        )
+            offset = header.next_offset
+
+
+def _forget_purged(dedup: DedupTable, batch: bytes) -> None:
+    for _, kind, value in iter_control(batch):
+        if kind == TRIM_TYPE:
+            event = decode(kind, value)
+            assert isinstance(event, TrimEvent)
+            dedup.forget_below(event.start)

@@ -1,0 +1,256 @@
+"""A partition as producers of whole batches and readers by offset see it.
+
+Batches are never opened: the header has the number of records and the producer, the checksum was
+verified before, and only base offset and leader epoch, which the checksum does not cover, are set
+here. With append time the checksum is computed again, still without opening a record.
+
+The same log has queue messages and lease events; a reader by offset gets all of them, and skips
+control batches by itself.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+from penstock.broker.storage.flush import Flush
+from penstock.broker.storage.journal import Journal
+from penstock.cursor.producers import Append, Duplicate, Producers
+from penstock.log.log import Log
+from penstock.log.storage.batch_buffers import BatchBuffers
+from penstock.model.errors import LeaderMoved, ProducerRefused
+from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
+from penstock.net.slices import in_slices
+from penstock.net.unpacking import unpacked
+from penstock.record.batch import (
+    ATTR_TRANSACTIONAL,
+    NO_PRODUCER,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
+from penstock.record.opened import first_at
+from penstock.wire.kafka.faults import ErrorCode
+
+EMPTY_READS_MAX = 16  # of one fetch, to find a batch with records
+GAP_EXCUSED_MS = 10_000  # after this node began to lead
+
+
+class Stream:
+    def __init__(self, log: Log, journal: Journal, producers: Producers, clock: Clock) -> None:
+        self._log = log
+        self._journal = journal
+        self._producers = producers
+        self._clock = clock
+        self._gaps_excused_until_ms = (
+            clock.mono_ms() + GAP_EXCUSED_MS if journal.is_replicated else 0
+        )
+        self._listeners: set[Callable[[], None]] = set()
+
+    # ── Producing ────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
+    ) -> tuple[BatchAppended, Flush | None]:
+        """Append batches. Await ``flush.committed`` before replying; no flush means that everything
+        is committed already."""
+        wall_ms = self._clock.wall_ms()
+        headers = [parse_header(batch) for batch in batches]
+        duplicate = self._check(headers, wall_ms)
+        if duplicate is not None:
+            appended = BatchAppended(duplicate, -1, self._log.low_watermark, is_duplicate=True)
+            is_safe = self._journal.high_watermark >= self._log.end_offset
+            return appended, None if is_safe else self._journal.join()
+        base_offset = -1
+        append_time_ms = wall_ms if is_append_time else None
+        try:
+            for batch, header in zip(batches, headers, strict=True):
+                placed = self._journal.append_batch(batch, header, append_time_ms=append_time_ms)
+                self._producers.appended(placed, at_ms=wall_ms)
+                if base_offset < 0:
+                    base_offset = placed.base_offset
+        finally:
+            # After the producers: it wakes readers, which need the last stable offset. Also after
+            # an error: batches appended before it count.
+            flush = self._journal.commit()
+        at_ms = wall_ms if is_append_time else -1
+        return BatchAppended(base_offset, at_ms, self._log.low_watermark), flush
+
+    def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
+        """Return the offset of the first append if this is a duplicate, else None."""
+        for header in headers:
+            verdict = self._producers.check(header, wall_ms=wall_ms)
+            if isinstance(verdict, Duplicate):
+                return verdict.base_offset
+            if isinstance(verdict, Append):
+                if header.base_sequence > 0 and header.producer_id not in self._producers:
+                    self._excuse_gap()
+                continue
+            if verdict.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                self._excuse_gap()
+            raise ProducerRefused(int(verdict.code), verdict.code.name)
+        return None
+
+    def _excuse_gap(self) -> None:
+        """Producers send several batches at once: the first may have arrived just before this node
+        led, and been rejected, the next just after. On an error about their order, some producers
+        take a new epoch and send all batches without a reply again, though they may be in the log.
+        So they get a retriable error, and retry in order. The next batch of a forgotten producer
+        would even be accepted as its first."""
+        if self._clock.mono_ms() < self._gaps_excused_until_ms:
+            raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
+
+    def append_marker(self, marker: Marker) -> Flush:
+        code = self._producers.check_marker(
+            marker.producer_id, marker.producer_epoch, marker.coordinator_epoch
+        )
+        if code:
+            raise ProducerRefused(int(code), code.name)
+        wall_ms = self._clock.wall_ms()
+        batch = encode_marker_batch(
+            is_commit=marker.is_commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            timestamp=wall_ms,
+        )
+        placed = self._journal.append_batch(batch, parse_header(batch))
+        self._producers.marked(
+            placed,
+            is_commit=marker.is_commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            at_ms=wall_ms,
+        )
+        return self._journal.commit() or self._journal.join()
+
+    def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return self._producers.is_in_transaction(producer_id, producer_epoch)
+
+    def producers(self) -> Sequence[ProducerSeen]:
+        return self._producers.seen(wall_ms=self._clock.wall_ms())
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ends(self) -> StreamEnds:
+        high_watermark = self._journal.high_watermark
+        return StreamEnds(
+            start_offset=self._log.low_watermark,
+            high_watermark=high_watermark,
+            last_stable_offset=self._producers.last_stable_offset(high_watermark),
+            leader_epoch=self._journal.leader_epoch,
+        )
+
+    def fetch(
+        self,
+        offset: int,
+        ends: StreamEnds,
+        *,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
+    ) -> Fetched:
+        """Read from an offset between the ends, which are those of this moment."""
+        up_to = ends.last_stable_offset if is_committed else ends.high_watermark
+        if offset >= up_to:
+            return Fetched(ends)
+        found = self._read(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slices)
+        if not found.buffers:
+            return Fetched(ends)
+        aborted: Sequence[tuple[int, int]] = ()
+        if is_committed:
+            gone = self._producers.aborted_between(offset, found.next_offset)
+            aborted = [(each.producer_id, each.first_offset) for each in gone]
+        return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
+
+    def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> BatchBuffers:
+        """Skip batches that compaction has emptied: some clients consider a reply without a record
+        truncated, and give up after a few. If there are no others, return the last one, so that the
+        reader makes progress."""
+        found = self._log.read_buffers(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
+        for _ in range(EMPTY_READS_MAX - 1):
+            if not found.is_all_empty or found.next_offset >= up_to:
+                break
+            more = self._log.read_buffers(found.next_offset, bytes_max=bytes_max, up_to=up_to)
+            if not more.buffers:
+                break
+            found = more
+        return found
+
+    def aborted_between(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """Like ``aborted_below``, for transactions that overlap these offsets."""
+        aborted = self._producers.aborted_between(start, end)
+        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+
+    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
+        """Return producer, first offset and marker of each aborted transaction that began below:
+        compaction ignores its records."""
+        return self.aborted_between(self._log.start_offset, offset)
+
+    async def find_time(
+        self, timestamp_ms: int, *, start_offset: int, tenant: str
+    ) -> tuple[int, int]:
+        """Return offset and time of the first record at or after a time, from ``start_offset`` on;
+        (-1, -1) if there is none. Opens one batch."""
+        high_watermark = self._journal.high_watermark
+        offset = max(self._log.find_time(timestamp_ms), start_offset)
+        while offset < high_watermark:
+            batches = self._log.read(offset, bytes_max=1, up_to=high_watermark)
+            if not batches:
+                break
+            header = parse_header(batches[0])
+            offset = header.next_offset
+            if header.is_control or header.max_timestamp < timestamp_ms:
+                continue
+            blob = await unpacked(batches[0], header, tenant=tenant)
+            found = await in_slices(first_at(blob, header, timestamp_ms, start_offset=start_offset))
+            if found is not None:
+                return found
+        return -1, -1
+
+    async def newest(self, *, start_offset: int, tenant: str) -> tuple[int, int]:
+        """Return offset and time of the record with the highest timestamp."""
+        return await self.find_time(
+            self._log.last_timestamp_ms, start_offset=start_offset, tenant=tenant
+        )
+
+    # ── Waking ───────────────────────────────────────────────────────────────────────────────
+
+    def on_advance(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+    def advanced(self) -> None:
+        if self._listeners:
+            for listener in tuple(self._listeners):
+                listener()
+
+    # ── Producers ────────────────────────────────────────────────────────────────────────────
+
+    def trim(self, start_offset: int) -> None:
+        self._producers.trim(start_offset)
+        self.advanced()  # readers also wait for the start of the log
+
+    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
+        """Forget transactions of ``aborted_below`` that compaction has left no record of."""
+        self._producers.forget_aborted(gone)
+
+    def replace_producers(self, producers: Producers) -> None:
+        """An append failed that the producers had counted: use those restored from the log."""
+        self._producers = producers
+
+    def snapshot(self) -> bytes:
+        """Forget producers that have been idle for too long, and return a snapshot."""
+        wall_ms = self._clock.wall_ms()
+        self._producers.expire(wall_ms=wall_ms)
+        return self._producers.snapshot(wall_ms=wall_ms)
+
+
+def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
+    """Apply a batch of the log to the state of its producer."""
+    if header.is_control and header.attributes & ATTR_TRANSACTIONAL:
+        for _, kind, value in iter_control(batch):
+            if kind in (TYPE_ABORT, TYPE_COMMIT):
+                epoch = int.from_bytes(value[2:6], "big", signed=True)
+                producers.marked(
+                    header, is_commit=kind == TYPE_COMMIT, coordinator_epoch=epoch, at_ms=at_ms
+                )
+    elif header.producer_id != NO_PRODUCER:
+        producers.appended(header, at_ms=at_ms)

@@ -1,0 +1,177 @@
+"""One ShareFetch of one partition: which records are leased, and the batches that have them.
+
+    first offset that can be leased ─► batches from there on that fit ─► lease only in these batches
+            ▲                                                                  │
+            └────────────── until there are enough records, or no room ◄───────┘
+
+Batches are sent whole, so how much a reply grows is known only by batch: reading the batches first
+keeps the reply within its size without leasing records that do not fit. With ``read_committed``
+nothing from the last stable offset on is leased, and records of aborted transactions are acked
+instead of delivered.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from penstock.broker.leases.leases import Leases
+from penstock.broker.leases.record_reader import Reading
+from penstock.broker.leases.waits import LeaseResult
+from penstock.broker.partition.partition import Partition
+from penstock.broker.queues.redrive import Redriver
+from penstock.cursor.groups.settings import ShareSettings
+from penstock.cursor.leases.events import AckReason
+from penstock.cursor.leases.standard import StandardCursor
+from penstock.model.errors import Damaged
+from penstock.model.limits import KIB, MIB, READ_BYTES_MAX
+from penstock.model.message import Claim, Delivery
+from penstock.model.ports import LeaseRequest
+from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
+
+READ_BYTES_MIN = 16 * KIB
+Batches = list[tuple[BatchHeader, bytes]]  # consecutive
+
+
+class Acquisition:
+    def __init__(
+        self,
+        partition: Partition,
+        leases: Leases,
+        redriver: Redriver,
+        settings: ShareSettings,
+        *,
+        in_flight_max: int,
+        bytes_max: int,
+        is_strict: bool,
+    ) -> None:
+        """``is_strict``: not even the first batch may be larger than ``bytes_max``."""
+        self.deliveries: list[Delivery] = []  # each as soon as it is leased
+        self._partition = partition
+        self._leases = leases
+        self._redriver = redriver
+        self._is_committed = settings.is_committed
+        self._attempts_max = redriver.attempts_max(leases.topic)
+        if settings.deliveries_max is not None and leases.topic.settings.redrive is None:
+            self._attempts_max = settings.deliveries_max
+        self._in_flight_max = min(in_flight_max, settings.locks_max)
+        self._bytes_left = bytes_max
+        self._is_strict = is_strict
+        self._read_bytes = READ_BYTES_MIN  # grows with each read: most fetches need little
+        self._batches: dict[int, bytes] = {}  # by base offset
+
+    def batches(self) -> list[bytes]:
+        return [self._batches[base] for base in sorted(self._batches)]
+
+    async def lease(self, count: int, lease_ms: int) -> None:
+        leases, passed = self._leases, -1
+        while len(self.deliveries) < count:
+            up_to = self._up_to()
+            offset = leases.next_offset(up_to=up_to)
+            if isinstance(offset, Reading):
+                await leases.reader.ready()
+                continue
+            if offset is None or offset <= passed:
+                break
+            batches = self._next_batches(offset, up_to)
+            if not batches:
+                break
+            cursor = leases.cursor
+            assert isinstance(cursor, StandardCursor), "a share is a standard queue"
+            with cursor.only_below(batches[-1][0].next_offset):
+                result = leases.lease(
+                    LeaseRequest(count=count - len(self.deliveries), lease_ms=lease_ms),
+                    attempts_max=self._attempts_max,
+                    in_flight_max=self._in_flight_max,
+                )
+            if not (result.deliveries or result.late or result.dead):
+                passed = offset  # skipped, or the in-flight limit is reached
+            await self._settle(result, batches)
+
+    def _up_to(self) -> int:
+        ends = self._partition.stream.ends
+        return ends.last_stable_offset if self._is_committed else ends.high_watermark
+
+    def _next_batches(self, offset: int, up_to: int) -> Batches:
+        """Return the batches from an offset on that fit into the reply."""
+        is_first = not (self._batches or self._is_strict)
+        if self._bytes_left <= 0 and not is_first:
+            return []
+        read_max = max(1, min(self._bytes_left, self._read_bytes))
+        self._read_bytes = min(4 * self._read_bytes, READ_BYTES_MAX)
+        try:
+            found = self._partition.log.read(offset, bytes_max=read_max, up_to=up_to)
+        except Damaged as damage:
+            self._partition.found_damage(damage)
+            return []
+        batches: Batches = []
+        size = 0
+        for batch in found:
+            header = parse_header(batch)
+            # A batch that is in the reply already needs no more room.
+            size += 0 if header.base_offset in self._batches else len(batch)
+            if size > self._bytes_left and (batches or not is_first):
+                break
+            batches.append((header, batch))
+        return batches
+
+    async def _settle(self, result: LeaseResult, batches: Batches) -> None:
+        """Add what was leased, once it is written."""
+        deliveries = self.deliveries
+        first = len(deliveries)
+        deliveries.extend(result.deliveries)
+        if result.dead:
+            await self._redriver.move(self._leases, result.dead)
+        if result.flush is not None and (result.deliveries or result.late):
+            await result.flush.written.wait()
+        if result.late:
+            await self._leases.finish(result)
+            deliveries[first:] = result.deliveries
+        if self._is_committed:
+            await self._ack_aborted(batches, first)
+        await self._add_batches(deliveries[first:], batches)
+
+    async def _ack_aborted(self, batches: Batches, first: int) -> None:
+        start, end = batches[0][0].base_offset, batches[-1][0].next_offset
+        ranges = self._partition.stream.aborted_between(start, end)
+        if not ranges:
+            return
+        aborted = {
+            header.base_offset
+            for header, _ in batches
+            if header.attributes & ATTR_TRANSACTIONAL
+            and any(
+                producer_id == header.producer_id and low <= header.base_offset <= high
+                for producer_id, low, high in ranges
+            )
+        }
+        kept: list[Delivery] = []
+        gone: list[Claim] = []
+        for each in self.deliveries[first:]:
+            at = _find(batches, each.record.offset)
+            if at is not None and at[0].base_offset in aborted:
+                gone.append(each.claim)
+            else:
+                kept.append(each)
+        self.deliveries[first:] = kept
+        if gone:
+            # No consumer got them: they count as expired.
+            await self._leases.ack(gone, reason=AckReason.EXPIRED)
+
+    async def _add_batches(self, deliveries: Sequence[Delivery], batches: Batches) -> None:
+        for delivery in deliveries:
+            offset = delivery.record.offset
+            found = _find(batches, offset)
+            if found is None:  # a skipped record of a noisy group, from another part of the log
+                batch = self._partition.log.read(offset, bytes_max=1)[0]
+                found = (parse_header(batch), batch)
+            header, batch = found
+            if header.base_offset not in self._batches:
+                self._batches[header.base_offset] = batch
+                self._bytes_left -= len(batch)
+                if len(batch) > MIB:
+                    await asyncio.sleep(0)  # a batch of 16 MiB takes some milliseconds to read
+
+
+def _find(batches: Batches, offset: int) -> tuple[BatchHeader, bytes] | None:
+    at = bisect_right(batches, offset, key=lambda each: each[0].base_offset) - 1
+    return batches[at] if at >= 0 and offset < batches[at][0].next_offset else None

@@ -1,0 +1,283 @@
+"""The handlers of calls to shares, for the partitions of this node.
+
+A share is a named lease cursor over a topic. Its catalog entry has its settings; its position is in
+the log of each partition. So shares are replicated, restored and deleted with their topic.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.leases.leases import Leases
+from penstock.broker.partition.partitions import Partitions
+from penstock.broker.partition.queue import Queue
+from penstock.broker.queues.acquisition import Acquisition
+from penstock.broker.queues.redrive import ATTEMPTS_CONFIG, Redriver
+from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
+from penstock.cursor.leases.outcome import Pick
+from penstock.model.calls import (
+    Acquire,
+    BrokerCall,
+    BrokerPort,
+    CloseShare,
+    Finish,
+    OpenShare,
+    PartitionCall,
+    Prolong,
+    R,
+    RestartShare,
+    Results,
+    ShareLag,
+    ShareStart,
+)
+from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
+from penstock.model.message import Claim
+from penstock.model.names import is_internal, share_name
+from penstock.model.ports import EARLIEST, Acquired
+from penstock.model.stream import settings_of
+from penstock.model.topic import Kind, Topic
+
+RECEIPT_KEY_BYTES = 32
+REJECT_MS = 30_000  # to copy rejected records to the dead-letter queue
+SHARES_PER_TOPIC_MAX = 100  # each is updated by every append
+NAME_CHARS_MAX = 512
+OPEN_SECONDS_MAX = 2.0  # for other nodes; a member that joins waits for it
+
+
+class ShareCalls:
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        redriver: Redriver,
+        *,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._context = context
+        self._catalog = context.catalog
+        self._partitions = partitions
+        self._redriver = redriver
+        self._entropy = entropy
+        self.all_brokers: BrokerPort | None = None  # None without a cluster
+        # The settings of a share's group; replaced by the node's GroupHost.
+        self.settings_of: Callable[[Topic], ShareSettings] = lambda _: SHARE_DEFAULT
+        # By source and group. Concurrent calls wait for the same task: a share that began a second
+        # time at the end of the log would lack the messages in between.
+        self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
+        self.handlers: Mapping[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
+            OpenShare: self._open_share,
+            CloseShare: self._close_share,
+            Acquire: self._acquire,
+            Finish: self._finish,
+            Prolong: self._prolong,
+            ShareStart: self._share_start,
+            ShareLag: self._share_lag,
+            RestartShare: self._restart_share,
+        }
+
+    # ── Open and close ────────────────────────────────────────────────────────────────────
+
+    def find_share(self, source: Topic, group: str) -> Topic | None:
+        name = share_name(source.name, group)
+        share = self._catalog.find(source.account, source.region, name)
+        return share if share is not None and share.source_id == source.topic_id else None
+
+    async def _open_share(self, call: OpenShare) -> Topic:
+        source, group = call.topic, call.group
+        key = (source.topic_id, group)
+        opening = self._opening.get(key)
+        if opening is None:
+            share = self.find_share(source, group)
+            if share is not None:
+                return share
+            self._check(source, group)
+            share = self._new_share(call)
+            opening = asyncio.create_task(
+                self._begin(source, group, share, call.start), name=f"open {share.name}"
+            )
+            self._opening[key] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(key, None))
+        return await asyncio.shield(opening)
+
+    def _new_share(self, call: OpenShare) -> Topic:
+        source, attempts_max = call.topic, call.attempts_max
+        now_ms = self._context.clock.wall_ms()
+        return Topic(
+            topic_id=self._entropy(16).hex(),
+            account=source.account,
+            region=source.region,
+            name=share_name(source.name, call.group),
+            kind=Kind.STANDARD,
+            partition_count=source.partition_count,
+            created_at_ms=now_ms,
+            modified_at_ms=now_ms,
+            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
+            settings=call.settings,
+            tags=dict(call.tags),
+            configs={} if attempts_max is None else {ATTEMPTS_CONFIG: str(attempts_max)},
+            source_id=source.topic_id,
+        )
+
+    async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
+        partitions = (await self._open(source)).partitions
+        # The log first: a share in the catalog without a start in the log counts as one whose start
+        # was dropped with its segment.
+        for partition in partitions.values():
+            await partition.begin_share(share, start)
+        try:
+            share = await self._catalog.create(share)
+        except BaseException as error:
+            for partition in partitions.values():
+                partition.end_share(share.topic_id)
+            # A concurrent call on another node may have created it.
+            found = self.find_share(source, group) if isinstance(error, TopicExists) else None
+            if found is None:
+                raise
+            return found
+        if self.all_brokers is not None:
+            if start == EARLIEST:
+                await self._open_remote(self.all_brokers, source, share)
+            else:
+                await self._begin_remote(self.all_brokers, source, share, start)
+        return share
+
+    async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
+        """Other nodes learn of a share from the catalog, but a member's first fetch may be faster.
+        Nodes that do not reply in time open it later."""
+        with contextlib.suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(OPEN_SECONDS_MAX):
+                for partition in range(1, source.partition_count):
+                    await brokers.call(ShareStart(share, partition))
+
+    async def _begin_remote(
+        self, brokers: BrokerPort, source: Topic, share: Topic, start: int
+    ) -> None:
+        """Begin the share on other nodes, which would begin at the start of their partitions. If
+        one fails, the share is deleted."""
+        try:
+            for partition in range(1, source.partition_count):
+                await brokers.call(RestartShare(share, partition, start))
+        except BaseException:
+            await self._delete(share)
+            raise
+
+    async def _delete(self, share: Topic) -> None:
+        now_ms = self._context.clock.wall_ms()
+        await self._catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
+
+    def _check(self, source: Topic, group: str) -> None:
+        if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
+            raise InvalidRequest(
+                f"A share needs a group name; topic and group have at most {NAME_CHARS_MAX}"
+                " characters together."
+            )
+        if is_internal(source.name):
+            raise InvalidRequest(f"{source.name} is an internal topic; it cannot be shared.")
+        if source.is_share:
+            raise InvalidRequest(
+                f"{source.name} is a share; share the topic that it reads instead."
+            )
+        if source.is_fifo:
+            raise InvalidRequest(f"{source.name} is a FIFO queue; shares do not keep its order.")
+        if settings_of(source, self._context.defaults).is_compacted:
+            raise InvalidRequest(
+                f"{source.name} is compacted; a share needs a topic that keeps its records."
+            )
+        if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
+            raise InvalidRequest(f"{source.name} has its maximum of {SHARES_PER_TOPIC_MAX} shares.")
+
+    async def _close_share(self, call: CloseShare) -> bool:
+        share = self.find_share(call.topic, call.group)
+        if share is None:
+            return False
+        await self._delete(share)
+        return True
+
+    # ── Leases ──────────────────────────────────────────────────────────────────────────────
+
+    async def _acquire(self, call: Acquire) -> Acquired:
+        queue, leases = await self._find(call)
+        acquisition = Acquisition(
+            queue.partitions[call.partition],
+            leases,
+            self._redriver,
+            self.settings_of(call.topic),
+            in_flight_max=self._context.in_flight_max,
+            bytes_max=call.bytes_max,
+            is_strict=call.is_strict,
+        )
+        try:
+            await acquisition.lease(call.count, call.lease_ms)
+        except asyncio.CancelledError:
+            # The reply is lost: release them.
+            claims = [(each.claim, 0) for each in acquisition.deliveries]
+            self._partitions.spawn(_release(leases, claims), "release")
+            raise
+        picks = [
+            (each.record.offset, each.lease_seq, each.attempt) for each in acquisition.deliveries
+        ]
+        return Acquired(leases.cursor.low_offset(), acquisition.batches(), sorted(picks))
+
+    async def _finish(self, call: Finish) -> Results:
+        _, leases = await self._find(call)
+        claims = call.claims
+        if not call.is_rejected or leases.topic.settings.redrive is None:
+            return await leases.ack(claims, is_strict=True)
+        # Another short lease, so that no consumer gets them while they are being moved.
+        results = await leases.extend([(claim, REJECT_MS) for claim in claims], is_strict=True)
+        picks = [
+            Pick(claim.offset, claim.lease_seq, leases.cursor.attempts_of(claim.offset), 0, None)
+            for claim, result in zip(claims, results, strict=True)
+            if result is None
+        ]
+        if picks:
+            await self._redriver.move(leases, picks)
+        return results
+
+    async def _prolong(self, call: Prolong) -> Results:
+        _, leases = await self._find(call)
+        return await leases.extend(call.claims, is_strict=True)
+
+    def on_available(
+        self, share: Topic, partition: int, listener: Callable[[], None]
+    ) -> Callable[[], None]:
+        queue = self._partitions.find(share)
+        if queue is None:
+            raise TopicNotFound(share.name)
+        return self._leases(queue, partition).on_available(listener)
+
+    # ── Position ──────────────────────────────────────────────────────────────────────
+
+    async def _share_start(self, call: ShareStart) -> int:
+        _, leases = await self._find(call)
+        return leases.cursor.low_offset()
+
+    async def _share_lag(self, call: ShareLag) -> int:
+        _, leases = await self._find(call)
+        return sum(leases.counts())
+
+    async def _restart_share(self, call: RestartShare) -> None:
+        queue, leases = await self._find(call)
+        await queue.partitions[call.partition].restart_share(leases, call.offset)
+
+    async def _find(self, call: PartitionCall[R]) -> tuple[Queue, Leases]:
+        queue = await self._open(call.topic)
+        return queue, self._leases(queue, call.partition)
+
+    async def _open(self, topic: Topic) -> Queue:
+        return self._partitions.find(topic) or await self._partitions.open(topic)
+
+    def _leases(self, queue: Queue, partition: int) -> Leases:
+        leases = queue.leases.get(partition)
+        if leases is not None:
+            return leases
+        source = self._catalog.find_id(queue.topic.source_id or "")
+        if source is None or not 0 <= partition < source.partition_count:
+            raise TopicNotFound(queue.topic.name)
+        return queue.leases[partition]  # raises NotLeader
+
+
+async def _release(leases: Leases, claims: Sequence[tuple[Claim, int]]) -> None:
+    await leases.extend(claims, is_strict=True)

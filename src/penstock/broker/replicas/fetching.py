@@ -1,0 +1,327 @@
+"""Both ends of ``replica fetch``: the followers of a node fetch, its leaders reply.
+
+The fetcher collects the fetches of one turn of the loop and sends them to each leader in one call.
+The server replies when there is news for any of them, and leaves out the others, which are fetched
+again together. So a busy partition soon has its own calls, and a thousand quiet ones share one that
+waits.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from penstock.broker.replicas.counts import ReplicationCounts
+from penstock.broker.replicas.replicator import Replicator
+from penstock.model.errors import PenstockError
+from penstock.model.levels import LEADERS_SEND_ENDS, LEVEL_FIRST
+from penstock.model.limits import MIB
+from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
+from penstock.replication.replica import Role
+from penstock.wire.internal.calls import Caller, CallerInfo, CallHandlers
+from penstock.wire.internal.replica_calls import (
+    DROP,
+    NOT_HERE,
+    REPLICA_FETCH,
+    STANDINGS,
+    DropReply,
+    DropRequest,
+    PartitionFetch,
+    PartitionReply,
+    ReplicaFetch,
+    ReplicaFetched,
+    ReplicaFetchedEnds,
+    ReplyKind,
+    StandingsReply,
+    StandingsRequest,
+)
+
+WAIT_MS = 500  # for news; well below the time after which a silent follower counts as lagging
+CALL_MS = WAIT_MS + 3_500
+PAUSE_MS = 100  # after a failed call
+FETCHES_MAX = 1_000  # in one call
+REPLY_BYTES_MAX = 16 * MIB  # in one reply; at least one batch, however large
+
+
+class ReplicaFetcher:
+    def __init__(
+        self,
+        node: int,
+        *,
+        incarnation: Callable[[], int],
+        peer: Callable[[int], Caller],
+        counts: ReplicationCounts,
+    ) -> None:
+        """``peer`` raises PenstockError for a node that is not registered."""
+        self._node = node
+        self._incarnation = incarnation
+        self._peer = peer
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        self._ready: dict[Replicator, None] = {}  # in the order in which they came
+        self._is_due = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+
+    def fetch_soon(self, replicator: Replicator, *, after_ms: int = 0) -> None:
+        if after_ms:
+            self._loop.call_later(after_ms / 1_000, self._add, replicator)
+        else:
+            self._add(replicator)
+
+    def _add(self, replicator: Replicator) -> None:
+        self._ready[replicator] = None
+        if not self._is_due and not self._is_stopped:
+            self._is_due = True
+            self._loop.call_soon(self._fetch_all)
+
+    def _fetch_all(self) -> None:
+        self._is_due = False
+        ready, self._ready = self._ready, {}
+        by_leader: dict[int, list[tuple[Replicator, Fetch]]] = {}
+        for replicator in ready:
+            leader = replicator.leader
+            fetch = replicator.follower_log.next_fetch() if leader >= 0 else None
+            if fetch is not None:
+                by_leader.setdefault(leader, []).append((replicator, fetch))
+        for leader, fetches in by_leader.items():
+            for start in range(0, len(fetches), FETCHES_MAX):
+                call = self._loop.create_task(
+                    self._fetch(leader, fetches[start : start + FETCHES_MAX]),
+                    name=f"fetch from node {leader}",
+                )
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+
+    async def _fetch(self, leader: int, fetches: Sequence[tuple[Replicator, Fetch]]) -> None:
+        partitions = [_encode_fetch(replicator, fetch) for replicator, fetch in fetches]
+        request = ReplicaFetch(
+            self._node, self._incarnation(), WAIT_MS, REPLY_BYTES_MAX, partitions
+        )
+        counts = self._counts
+        counts.fetches_asked += 1
+        try:
+            reply = await self._peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
+        except PenstockError:
+            # Not logged: the watch of nodes reports a node that is gone.
+            counts.fetches_unanswered += 1
+            for replicator, fetch in fetches:
+                replicator.follower_log.fetch_failed(fetch, after_ms=PAUSE_MS)
+            return
+        counts.received(reply.replies)
+        if isinstance(reply, ReplicaFetchedEnds):
+            for each, end in zip(reply.replies, reply.ends, strict=False):
+                if each.position < len(fetches):
+                    replicator, fetch = fetches[each.position]
+                    replicator.leader_end = (fetch.epoch, end)
+        replies = {each.position: each for each in reply.replies}
+        for position, (replicator, fetch) in enumerate(fetches):
+            news = replies.get(position)
+            if news is None:
+                replicator.follower_log.fetch_failed(fetch, after_ms=0)
+            else:
+                replicator.follower_log.apply_reply(
+                    _decode_reply(fetch, news),
+                    leader_start=news.start_offset,
+                    held_offset=news.held_offset,
+                    low_watermark=news.low_watermark,
+                )
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+
+def _encode_fetch(replicator: Replicator, fetch: Fetch) -> PartitionFetch:
+    return PartitionFetch(
+        replicator.key.topic_id,
+        replicator.key.index,
+        fetch.epoch,
+        fetch.offset,
+        fetch.durable_offset,
+        fetch.last_epoch,
+        fetch.number,
+        replicator.replica.high_watermark,
+        replicator.follower_log.leader_start,
+        fetch.low_watermark,
+    )
+
+
+def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
+    if reply.kind is ReplyKind.DATA:
+        return Data(fetch, (reply.data,) if reply.data else (), reply.high_watermark)
+    if reply.kind is ReplyKind.DIVERGE:
+        return Diverge(fetch, reply.epoch, reply.offset)
+    if reply.kind is ReplyKind.BEHIND:
+        return Behind(fetch, reply.offset)
+    if reply.kind is ReplyKind.FENCED:
+        return Fenced(fetch, reply.epoch)
+    return NotYet(fetch)
+
+
+# Position in the call, the leader's replica, and the fetch as a value and as received.
+_Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
+
+
+class _WaitingCall:
+    """One call that waits for news of any of its partitions."""
+
+    def __init__(self, fetches: Sequence[_Waiting]) -> None:
+        self.news: dict[int, None] = {}  # indexes in ``fetches``
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wakers = [
+            (replicator, self._waker(at)) for at, (_, replicator, _, _) in enumerate(fetches)
+        ]
+        for replicator, wake in self._wakers:
+            replicator.park(wake)
+
+    def _waker(self, at: int) -> Callable[[], None]:
+        def wake() -> None:
+            self.news[at] = None
+            if not self.woken.done():
+                # The call continues after this turn: the reply has everything that happens in it.
+                self.woken.set_result(None)
+
+        return wake
+
+    def leave(self) -> None:
+        for replicator, wake in self._wakers:
+            replicator.unpark(wake)
+
+
+class ReplicaServer:
+    """Replies to other nodes about the replicas of this node."""
+
+    def __init__(
+        self,
+        find: Callable[[str, int], Replicator | None],
+        *,
+        incarnation: Callable[[], int],
+        level: Callable[[], int] = lambda: LEVEL_FIRST,
+        counts: ReplicationCounts,
+    ) -> None:
+        """``level``: the feature level in force."""
+        self._find = find
+        self._incarnation = incarnation
+        self._level = level
+        self._counts = counts
+
+    def register(self, handlers: CallHandlers) -> None:
+        handlers.add(REPLICA_FETCH, self.fetch)
+        handlers.add(STANDINGS, self._standings)
+        handlers.add(DROP, self._drop)
+
+    def _standings(self, request: StandingsRequest, _caller: CallerInfo) -> StandingsReply:
+        standings = []
+        for topic_id, index in request.places:
+            found = self._find(topic_id, index)
+            if found is None or found.replica.role is Role.HALTED:
+                standings.append(NOT_HERE)
+            else:
+                standings.append((found.replica.history.last, found.replica.end_offset))
+        return StandingsReply(self._incarnation(), standings)
+
+    def _drop(self, request: DropRequest, _caller: CallerInfo) -> DropReply:
+        found = self._find(request.topic_id, request.index)
+        leader = None if found is None else found.replica.leader
+        return DropReply(
+            leader is not None
+            and leader.epoch == request.epoch
+            and request.node not in leader.row.replicas
+        )
+
+    async def fetch(self, request: ReplicaFetch, _caller: CallerInfo) -> ReplicaFetched:
+        replies: list[PartitionReply] = []
+        waiting: list[_Waiting] = []
+        left_bytes = min(request.bytes_max, REPLY_BYTES_MAX)
+        for position, received in enumerate(request.partitions):
+            replicator = self._find(received.topic_id, received.index)
+            if replicator is None:
+                replies.append(PartitionReply(position, ReplyKind.NOT_YET))
+                continue
+            fetch = Fetch(
+                request.node,
+                request.incarnation,
+                received.epoch,
+                received.offset,
+                received.durable_offset,
+                received.last_epoch,
+                received.number,
+                received.low_watermark,
+            )
+            reply = _reply_to(position, replicator, fetch, left_bytes)
+            if reply is None:
+                waiting.append((position, replicator, fetch, received))
+            else:
+                replies.append(reply)
+                left_bytes -= len(reply.data)
+        if not replies and waiting and request.wait_ms > 0:
+            replies = await self._wait(waiting, request.wait_ms, left_bytes)
+        self._counts.served(replies)
+        if self._level() < LEADERS_SEND_ENDS:
+            return ReplicaFetched(replies)
+        return ReplicaFetchedEnds(
+            replies, [self._end_of(request.partitions[each.position]) for each in replies]
+        )
+
+    def _end_of(self, received: PartitionFetch) -> int:
+        found = self._find(received.topic_id, received.index)
+        return -1 if found is None else found.replica.end_offset
+
+    async def _wait(
+        self, fetches: Sequence[_Waiting], wait_ms: int, left_bytes: int
+    ) -> list[PartitionReply]:
+        call = _WaitingCall(fetches)
+        try:
+            await asyncio.wait((call.woken,), timeout=wait_ms / 1_000)
+        finally:
+            call.leave()
+        replies: list[PartitionReply] = []
+        for at in call.news:
+            position, replicator, fetch, _ = fetches[at]
+            reply = _reply_to(position, replicator, fetch, left_bytes)
+            if reply is not None:
+                replies.append(reply)
+                left_bytes -= len(reply.data)
+        if replies:
+            return replies
+        # No news: followers learn at least what is committed, and where the log begins by now.
+        return [
+            _encode_reply(position, Data(fetch, (), replicator.replica.high_watermark), replicator)
+            for position, replicator, fetch, received in fetches
+            if replicator.replica.leader is not None
+            and replicator.replica.epoch == fetch.epoch
+            and (
+                received.high_watermark < replicator.replica.high_watermark
+                or received.start_offset < replicator.log.start_offset
+                or received.low_watermark < replicator.log.stored_low_watermark
+            )
+        ]
+
+
+def _reply_to(
+    position: int, replicator: Replicator, fetch: Fetch, left_bytes: int
+) -> PartitionReply | None:
+    reply = replicator.serve(fetch, bytes_max=left_bytes) if left_bytes > 0 else None
+    return None if reply is None else _encode_reply(position, reply, replicator)
+
+
+def _encode_reply(position: int, reply: Reply[bytes], replicator: Replicator) -> PartitionReply:
+    if isinstance(reply, Data):
+        return PartitionReply(
+            position,
+            ReplyKind.DATA,
+            high_watermark=reply.high_watermark,
+            start_offset=replicator.log.start_offset,
+            data=b"".join(reply.batches),
+            held_offset=replicator.replica.held_offset,
+            low_watermark=replicator.log.stored_low_watermark,
+        )
+    if isinstance(reply, Diverge):
+        return PartitionReply(position, ReplyKind.DIVERGE, reply.epoch, reply.end_offset)
+    if isinstance(reply, Behind):
+        return PartitionReply(position, ReplyKind.BEHIND, offset=reply.start_offset)
+    if isinstance(reply, Fenced):
+        return PartitionReply(position, ReplyKind.FENCED, reply.epoch)
+    return PartitionReply(position, ReplyKind.NOT_YET)

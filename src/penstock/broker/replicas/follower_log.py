@@ -1,0 +1,394 @@
+"""The log of a replica while it follows: one thing is done to it at a time.
+
+    fetch ──► reply ──► append, truncate or restart ──► read on into cursors ──► fetch
+
+One fetch is in progress at a time, and none while a thread works on the log (``_work``): a sync, a
+truncation, a restart, or reading far into the cursors.
+
+Segments that the leader has dropped are dropped here when the leader's replies show it. The low
+watermark of a stream is stored before anything that was sent with it is appended. Compaction is not
+copied from the leader: a follower compacts by itself, by the same rules and bounds, as far as it
+has read what is committed. Offsets are the same on both, so the order does not matter. A round of
+compaction runs beside everything else; only the swap of segments waits while a thread reads the
+log, and the round is ended before the log is truncated.
+
+``replicator.py`` decides on the role of the replica and on replies to clients.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.partition.partition import CHECKPOINT_BYTES
+from penstock.broker.partition.replay import Replay, forget_beyond
+from penstock.broker.storage.compaction import Compactor
+from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
+from penstock.log.epochs import write_epochs
+from penstock.log.log import AppendsRefused, SyncJob
+from penstock.model.errors import Damaged, DiskFull
+from penstock.model.names import is_internal
+from penstock.model.ports import ProducerSeen
+from penstock.model.stream import settings_of
+from penstock.model.topic import Fsync, Topic
+from penstock.replication.epochs import NO_EPOCH
+from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
+from penstock.replication.replica import Append, Restart, Role, Truncate
+
+if TYPE_CHECKING:
+    from penstock.broker.replicas.replicator import Replicator
+
+log_ = logging.getLogger(__name__)
+
+REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
+PAUSE_MS = 50  # after a leader could not serve a fetch yet
+FULL_PAUSE_MS = 1_000  # after the disk was full
+
+
+class FollowerLog:
+    def __init__(self, owner: "Replicator") -> None:
+        self.leader_start = 0  # of the leader's log, from its last reply
+        self._held_offset = 0  # what every replica has, from the last reply of this epoch's leader
+        # The cursors over the committed part of the log, so that this node can lead at once.
+        self.replay: Replay | None = None
+        self._owner = owner
+        self._key = owner.key
+        self._log = owner.log
+        self._loop = asyncio.get_running_loop()
+        self._work: asyncio.Task[None] | None = None
+        self._is_read_in_thread = False
+        self._fetch: Fetch | None = None  # in progress
+        self._saved_epoch = owner.replica.history.last
+        self._checkpoint_bytes = 0
+        self._compactor = self._new_compactor()
+
+    @property
+    def topic(self) -> Topic:
+        return self._owner.topic
+
+    async def producers(self) -> Sequence[ProducerSeen] | None:
+        """Return the producers of the committed part of the log; None if it cannot be read now."""
+        up_to = self._owner.replica.high_watermark
+        if self.replay is None and self._work is None:
+            self._continue()  # otherwise the log is read after the leader's next reply
+        while (replay := self.replay) is None or replay.offset < up_to or self._is_read_in_thread:
+            if self._work is None:
+                return None
+            await asyncio.wait([self._work])
+        return replay.seen_producers()
+
+    # ── Fetches and replies ──────────────────────────────────────────────────────────────────
+
+    def next_fetch(self) -> Fetch | None:
+        """Return the next request to the leader; None if none may be sent now."""
+        if self._work is not None or self._owner.is_changing_role or self._fetch is not None:
+            return None
+        self._fetch = self._owner.replica.next_fetch()
+        return self._fetch
+
+    def cancel_fetch(self) -> None:
+        """Ignore the reply to the fetch in progress, and what an earlier leader said about the
+        other replicas."""
+        self._fetch = None
+        self._held_offset = 0
+
+    def fetch_failed(self, fetch: Fetch, *, after_ms: int) -> None:
+        """There was no reply, or nothing new: fetch again."""
+        if fetch is self._fetch:
+            self._fetch = None
+            self._owner.fetch_soon(after_ms=after_ms)
+
+    def apply_reply(
+        self,
+        reply: Reply[bytes],
+        *,
+        leader_start: int = 0,
+        held_offset: int = 0,
+        low_watermark: int = 0,
+    ) -> None:
+        """Apply a reply; one to a cancelled fetch is ignored (R16)."""
+        if reply.fetch is not self._fetch:
+            return
+        self._fetch = None
+        if self._work is not None or self._owner.is_changing_role:
+            return  # afterwards the replica fetches again, if it still follows
+        self._held_offset = held_offset
+        try:
+            self._apply(reply, leader_start, low_watermark)
+        except Exception as error:
+            log_.exception("replica stopped", extra={"partition": str(self._key)})
+            self._owner.halt(f"{type(error).__name__}: {error}")
+
+    def _apply(self, reply: Reply[bytes], leader_start: int, low_watermark: int) -> None:
+        owner = self._owner
+        step = owner.replica.apply_reply(reply)
+        if isinstance(step, Append):
+            if low_watermark > self._log.stored_low_watermark:
+                # First of all, because the leader decided with it; the records are fetched again.
+                self._begin(self._store_low_watermark(low_watermark))
+                return
+            self.leader_start = max(self.leader_start, leader_start)
+            self._append(step)
+        elif isinstance(step, Truncate):
+            self._begin(self._truncate(step.to))
+        elif isinstance(step, Restart):
+            self._begin(self._restart(step.at))
+        elif owner.replica.role is Role.HALTED:
+            owner.log_halt(owner.replica.halt_reason)
+        else:
+            owner.fetch_soon(after_ms=PAUSE_MS if isinstance(reply, Fenced | NotYet) else 0)
+
+    def _append(self, step: "Append[bytes]") -> None:
+        owner, replica = self._owner, self._owner.replica
+        pause_ms = 0
+        try:
+            for data in step.batches:
+                now_ms = owner.context.clock.wall_ms()
+                for header in self._log.append_copied(data, now_ms=now_ms):
+                    replica.appended(header.leader_epoch, header.next_offset)
+        except (DiskFull, Damaged) as error:
+            log_.warning(
+                "replica cannot append",
+                extra={"partition": str(self._key), "reason": str(error)},
+            )
+            pause_ms = FULL_PAUSE_MS
+        except (OSError, AppendsRefused) as error:
+            owner.halt(f"append failed: {error}")
+            return
+        replica.followed(step.high_watermark)
+        owner.committed()
+        if owner.fsync is Fsync.ALWAYS and replica.durable_offset < replica.end_offset:
+            self._begin(self._sync())
+            return
+        replica.synced(replica.end_offset)
+        self._continue(after_ms=pause_ms)
+
+    # ── One thing at a time ──────────────────────────────────────────────────────────────────
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._work is None, "one thing is done to a log at a time"
+        self._work = self._loop.create_task(self._run(work), name=f"replicate {self._key}")
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        owner = self._owner
+        try:
+            await work
+        except DiskFull as error:
+            # For a side file: nothing is lost, and the replica continues when there is room.
+            log_.warning(
+                "replica waits for disk space",
+                extra={"partition": str(self._key), "reason": str(error)},
+            )
+            self._work = None
+            owner.fetch_soon(after_ms=FULL_PAUSE_MS)
+            return
+        except Exception as error:
+            # After a failed sync or truncation the state of the disk is unknown: no retry.
+            owner.halt(f"{type(error).__name__}: {error}")
+            return
+        finally:
+            self._work = None
+        try:
+            self._continue()
+        except Exception as error:
+            owner.halt(f"{type(error).__name__}: {error}")  # reading the disk may fail
+
+    def _continue(self, *, after_ms: int = 0) -> None:
+        """Fetch again, unless something has to be done to the log first."""
+        replica = self._owner.replica
+        if replica.follower is None or self._owner.is_changing_role:
+            return
+        replay = self.replay
+        if replay is None:
+            self._begin(self._open_replay())
+        elif not replay.advance(replica.high_watermark, bytes_max=REPLAY_BYTES):
+            self._begin(self._catch_up(replay))
+        elif replay.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
+            self._begin(self._checkpoint(replay))
+        else:
+            if replay.damage is not None:
+                self._owner.damaged(replay.damage)
+            self._drop_segments()
+            self._owner.fetch_soon(after_ms=after_ms)
+
+    async def rest(self) -> None:
+        """Return when nothing uses the log. Nothing new may begin (``is_changing_role``)."""
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        await self._compactor.stop()
+        self._compactor = self._new_compactor()
+
+    # ── Cursors ──────────────────────────────────────────────────────────────────────────────
+
+    async def _open_replay(self) -> None:
+        self._checkpoint_bytes = 0
+        self.replay = await self._owner.in_thread(self._owner.new_replay)
+
+    async def _catch_up(self, replay: Replay) -> None:
+        """Read a long part of the log in a thread, so that requests do not wait."""
+        up_to = self._owner.replica.high_watermark
+        self._is_read_in_thread = True
+        try:
+            await self._owner.in_thread(lambda: replay.advance(up_to))
+        finally:
+            self._is_read_in_thread = False
+
+    async def _checkpoint(self, replay: Replay) -> None:
+        self._checkpoint_bytes = replay.replayed_bytes
+        with suppress(OSError, DiskFull):  # a checkpoint only saves reading again
+            await self._owner.in_thread(replay.checkpoint())
+
+    # ── Sync, truncate, restart ──────────────────────────────────────────────────────────────
+
+    async def _sync(self) -> None:
+        job = self._log.begin_sync()
+        if job is not None:
+            await self.run_sync(job)
+        self._owner.replica.synced(self._owner.durable_offset)
+        await self.save_epochs()
+
+    async def sync_rest(self) -> None:
+        """Sync what was appended under another leader, perhaps this node. If nothing is appended
+        any more nothing else would sync it, and the leader would wait for it to commit."""
+        replica, durable_offset = self._owner.replica, self._owner.durable_offset
+        if durable_offset < replica.end_offset and self._log.refusal is None:
+            await self._sync()
+        else:
+            # A sync that ended after the old epoch was not counted then.
+            replica.synced(min(durable_offset, replica.end_offset))
+
+    async def _store_low_watermark(self, offset: int) -> None:
+        replay = self.replay
+
+        def work() -> None:
+            self._log.store_low_watermark(offset)
+            if replay is not None:
+                replay.clip(offset)
+
+        self._is_read_in_thread = True
+        try:
+            await self._owner.in_thread(work)
+        finally:
+            self._is_read_in_thread = False
+        self._owner.replica.stored_low_watermark(offset)
+
+    async def run_sync(self, job: SyncJob) -> None:
+        await self._owner.in_thread(job.run)
+        self._log.finish_sync(job)
+
+    def sync_soon(self) -> None:
+        """Called every interval, for topics whose commits do not wait for a sync. Topics that never
+        sync do so after a segment: its files stay open, and it is not compacted, until then."""
+        owner, log, fsync = self._owner, self._log, self._owner.fsync
+        if owner.replica.leader is not None or owner.is_changing_role:
+            return
+        if self._work is not None or log.refusal is not None:
+            return
+        if (fsync is Fsync.INTERVAL and log.durable_offset < log.end_offset) or (
+            fsync is Fsync.NEVER and log.has_unsynced_sealed
+        ):
+            self._begin(self._sync())
+
+    async def _truncate(self, to: int) -> None:
+        log_.warning(
+            "replica truncated to match its leader",
+            extra={"partition": str(self._key), "from": self._log.end_offset, "to": to},
+        )
+        self._owner.fail_pending_after(to)
+        await self._compactor.stop()
+        # First the files that describe the part that goes.
+        await self._owner.in_thread(lambda: self._forget_beyond(to))
+        end = await self._owner.in_thread(lambda: self._log.truncate(to))
+        self._compactor = self._new_compactor()
+        if self.replay is not None and self.replay.offset > end:
+            self.replay = None  # nothing committed is truncated, so it had read too far
+        self._owner.replica.truncated(end)
+        await self.save_epochs()
+
+    async def _restart(self, at: int) -> None:
+        log_.warning(
+            "replica restarted at the start of its leader's log",
+            extra={"partition": str(self._key), "end": self._log.end_offset, "at": at},
+        )
+        self.replay = None
+        self._owner.fail_pending_after(-1)
+        await self._compactor.stop()
+        await self._owner.in_thread(lambda: self._forget_beyond(-1))
+        await self._owner.in_thread(lambda: self._log.restart(at))
+        self._compactor = self._new_compactor()
+        self._owner.replica.restarted(at)
+
+    def _forget_beyond(self, offset: int) -> None:
+        forget_beyond(self._log, offset)
+        forget_clean_beyond(self._log, offset)
+        self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
+
+    async def save_epochs(self, *, is_last: bool = False) -> None:
+        """Save the epochs, so that the next start need not read the whole log for them.
+        ``is_last``: up to the end, even if there is no new epoch."""
+        history = self._owner.replica.history
+        if is_last or history.last != self._saved_epoch:
+            self._saved_epoch = history.last
+            entries, end = list(history), self._log.end_offset
+            with suppress(OSError, DiskFull):
+                await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
+
+    # ── Segments ─────────────────────────────────────────────────────────────────────────────
+
+    def _drop_segments(self) -> None:
+        """Drop what the leader has dropped, as far as it is known to be committed."""
+        start = max(self.leader_start, self._log.stored_low_watermark)
+        start = min(start, self._owner.replica.high_watermark)
+        if self.replay is not None:
+            start = min(start, self.replay.offset)  # it has not read the rest yet
+        if start > self._log.start_offset:
+            detached = self._log.detach_before(start)
+            if detached.paths:
+                self._owner.note_start()
+                self._loop.run_in_executor(self._owner.context.pool, detached.remove)
+
+    def _new_compactor(self) -> Compactor:
+        return Compactor(self._log, self._owner.context, wait_unread=self._wait_unread)
+
+    async def _wait_unread(self) -> None:
+        """Segments must not change while a thread reads them."""
+        while self._is_read_in_thread and self._work is not None:
+            await asyncio.wait([self._work])
+
+    async def compact(self) -> int:
+        """Compact as ``Partition.compact`` does, if this node follows. Returns the bytes freed."""
+        owner, replay = self._owner, self.replay
+        defaults = owner.context.defaults
+        if (
+            not (owner.topic.configs or defaults.configs)  # of thousands, hardly any is compacted
+            or owner.replica.follower is None
+            or owner.is_changing_role
+            or replay is None
+            or replay.damage is not None
+            or self._is_read_in_thread  # it changes, and is far behind: wait for the next round
+        ):
+            return 0
+        settings = settings_of(owner.topic, defaults)
+        if not settings.is_compacted or owner.context.catalog.shares_of(self._key.topic_id):
+            return 0
+        up_to = replay.last_stable_offset(owner.replica.high_watermark)
+
+        def forget(gone: Collection[Aborted]) -> None:
+            # If it cannot be done now, the next round finds the same transactions again.
+            if self.replay is replay and not self._is_read_in_thread:
+                replay.forget_aborted(gone)
+
+        try:
+            return await self._compactor.run(
+                settings,
+                up_to=up_to,
+                aborted=replay.aborted_below(up_to),
+                forget=forget,
+                held_offset=self._held_offset,
+                uses_reserve=is_internal(owner.topic.name),
+            )
+        except Unreadable as unreadable:
+            with suppress(Damaged):
+                self._log.read(unreadable.offset, bytes_max=1)  # the log notes the damaged range
+            raise

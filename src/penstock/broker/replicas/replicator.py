@@ -1,0 +1,437 @@
+"""One replica of one partition on this node: joins its log, the rules (``replication/replica.py``)
+and the partition that leads.
+
+    a view of the row ──► update ──► lead: restore the cursors, serve (``Partitions.lead``)
+                                 └─► follow: fetch from the leader, append, truncate
+    a follower fetches ──► serve ──► batches, or where the logs diverge; None: nothing new yet
+
+What the end of an epoch invalidates ends at once, in the turn in which the view arrives; what takes
+time (reading the log into cursors, letting a sync finish) follows in ``_take_role``, one step after
+the other. The log has one user at a time: the follower (``follower_log.py``), a restore in a
+thread, or the partition that leads.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.replay import Replay
+from penstock.broker.replicas.follower_log import FollowerLog
+from penstock.broker.replicas.leadership import Leadership
+from penstock.broker.storage.flush import Flush
+from penstock.log.log import Log
+from penstock.log.storage.damage import Damage, DamagedRange
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
+from penstock.model.topic import Fsync, Topic
+from penstock.replication.epochs import NO_EPOCH, EpochHistory
+from penstock.replication.messages import Data, Fetch, NotYet, Reply
+from penstock.replication.replica import Replica, Role, Serve
+from penstock.replication.row import Change, View
+
+if TYPE_CHECKING:
+    from penstock.broker.replicas.replicators import Replicators
+
+log_ = logging.getLogger(__name__)
+
+READ_BYTES_MAX = 4 * 1_048_576  # for one follower in one reply
+PENDING_SECONDS_MAX = 5.0  # that a client waits for the outcome of its request after an election
+
+T = TypeVar("T")
+
+
+class Replicator:
+    def __init__(
+        self,
+        key: PartitionKey,
+        topic: Topic,
+        log: Log,
+        history: EpochHistory,
+        home: "Replicators",
+        *,
+        incarnation: int,
+    ) -> None:
+        self.key = key
+        self.topic = topic
+        self.log = log
+        self.home = home
+        self.partition: Partition | None = None  # while this replica leads
+        self.leadership: Leadership | None = None
+        # Epoch and end of the leader's log, from its last reply.
+        self.leader_end = (NO_EPOCH, -1)
+        self.is_quarantined = False  # for good: the log is damaged, a new replica replaces this one
+        self._loop = asyncio.get_running_loop()
+        self._waiting_fetches: set[Callable[[], None]] = set()
+        self._role_task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Written by this node when it led, in log order, and without a reply yet.
+        self._pending: deque[Flush] = deque()
+        self._low_watermark_waits: list[asyncio.Future[None]] = []
+        self.replica = Replica(
+            home.node,
+            incarnation,
+            registered_at=incarnation,
+            history=history,
+            start_offset=log.start_offset,
+            end_offset=log.end_offset,
+            durable_offset=self.durable_offset,
+            high_watermark=log.start_offset,
+            low_watermark=log.stored_low_watermark,
+        )
+        self.follower_log = FollowerLog(self)
+
+    def __repr__(self) -> str:
+        return f"<replica of {self.key}: {self.replica.role.value} in {self.replica.epoch}>"
+
+    @property
+    def context(self) -> BrokerContext:
+        return self.home.context
+
+    @property
+    def fsync(self) -> Fsync:
+        return self.topic.fsync or self.context.fsync_default
+
+    @property
+    def durable_offset(self) -> int:
+        """The end of what counts as durable: everything, if commits do not wait for disks."""
+        return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
+
+    @property
+    def lag_count(self) -> int:
+        """The number of records that the leader has and this replica lacks; 0 if unknown."""
+        epoch, end = self.leader_end
+        replica = self.replica
+        if replica.role is not Role.FOLLOWER or epoch != replica.epoch:
+            return 0
+        return max(0, end - replica.end_offset)
+
+    def not_leader(self) -> NotLeader:
+        view = self.replica.view
+        leader = -1 if view is None or view.row.leader == self.replica.node else view.row.leader
+        return NotLeader(str(self.key), leader=leader, epoch=self.replica.epoch)
+
+    def outcome_unknown(self) -> LeaderMoved:
+        return LeaderMoved(
+            f"Outcome unknown: the leader of {self.key} changed during the request. Retry."
+        )
+
+    # ── Views ────────────────────────────────────────────────────────────────────────────────
+
+    def update(self, view: View) -> None:
+        replica = self.replica
+        before = (replica.epoch, replica.role)
+        holders = () if replica.view is None else replica.view.row.replicas
+        replica.see(view, now_ms=self.home.now_ms())
+        if (replica.epoch, replica.role) == before:
+            self._apply_watermark()
+            if view.row.replicas != holders:
+                self.wake()  # a node that is not a replica any more learns it at once
+            return
+        if replica.role is Role.HALTED:
+            self.log_halt(replica.halt_reason)
+        self._change_role()
+
+    def _change_role(self) -> None:
+        """End everything of the old epoch at once, and begin the new role."""
+        self._end_leadership()
+        self.follower_log.cancel_fetch()
+        self.wake()
+        if self._role_task is None and not self._is_closed:
+            self._role_task = self._loop.create_task(
+                self._take_role(), name=f"take a role in {self.key}"
+            )
+
+    def _end_leadership(self) -> None:
+        """From here on nothing of the old epoch is accepted or counted (R8).
+
+        Appends without a reply that are in the log may still be committed by the next leader, if
+        its log has them. Their clients wait for that; the outcome of appends that are truncated
+        here, or not known in time, is unknown."""
+        if self.leadership is None or self.leadership.is_over:
+            return
+        self.leadership.is_over = True
+        if self.partition is not None:
+            pending = self.partition.journal.hand_over(self.not_leader(), self.outcome_unknown())
+            if pending:
+                self._pending.extend(pending)
+                self._loop.call_later(PENDING_SECONDS_MAX, self._fail_late, pending)
+        self._wake_low_watermark_waits()
+
+    def committed(self) -> None:
+        """Confirm what this node wrote when it led and is known to be committed."""
+        high_watermark = self.replica.high_watermark
+        while self._pending and self._pending[0].end_offset <= high_watermark:
+            self._pending.popleft().succeed()
+
+    def fail_pending_after(self, offset: int) -> None:
+        """The log is truncated here. A replica that still has the rest may lead one day, so the
+        outcome is unknown."""
+        while self._pending and self._pending[-1].end_offset > offset:
+            self._pending.pop().fail(self.outcome_unknown())
+
+    def _fail_late(self, pending: Sequence[Flush]) -> None:
+        late = set(map(id, pending))
+        for flush in [each for each in self._pending if id(each) in late]:
+            self._pending.remove(flush)
+            flush.fail(self.outcome_unknown())
+
+    async def settle(self) -> None:
+        """Return when the outcome of all that this node wrote when it led is known, or will not be
+        known in time."""
+        waiting = [flush.committed.wait() for flush in self._pending]
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _take_role(self) -> None:
+        try:
+            while not self._is_closed:
+                epoch, role = self.replica.epoch, self.replica.role
+                await self._leave_role()
+                if (epoch, role) != (self.replica.epoch, self.replica.role):
+                    continue
+                if role is not Role.HALTED:
+                    await self.follower_log.sync_rest()
+                if role is Role.LEADER:
+                    await self._lead()
+                elif role is Role.FOLLOWER:
+                    self.fetch_soon()
+                if (epoch, role) == (self.replica.epoch, self.replica.role):
+                    return
+        except Exception as error:
+            log_.exception("replica stopped", extra={"partition": str(self.key)})
+            self.halt(f"{type(error).__name__}: {error}")
+        finally:
+            self._role_task = None
+
+    async def _leave_role(self) -> None:
+        """Return when nothing of the old role uses the log any more."""
+        partition, self.partition, self.leadership = self.partition, None, None
+        if partition is not None:
+            await self.home.partitions.release(partition, self.outcome_unknown())
+            self.note_start()
+        await self.follower_log.rest()
+
+    async def _lead(self) -> None:
+        leadership = Leadership(self)
+        await self.follower_log.save_epochs()
+        # An operator may have elected this replica although it lacks records below the low
+        # watermark: records written next must not be hidden.
+        await self.in_thread(self.log.lower_low_watermark)
+        self.replica.stored_low_watermark(self.log.stored_low_watermark)
+        try:
+            partition = await self.home.lead(self, leadership)
+        except (NotLeader, TopicNotFound):
+            # The log is damaged and another replica will lead; or the topic was deleted, and this
+            # replica is closed when the partition's row goes.
+            leadership.is_over = True
+            return
+        if self.replica.epoch != leadership.epoch or self.replica.role is not Role.LEADER:
+            # Another view arrived while the log was being read.
+            leadership.is_over = True
+            await self.home.partitions.release(partition, self.outcome_unknown())
+            return
+        self.partition, self.leadership = partition, leadership
+        self.replica.synced(self.durable_offset)
+        self._apply_watermark()
+        self.wake()
+        self.home.check_in_sync_soon()
+
+    async def restored(self, shares: Sequence[Topic]) -> Replay:
+        """Return the cursors as the log has them, read in a thread."""
+        replay, self.follower_log.replay = self.follower_log.replay, None
+        wanted = frozenset(share.topic_id for share in shares)
+        if replay is None or replay.damage is not None or replay.share_ids != wanted:
+            # A share may have begun before this node knew of it.
+            replay = await self.in_thread(lambda: self._replay_with(shares))
+        replay.topic = self.topic
+
+        def finish() -> Replay:
+            replay.advance(self.log.end_offset)
+            replay.finish()
+            return replay
+
+        return await self.in_thread(finish)
+
+    def new_replay(self) -> Replay:
+        """Read checkpoints: call this in a thread."""
+        return self._replay_with(self.context.catalog.shares_of(self.key.topic_id))
+
+    def _replay_with(self, shares: Sequence[Topic]) -> Replay:
+        return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
+
+    # ── As a leader ──────────────────────────────────────────────────────────────────────────
+
+    def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
+        """Return the reply to a follower; None if there is nothing new for it yet."""
+        if self.replica.leader is not None and self.partition is None:
+            return NotYet(fetch)  # the log is being read into cursors
+        self.note_start()
+        found = self.replica.fetched(fetch, now_ms=self.home.now_ms())
+        self._apply_watermark()
+        if not isinstance(found, Serve):
+            return found
+        try:
+            batches = self.log.read(fetch.offset, bytes_max=min(bytes_max, READ_BYTES_MAX))
+        except Damaged as damage:
+            if self.partition is not None:
+                self.partition.found_damage(damage)
+            return NotYet(fetch)
+        return Data(fetch, batches, self.replica.high_watermark) if batches else None
+
+    def _apply_watermark(self) -> None:
+        partition = self.partition
+        if partition is not None and self.leadership is not None and not self.leadership.is_over:
+            partition.journal.replicated(self.replica.high_watermark)
+            self.committed()
+            if self._low_watermark_waits:
+                self._wake_low_watermark_waits()
+
+    async def low_watermark_moved(self) -> None:
+        """Return when the replicas that may be elected, or what they have stored, changed."""
+        moved = self._loop.create_future()
+        self._low_watermark_waits.append(moved)
+        await moved
+
+    def _wake_low_watermark_waits(self) -> None:
+        waits, self._low_watermark_waits = self._low_watermark_waits, []
+        for each in waits:
+            if not each.done():
+                each.set_result(None)
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once, when a fetch that found nothing new may get a reply."""
+        self._waiting_fetches.add(wake)
+
+    def unpark(self, wake: Callable[[], None]) -> None:
+        self._waiting_fetches.discard(wake)
+
+    def wake(self) -> None:
+        if self._waiting_fetches:
+            waiting, self._waiting_fetches = self._waiting_fetches, set()
+            for wake in waiting:
+                wake()
+
+    def propose(self) -> Change | None:
+        """Return the next change of the in-sync set that is due."""
+        leader = self.replica.leader
+        if leader is None or self.partition is None:
+            return None
+        gone = [node for node in leader.row.replicas if not self.home.is_alive(node)]
+        return leader.propose(now_ms=self.home.now_ms(), gone=gone)
+
+    def change_rejected(self, change: Change) -> None:
+        if self.replica.leader is not None:
+            self.replica.leader.refused(change)
+            self.replica.synced(self.replica.durable_offset)
+            self._apply_watermark()
+
+    def change_unknown(self, change: Change) -> None:
+        """The store may have applied the change, or may do so later."""
+        if self.replica.leader is not None:
+            self.replica.leader.doubted(change)
+
+    # ── As a follower ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def leader(self) -> int:
+        follower = self.replica.follower
+        return -1 if follower is None else follower.leader
+
+    @property
+    def is_changing_role(self) -> bool:
+        """The follower must not begin anything."""
+        return self._role_task is not None or self._is_closed
+
+    def fetch_soon(self, *, after_ms: int = 0) -> None:
+        if self.replica.follower is not None and not self._is_closed:
+            self.home.fetch_soon(self, after_ms=after_ms)
+
+    def note_start(self) -> None:
+        if self.log.start_offset > self.replica.start_offset:
+            self.replica.trimmed(self.log.start_offset)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self.context.pool, work)
+
+    # ── The end ──────────────────────────────────────────────────────────────────────────────
+
+    def reincarnate(self, incarnation: int) -> None:
+        """The node was considered dead and has registered again: its earlier roles do not count.
+        The log stays; the next leader decides what of it is committed."""
+        before = self.replica
+        if before.role is Role.HALTED:
+            return
+        self._end_leadership()
+        self.replica = Replica(
+            before.node,
+            incarnation,
+            registered_at=incarnation,
+            history=before.history,
+            start_offset=before.start_offset,
+            end_offset=before.end_offset,
+            durable_offset=before.durable_offset,
+            high_watermark=before.high_watermark,
+            low_watermark=before.low_watermark,
+        )
+        self._change_role()
+
+    def damaged(self, damage: Damaged) -> None:
+        self.home.damaged(self, damage)
+
+    def note_damage(self, found: Sequence[Damage]) -> None:
+        """For the scrubber."""
+        if self._is_closed:
+            return
+        self.damaged(DamagedRange(self.log.folder, found[0]))
+        if self.partition is not None and not self.is_quarantined:
+            self.partition.note_damage(found)
+
+    def quarantine(self) -> None:
+        """Neither lead nor follow with this log any more: it is damaged, and other replicas have
+        everything."""
+        self.is_quarantined = True
+        self._end_leadership()
+        self.replica.halt("the log is damaged; it is rebuilt once another node leads")
+        self.fail_pending_after(-1)
+        self._change_role()
+
+    def halt(self, reason: str) -> None:
+        self.replica.halt(reason)
+        self.fail_pending_after(-1)
+        self._wake_low_watermark_waits()
+        self.log_halt(reason)
+
+    def log_halt(self, reason: str) -> None:
+        log_.critical("replica halted", extra={"partition": str(self.key), "reason": reason})
+
+    async def close(self, *, is_clean: bool) -> None:
+        """Return when the log is closed."""
+        self._is_closed = True
+        if self.leadership is not None:
+            self.leadership.is_over = True
+            self._wake_low_watermark_waits()
+        if self._role_task is not None:
+            await asyncio.wait([self._role_task])
+        partition = self.partition
+        if (
+            partition is not None
+            and is_clean
+            and partition.journal.high_watermark >= self.log.end_offset
+        ):
+            await partition.checkpoint()
+        await self._leave_role()
+        self.fail_pending_after(-1)
+        self.wake()
+        if is_clean and self.replica.role is not Role.HALTED and self.log.refusal is None:
+            job = self.log.begin_sync()
+            if job is not None:
+                await self.follower_log.run_sync(job)
+            await self.follower_log.save_epochs(is_last=True)
+            self.log.drop_batch_cache()
+            await self.in_thread(self.log.close)
+        else:
+            self.log.close(clean=False)
+            self.log.drop_batch_cache()

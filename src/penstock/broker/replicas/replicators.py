@@ -1,0 +1,493 @@
+"""All replicas on this node: opened when a row names the node, updated when rows change, closed and
+removed when their rows do not name the node any more.
+
+A start has the order of R4: first no other node relies on this node any more; then its logs are
+opened, and losses declared; then it registers, and only rows read from then on count. A node whose
+lease ended while it was running does the same without closing its logs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
+from penstock.broker.replicas.counts import ReplicationCounts
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas
+from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
+from penstock.broker.replicas.in_sync_sets import InSyncSets
+from penstock.broker.replicas.leadership import Leadership
+from penstock.broker.replicas.opening import LogOpener, OpenedLog
+from penstock.broker.replicas.replicator import Replicator
+from penstock.broker.storage.log_opening import log_config
+from penstock.membership.cluster_view import ClusterView
+from penstock.membership.registered_at import RegisteredAt
+from penstock.membership.registration import Membership
+from penstock.metadata.cluster_entries import PARTITIONS_PREFIX, PartitionKey, decode_row
+from penstock.metadata.cluster_entries import partition_of as key_of
+from penstock.metadata.store import Store
+from penstock.model.errors import Damaged, DiskFull, PenstockError
+from penstock.model.levels import LEVEL_FIRST
+from penstock.model.topic import Topic
+from penstock.net.slices import in_slices
+from penstock.replication.epochs import NO_EPOCH
+from penstock.replication.replica import Role
+from penstock.replication.row import View
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.replica_calls import DROP, DropRequest
+
+log_ = logging.getLogger(__name__)
+
+OPEN_AT_ONCE = 64
+LEAVE_SECONDS_MAX = 10.0  # that a stopping node waits for other nodes to lead
+DROP_RETRY_SECONDS = 2.0
+RESTART_RETRY_SECONDS = 1.0
+OPEN_RETRY_SECONDS = 2.0
+
+
+class Replicators:
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        store: Store,
+        view: ClusterView,
+        membership: Membership,
+        peer: Callable[[int], Caller],
+        level: Callable[[], int] = lambda: LEVEL_FIRST,
+    ) -> None:
+        """``level``: the feature level in force."""
+        self.context = context
+        self.node = membership.entry.node
+        self.partitions = partitions
+        self._store = store
+        self._view = view
+        self._membership = membership
+        self._registered_at = RegisteredAt(context.folder)
+        self._peer = peer
+        self._level = level
+        self._loop = asyncio.get_running_loop()
+        self._folder = context.folder / TOPICS_FOLDER
+        self._opener = LogOpener(context, self._folder, view, self.node)
+        self._replicas: dict[PartitionKey, Replicator] = {}
+        self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._dropping: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._jobs: list[asyncio.Task[None]] = []
+        self._registering_again: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        self._is_started = False  # rows are about this process from then on
+        self._is_registering = False  # all logs are opened together: nothing else opens one
+        self._rows_changed = asyncio.Event()
+        self.counts = ReplicationCounts()
+        self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
+        self._damaged = DamagedReplicas(
+            self.node, view, self._replicas, self._reopen, rows_changed=self._rows_changed
+        )
+        incarnation, counts = (lambda: membership.incarnation), self.counts
+        self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
+        self._server = ReplicaServer(
+            self._find, incarnation=incarnation, level=level, counts=counts
+        )
+        self.register = self._server.register
+        # For replicas:
+        self.now_ms = context.clock.mono_ms
+        self.fetch_soon = self._fetcher.fetch_soon
+        self.check_in_sync_soon = self._in_sync_sets.check_soon
+
+    # ── For replicas ─────────────────────────────────────────────────────────────────────────
+
+    def is_alive(self, node: int) -> bool:
+        return node == self.node or node in self._view.nodes
+
+    @property
+    def level(self) -> int:
+        return self._level()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether no other node can consider this node dead yet (R20)."""
+        return self._membership.is_good
+
+    async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
+        """Raises NotLeader if the log turns out to be damaged."""
+        key = replicator.key
+        restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
+        if restored.damage is not None and self.damaged(replicator, restored.damage):
+            raise replicator.not_leader()
+        return await self.partitions.lead(
+            replicator.topic, key.index, replicator.log, restored, leadership
+        )
+
+    def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
+        """Begin to repair a replica; return whether it is quarantined already."""
+        return self._damaged.found(replicator, str(damage))
+
+    def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
+        """For ``DamagedReplicas``. The replica is opened when this has ended (``_spawn``)."""
+        key = replicator.key
+
+        async def close() -> None:
+            del self._replicas[key]
+            await replicator.close(is_clean=False)
+            if is_emptied:
+                await self._remove(self._folder_of(key))
+
+        if key not in self._dropping:
+            self._spawn(close(), self._dropping, key, "reopen")
+
+    # ── Start ────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        await self._register()
+        self._is_started = True
+        self._view.on_row(self._row_changed)
+        self._view.on_nodes(self._nodes_changed)
+        self.context.catalog.on_change(self._catalog_changed)
+        self.context.defaults.on_change(self._defaults_changed)
+        self.partitions.scrubber.logs = lambda: list(self._replicas.values())
+        self.partitions.compact_also(lambda: [each.follower_log for each in self.all()])
+        await self._refresh_rows()
+        await self._remove_deleted()
+        self._jobs = [
+            asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets"),
+            asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
+        ]
+
+    async def _refresh_rows(self) -> None:
+        """Give all replicas their rows: the view does not repeat what it has seen since this node
+        registered."""
+        await self._view.refresh_rows()
+        for key, view in tuple(self._view.rows.items()):
+            if self.node in view.row.replicas:
+                self._row_changed(key, view)
+
+    async def _remove_deleted(self) -> None:
+        """Remove folders of topics that were deleted while this node was down. An unknown folder
+        stays and is reported: the store may have been restored from an old backup."""
+        known = {key.topic_id for key in self._view.rows}
+        for folder in sorted(self._folder.iterdir()):
+            if folder.name in known:
+                continue
+            if self.context.catalog.tombstone(folder.name) is None:
+                log_.warning("folder without a topic kept", extra={"folder": folder.name})
+            else:
+                await self._remove(folder)
+
+    async def _register(self) -> None:
+        """Register as R4 requires, from the removal of the old entry to the new one."""
+        self._is_registering = True
+        try:
+            await self._open_and_register()
+        finally:
+            self._is_registering = False
+
+    async def _open_and_register(self) -> None:
+        gone_at = await self._membership.clear()
+        self._registered_at.check(gone_at)
+        entries, _ = await self._store.list(PARTITIONS_PREFIX, min_revision=gone_at)
+        rows = {}
+        for entry in entries:
+            row = decode_row(entry.key, entry.value)
+            if self.node in row.replicas:
+                rows[key_of(entry.key)] = View(gone_at, entry.version, row)
+        wanted = list(rows)
+        busy = [
+            tasks[key]
+            for tasks in (self._opening, self._dropping)
+            for key in wanted
+            if key in tasks
+        ]
+        if busy:
+            await asyncio.wait(busy)  # a log has one owner
+        logs: dict[PartitionKey, OpenedLog] = {}
+        for start in range(0, len(wanted), OPEN_AT_ONCE):
+            keys = wanted[start : start + OPEN_AT_ONCE]
+            found = await asyncio.gather(*(self._open(key, rows[key]) for key in keys))
+            logs.update({key: log for key, log in zip(keys, found, strict=True) if log is not None})
+        incarnation = await self._membership.register()
+        for replicator in tuple(self._replicas.values()):
+            replicator.reincarnate(incarnation)
+        for key, log in logs.items():
+            self._add(key, log)
+        await self._loop.run_in_executor(self.context.pool, self._registered_at.note, incarnation)
+
+    async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
+        if key in self._replicas or key in self._dropping:
+            return None  # open all the time, or opened when the drop has ended
+        return await self._opener.open(key, view, may_be_new=self._is_started)
+
+    def _add(
+        self, key: PartitionKey, opened: OpenedLog, *, fetched_in: int = NO_EPOCH
+    ) -> Replicator:
+        log = opened.log
+        # The topic may have changed while the log was being opened.
+        topic = self.context.catalog.find_id(key.topic_id) or opened.topic
+        log.config = log_config(topic, self.context)
+        replicator = self._replicas[key] = Replicator(
+            key, topic, log, opened.history, self, incarnation=self._membership.incarnation
+        )
+        if log.damage:
+            self._damaged.found(replicator, log.damage[0].reason, fetched_in=fetched_in)
+        return replicator
+
+    # ── Rows and topics ──────────────────────────────────────────────────────────────────────
+
+    def _row_changed(self, key: PartitionKey, view: View | None) -> None:
+        if self._is_stopped:
+            return
+        self._rows_changed.set()
+        replicator = self._replicas.get(key)
+        is_replica = view is not None and self.node in view.row.replicas
+        if replicator is not None and view is not None and is_replica:
+            self.counts.epochs += view.row.epoch > replicator.replica.epoch
+            replicator.update(view)
+        elif replicator is None and is_replica:
+            self._open_soon(key)
+        elif replicator is not None and key not in self._dropping:
+            self._spawn(self._drop(key, view), self._dropping, key, "drop")
+
+    def _nodes_changed(self) -> None:
+        if not self._is_stopped and self._registering_again is None:
+            self._membership.seen_gone(self._view.incarnations.get(self.node))
+        self._rows_changed.set()
+        self.check_in_sync_soon()
+
+    def _open_soon(self, key: PartitionKey) -> None:
+        if self._is_stopped or self._is_registering:
+            return
+        if key not in self._opening and key not in self._dropping:
+            self._spawn(self._open_new(key), self._opening, key, "open")
+
+    def _own_view(self, key: PartitionKey) -> View | None:
+        """Return the view of a row that names this node."""
+        view = self._view.rows.get(key)
+        return view if view is not None and self.node in view.row.replicas else None
+
+    async def _open_new(self, key: PartitionKey) -> None:
+        while True:
+            view = self._own_view(key)
+            if view is None or not self._membership.incarnation or self._is_registering:
+                return
+            try:
+                opened = await self._open(key, view)
+                break
+            except (OSError, DiskFull) as error:  # retried until there is room
+                log_.warning(
+                    "replica not opened", extra={"partition": str(key), "reason": str(error)}
+                )
+            await asyncio.sleep(OPEN_RETRY_SECONDS)
+        if opened is None:
+            return  # opened when the catalog has the topic
+        # This process may have had a replica of the partition before.
+        replicator = self._add(key, opened, fetched_in=view.row.epoch)
+        view = self._own_view(key)
+        if view is not None:
+            replicator.update(view)
+
+    def _catalog_changed(self, _before: Topic | None, after: Topic | None) -> None:
+        if after is None:
+            return  # its rows go, and then its replicas
+        for index in self._view.of_topic(after.topic_id):
+            key = PartitionKey(after.topic_id, index)
+            replicator = self._replicas.get(key)
+            if replicator is not None:
+                replicator.topic = after
+                replicator.log.config = log_config(after, self.context)
+            elif self.node in self._view.rows[key].row.replicas:
+                self._open_soon(key)
+
+    def _defaults_changed(self) -> None:
+        self.partitions.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
+
+    def _reconfigure_all(self) -> Generator[None, None, None]:
+        for replicator in tuple(self._replicas.values()):
+            replicator.log.config = log_config(replicator.topic, self.context)
+            yield
+
+    async def _drop(self, key: PartitionKey, view: View | None) -> None:
+        """Close a replica. Its files are removed only if the topic was deleted, or if the
+        partition's leader confirms that this node is not a replica any more (R22): a missing row
+        alone is not a reason."""
+        replicator = self._replicas.pop(key)
+        await replicator.close(is_clean=True)
+        if view is None:
+            if self.context.catalog.tombstone(key.topic_id) is None:
+                log_.warning(
+                    "row gone without a tombstone, files kept", extra={"partition": str(key)}
+                )
+                return
+        elif not await self._may_drop(key, view):
+            return
+        log_.info("replica removed", extra={"partition": str(key)})
+        await self._remove(self._folder_of(key))
+
+    async def _may_drop(self, key: PartitionKey, view: View) -> bool:
+        while True:
+            row = view.row
+            try:
+                request = DropRequest(key.topic_id, key.index, self.node, row.epoch)
+                reply = await self._peer(row.leader).call(DROP, request, timeout_ms=2_000)
+                if reply.is_right:
+                    return True
+            except PenstockError as error:
+                log_.info(
+                    "leader has not confirmed the removal of a replica",
+                    extra={"partition": str(key), "reason": str(error)},
+                )
+            await asyncio.sleep(DROP_RETRY_SECONDS)
+            newer = self._view.rows.get(key)
+            if newer is None:
+                return self.context.catalog.tombstone(key.topic_id) is not None
+            if self.node in newer.row.replicas:
+                return False  # a replica again, which begins with these files
+            view = newer
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, topic_id: str, index: int) -> Replicator | None:
+        return self._replicas.get(PartitionKey(topic_id, index))
+
+    def find(self, key: PartitionKey) -> Replicator | None:
+        return self._replicas.get(key)
+
+    def all(self) -> Iterable[Replicator]:
+        return self._replicas.values()
+
+    def troubles(self) -> Sequence[tuple[str, str]]:
+        """Return halted replicas as topic and partition, each with the reason."""
+        return [
+            (f"{each.topic.name}/{each.key.index}", str(each.replica.halt_reason))
+            for each in self._replicas.values()
+            if each.replica.role is Role.HALTED
+        ]
+
+    async def _sync_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.context.fsync_interval_ms / 1_000)
+            await in_slices(self._sync_all())
+
+    def _sync_all(self) -> Generator[None, None, None]:
+        for key, replicator in tuple(self._replicas.items()):
+            if self._replicas.get(key) is replicator:  # not closed meanwhile
+                replicator.follower_log.sync_soon()
+                yield None
+
+    # ── A lost lease ─────────────────────────────────────────────────────────────────────────
+
+    def lost_lease(self) -> None:
+        """For ``Membership.on_lost``: other nodes may lead what this node led."""
+        if self._registering_again is None and not self._is_stopped:
+            self._registering_again = asyncio.create_task(
+                self._register_again(), name="register again"
+            )
+
+    async def _register_again(self) -> None:
+        """Register until this node has a lease and has seen the rows of its partitions. The lease
+        may end again meanwhile: ``lost_lease`` starts nothing while this runs."""
+        try:
+            while True:
+                try:
+                    if not self._membership.lease:
+                        await self._register()
+                    await self._refresh_rows()
+                    if self._membership.lease:
+                        return
+                except PenstockError as error:
+                    log_.warning("node not registered yet", extra={"reason": str(error)})
+                    await asyncio.sleep(RESTART_RETRY_SECONDS)
+        finally:
+            self._registering_again = None
+
+    # ── The end ──────────────────────────────────────────────────────────────────────────────
+
+    async def leave(self) -> None:
+        """Let other nodes lead, if there are any, so that their clients notice nothing."""
+        others = {node for node, entry in self._view.nodes.items() if not entry.is_leaving}
+        if not others - {self.node} or not self._membership.incarnation:
+            return
+        for each in self._replicas.values():
+            if each.leadership is not None and self._may_hand_over(each):
+                each.leadership.is_paused = True
+        with contextlib.suppress(PenstockError, TimeoutError):
+            await self._membership.change(is_leaving=True)
+            async with asyncio.timeout(LEAVE_SECONDS_MAX):
+                while any(self._may_hand_over(each) for each in self._replicas.values()):
+                    self._rows_changed.clear()
+                    await self._rows_changed.wait()
+        # Clients of other nodes wait for what was written here; only the next leader can confirm.
+        await asyncio.gather(*(each.settle() for each in self._replicas.values()))
+
+    def _may_hand_over(self, replicator: Replicator) -> bool:
+        """Return whether this node leads the partition and another node could."""
+        leader = replicator.replica.leader
+        if leader is None:
+            return False
+        able = leader.row.whole - {self.node}
+        return any(
+            node in able and not entry.is_leaving for node, entry in self._view.nodes.items()
+        )
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        await self._damaged.stop()
+        jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
+        if self._registering_again is not None:
+            jobs.append(self._registering_again)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await self._in_sync_sets.stop()
+        await self._fetcher.stop()
+        replicators = list(self._replicas.values())
+        for start in range(0, len(replicators), OPEN_AT_ONCE):
+            closing = [each.close(is_clean=True) for each in replicators[start:][:OPEN_AT_ONCE]]
+            for result in await asyncio.gather(*closing, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    log_.error("replica not closed cleanly", extra={"reason": str(result)})
+        self._replicas.clear()
+        await self._membership.stop()
+
+    # ── Folders and tasks ────────────────────────────────────────────────────────────────────
+
+    def _folder_of(self, key: PartitionKey) -> Path:
+        return self._folder / key.topic_id / str(key.index)
+
+    async def _remove(self, folder: Path) -> None:
+        await self._loop.run_in_executor(self.context.pool, _remove_folder, folder)
+
+    def _spawn(
+        self,
+        work: Coroutine[Any, Any, None],
+        tasks: dict[PartitionKey, asyncio.Task[None]],
+        key: PartitionKey,
+        name: str,
+    ) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except PenstockError as error:
+                fields = {"task": name, "partition": str(key), "reason": str(error)}
+                log_.warning("replica task failed", extra=fields)
+            except Exception:
+                log_.exception("replica task failed", extra={"task": name, "partition": str(key)})
+            finally:
+                if tasks.get(key) is asyncio.current_task():
+                    del tasks[key]
+            if tasks is self._dropping and not self._is_stopped and self._own_view(key) is not None:
+                self._open_soon(key)
+
+        tasks[key] = asyncio.create_task(run(), name=f"{name} {key}")
+        tasks[key].add_done_callback(lambda _: work.close())  # cancelled before it began, perhaps
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # of the topic, if this was its last partition here

@@ -1,0 +1,171 @@
+"""When a log is compacted, and where: steps run in a thread, swaps of segments in the loop.
+
+A round (``log/compaction.py``) is long, so it is done in small steps with pauses as long as the
+steps: it takes at most half a core, and the loop waits only for a few renames. The node runs one
+round at a time, which bounds the memory for keys.
+
+No round runs while the disk is low: a round needs room beside the log, and the reserve belongs to
+leases, acks and the rows of coordinators. Logs of such rows are compacted even then, or they would
+use up the reserve.
+
+After a round, aborted transactions without any record left are forgotten
+(``aborted_transactions.py``).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from time import perf_counter
+from typing import Any, TypeVar
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.storage.aborted_transactions import AbortedScan
+from penstock.log.compaction import Aborted, Compaction, Progress, read_clean_offset
+from penstock.log.log import Log
+from penstock.log.retention import cleanable
+from penstock.model.stream import StreamSettings
+
+log_ = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Forget = Callable[[Collection[Aborted]], None]
+
+
+class Compactor:
+    def __init__(
+        self,
+        log: Log,
+        context: BrokerContext,
+        *,
+        wait_unread: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``wait_unread`` returns when no other thread reads the log; None: none ever does."""
+        self._wait_unread = wait_unread
+        self._log = log
+        self._clock = context.clock
+        self._pool = context.pool
+        self._disk = context.disk
+        self._loop = asyncio.get_running_loop()
+        self._clean_offset: int | None = None
+        self._round: Compaction | AbortedScan | None = None
+        self._thread: asyncio.Future[Any] | None = None
+        self._is_stopped = False
+
+    async def run(
+        self,
+        settings: StreamSettings,
+        *,
+        up_to: int,
+        aborted: Sequence[Aborted],
+        forget: Forget | None = None,
+        held_offset: int | None = None,
+        uses_reserve: bool = False,
+    ) -> int:
+        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` is
+        called with the aborted transactions that have no records any more. ``held_offset``: what
+        every replica has; None without replicas. ``uses_reserve``: also while the disk is low.
+        Raises Unreadable if the log is damaged."""
+        log = self._log
+        if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
+            return 0
+        if self._clean_offset is None:
+            self._clean_offset = read_clean_offset(log)
+        wall_ms = self._clock.wall_ms()
+        segments = cleanable(
+            log.segments(),
+            clean_offset=self._clean_offset,
+            up_to=min(up_to, log.sealed_offset),
+            dirty_ratio_min=settings.dirty_ratio_min,
+            lag_ms_min=settings.compaction_lag_ms_min,
+            lag_ms_max=settings.compaction_lag_ms_max,
+            now_ms=wall_ms,
+        )
+        if not segments or (self._disk.is_low and not uses_reserve):
+            return 0
+        compaction = self._round = Compaction(
+            log,
+            segments,
+            clean_offset=self._clean_offset,
+            tombstone_ms=settings.tombstone_ms,
+            now_ms=wall_ms,
+            aborted=aborted,
+            held_offset=held_offset,
+        )
+        try:
+            freed_bytes = await self._drive(compaction)
+        except Exception:
+            await self._end_round()
+            raise
+        if not self._is_stopped:
+            self._clean_offset = compaction.clean_offset
+            await self._end_round()
+            log_.info(
+                "log compacted",
+                extra={
+                    "folder": str(log.folder),
+                    "freed_bytes": freed_bytes,
+                    "clean_offset": self._clean_offset,
+                },
+            )
+        if forget is not None and aborted and not self._is_stopped:
+            await self._forget_gone(aborted, forget)
+        return freed_bytes
+
+    async def _forget_gone(self, aborted: Sequence[Aborted], forget: Forget) -> None:
+        assert self._clean_offset is not None, "a round has been done"
+        up_to = min(self._clean_offset, self._log.sealed_offset)
+        scan = self._round = AbortedScan(self._log, aborted, up_to=up_to)
+        try:
+            while not self._is_stopped:
+                started = perf_counter()
+                if await self._in_thread(scan.step) is Progress.DONE:
+                    break
+                await asyncio.sleep(perf_counter() - started)
+        except Exception:
+            await self._end_round()
+            raise
+        if not self._is_stopped:
+            await self._end_round()
+            if scan.gone:
+                forget(scan.gone)
+
+    async def _drive(self, compaction: Compaction) -> int:
+        freed_bytes = 0
+        while not self._is_stopped:
+            started = perf_counter()
+            progress = await self._in_thread(compaction.step)
+            if progress is Progress.DONE or self._is_stopped:
+                break
+            if progress is Progress.SWAP:
+                if self._wait_unread is not None:
+                    await self._wait_unread()
+                    if self._is_stopped:
+                        break
+                freed_bytes += compaction.swap()
+            await asyncio.sleep(perf_counter() - started)
+        return freed_bytes
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = self._loop.run_in_executor(self._pool, work)
+        self._thread = future
+        # The caller may be cancelled; the thread continues, and ``stop`` waits for it.
+        return await asyncio.shield(future)
+
+    async def _end_round(self) -> None:
+        if self._round is not None:
+            ended, self._round = self._round, None
+            await self._in_thread(ended.close)
+
+    async def stop(self) -> None:
+        """Return when no thread uses the log's files, and no partial work is left."""
+        self._is_stopped = True
+        while self._thread is not None and not self._thread.done():
+            await asyncio.wait([self._thread])
+        try:
+            await self._end_round()
+        except OSError as error:
+            # Files that are left are removed when the log is opened again.
+            log_.warning(
+                "compaction cleanup failed",
+                extra={"folder": str(self._log.folder), "reason": str(error)},
+            )

@@ -1,0 +1,490 @@
+"""Writes the log of one partition: requests of one turn of the event loop become one append, and
+what is appended while a sync runs shares the next sync.
+
+Messages and cursor events are collected during a turn and written at its end, messages first, so
+that the offset of a message is known at once. This adds no latency (the turn is ending anyway) and
+saves a header, a checksum and a system call per message.
+
+When a reply is sent depends on the topic: with ``always`` after fdatasync, with ``interval`` and
+``never`` once the bytes are in the page cache. The high watermark is what consumers may see: the
+durable end of the log with ``always``, its end otherwise. In a cluster it is what the in-sync set
+has (``Replication``), and replies wait for that, unless the topic is replicated asynchronously:
+then only consumers do.
+
+A failed sync ends the journal: the kernel may have dropped the dirty pages, and a second fdatasync
+would report success.
+
+A failed append fails for its own callers at once, whatever the exception. The messages of a turn
+and its events are two appends: one may fail while the other is written.
+
+- Nothing reached the log (no disk space, or a message that cannot be encoded): the log is as
+  before, the cursors are read back from the log, and the partition continues.
+- Any other exception: the log and the cursors may disagree. The partition goes out of service, as
+  after a failed sync, until the node opens it again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Protocol
+
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.storage.flush import Flush
+from penstock.log.log import AppendsRefused, Log, SyncJob
+from penstock.model import limits
+from penstock.model.errors import Damaged, DiskFull, Overloaded, PenstockError
+from penstock.model.message import Message
+from penstock.model.topic import Fsync, Topic
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_SEALED,
+    BatchHeader,
+    encode_batch,
+    placed,
+)
+from penstock.record.control import encode_control_batch
+from penstock.record.message import encode_message
+
+log_ = logging.getLogger(__name__)
+
+# The overhead of a record is small compared to its body, so this bounds the batch.
+FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
+
+
+class _NotEncoded(Exception):
+    """A message or an event could not be encoded: nothing of its batch is in the log."""
+
+
+class Replication(Protocol):
+    """The other replicas, as the journal of the leader sees them."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this leader, which every batch it appends carries."""
+        ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether replies wait for the in-sync set, or only consumers do."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that earlier leaders may have confirmed is committed here."""
+        ...
+
+    @property
+    def held_offset(self) -> int:
+        """The end of what every replica, in sync or not, is known to have on disk."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """The feature level in force."""
+        ...
+
+    def stored_low_watermark(self, offset: int) -> None:
+        """Note that the file of this node has this low watermark."""
+        ...
+
+    async def low_watermark_held(self, offset: int) -> None:
+        """Return when every replica that may be elected has stored at least ``offset``. Raises
+        LeaderMoved."""
+        ...
+
+    def check_accepts(self) -> None:
+        """Raises NotEnoughReplicas while too few replicas are in sync for this topic."""
+        ...
+
+    def appended(self, next_offset: int) -> None:
+        """Note the new end of the log, and serve waiting fetches."""
+        ...
+
+    def damaged(self, damage: Damaged) -> None: ...
+
+    def synced(self, durable_offset: int) -> int:
+        """Note what this node has on disk. Returns the high watermark."""
+        ...
+
+
+class Journal:
+    def __init__(
+        self,
+        log: Log,
+        topic: Topic,
+        index: int,
+        context: BrokerContext,
+        *,
+        on_appended: Callable[[int, int, int, Sequence[Message]], None],
+        on_batch: Callable[[BatchHeader], None],
+        on_high_watermark: Callable[[], None],
+        on_lost: Callable[[], None],
+        replication: Replication | None = None,
+    ) -> None:
+        self.log = log
+        self._log_fields = {"topic": topic.name, "partition": index}
+        self.fsync = topic.fsync or context.fsync_default
+        # A node without a cluster has no epochs, but its log may come from a cluster's backup.
+        self.leader_epoch = max(log.last_epoch, 0) if replication is None else replication.epoch
+        self.high_watermark = log.end_offset if replication is None else replication.high_watermark
+        self.failure: PenstockError | None = None
+        self.appended_bytes = 0
+        # Append times never decrease along a log; timestamps of producers may be anything.
+        self._last_ms = min(log.last_timestamp_ms, context.clock.wall_ms())
+        self._clock = context.clock
+        self._pool = context.pool
+        self._loop = asyncio.get_running_loop()
+        self._on_appended = on_appended
+        self._on_batch = on_batch
+        self._on_high_watermark = on_high_watermark
+        self._on_lost = on_lost
+        self._on_synced = context.meter.fsynced
+        self._on_committed = context.meter.appended
+        self._replication = replication
+        # Whether appends wait in a flush to be committed, or are committed when written.
+        self._is_flush_awaited = self.fsync is Fsync.ALWAYS or replication is not None
+        # This turn:
+        self._messages: list[Message] = []
+        self._events: list[tuple[int, bytes]] = []
+        self._flush: Flush | None = None
+        # Batches appended by this call, before ``commit``:
+        self._batches_bytes = 0
+        self._batches_at = 0.0
+        # Written, waiting for a sync:
+        self._committing: deque[Flush] = deque()
+        self._sync_task: asyncio.Future[float] | None = None
+
+    # ── Adding ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_replicated(self) -> bool:
+        return self._replication is not None
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next message that is added."""
+        return self.log.end_offset + len(self._messages)
+
+    def add_message(self, message: Message) -> Flush:
+        self._messages.append(message)
+        return self.join()
+
+    def add_event(self, event: tuple[int, bytes]) -> Flush:
+        self._events.append(event)
+        return self.join()
+
+    def append_batch(
+        self,
+        batch: bytes | memoryview,
+        header: BatchHeader,
+        *,
+        append_time_ms: int | None = None,
+    ) -> BatchHeader:
+        """Append a producer's batch now, after what was added in this turn; the caller must call
+        ``commit``, whatever else happens. Returns the header as it is in the log. Raises
+        DiskFull."""
+        if self._messages or self._events:
+            self.flush()
+        if self.failure is not None:
+            raise self.failure
+        if not self._batches_bytes:
+            self._batches_at = perf_counter()
+        log = self.log
+        data, header = placed(
+            batch,
+            header,
+            base_offset=log.end_offset,
+            leader_epoch=self.leader_epoch,
+            append_time_ms=append_time_ms,
+        )
+        try:
+            log.append(data, now_ms=self._clock.wall_ms(), header=header)
+            size = len(data)
+            self.appended_bytes += size
+            self._batches_bytes += size
+            self._on_batch(header)
+            if self._replication is not None:
+                self._replication.appended(log.end_offset)
+        except DiskFull:
+            raise
+        except Exception as error:
+            raise self._append_failed(error) from error
+        return header
+
+    def commit(self) -> Flush | None:
+        """Commit the batches just appended. Returns the flush to wait for; None if they are
+        committed already."""
+        size, self._batches_bytes = self._batches_bytes, 0
+        if not size or self.failure is not None:
+            return None
+        if self._is_flush_awaited:
+            flush = self.join()
+            flush.started = flush.started or self._batches_at
+            flush.size_bytes += size
+            return flush
+        self.high_watermark = self.log.end_offset
+        self._on_committed(size, perf_counter() - self._batches_at)
+        self._on_high_watermark()
+        return None
+
+    def join(self) -> Flush:
+        """Return the flush at the end of this turn."""
+        if self.failure is not None:
+            raise self.failure
+        flush = self._flush
+        if flush is None:
+            flush = self._flush = Flush()
+            self._loop.call_soon(self.flush)
+        return flush
+
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────
+
+    def flush(self) -> None:
+        """Append what was added in this turn. Called at the end of the turn, or earlier to fix the
+        order of messages and events."""
+        flush, self._flush = self._flush, None
+        if flush is None:
+            return
+        if not flush.started:
+            flush.started = perf_counter()
+        try:
+            if self._messages or self._events or self.failure is not None:
+                self._write(flush)
+            flush.end_offset = self.log.end_offset
+            if self._is_flush_awaited:
+                if self._replication is None or not self._replication.is_awaited:
+                    flush.written.settle()
+                self._committing.append(flush)
+                if self.fsync is Fsync.ALWAYS:
+                    self._sync()
+                else:
+                    self._advance(flush.end_offset)
+            else:
+                self.high_watermark = flush.end_offset
+                self._commit(flush)
+                self._on_high_watermark()
+        except Exception as error:
+            if flush.committed.is_past:
+                raise  # settled already: waking readers failed
+            flush.fail(self._append_failed(error))  # or its callers would wait for their deadline
+
+    def _write(self, flush: Flush) -> None:
+        messages, self._messages = self._messages, []
+        events, self._events = self._events, []
+        now_ms = self._last_ms = max(self._clock.wall_ms(), self._last_ms)
+        appended_before = self.appended_bytes
+        sent_error = events_error = self.failure
+        if messages and sent_error is None:
+            sent_error = self._append(partial(self._append_messages, messages, now_ms))
+        if events and events_error is None:
+            events_error = self._append(partial(self._append_events, events, now_ms))
+        if sent_error is not None:
+            flush.sent.settle(sent_error)
+        if events_error is not None:
+            flush.written.settle(events_error)
+            flush.committed.settle(events_error)
+        if (sent_error is not None or events_error is not None) and self.failure is None:
+            try:
+                self._on_lost()
+            except Exception as error:
+                self._append_failed(error)
+        flush.size_bytes += self.appended_bytes - appended_before
+
+    def _commit(self, flush: Flush) -> None:
+        flush.succeed()
+        self._on_committed(flush.size_bytes, perf_counter() - flush.started)
+
+    def _append(self, append: Callable[[], None]) -> PenstockError | None:
+        try:
+            append()
+        except DiskFull as error:
+            return error
+        except _NotEncoded as error:
+            log_.error("append not encoded", extra=self._log_fields, exc_info=error.__cause__)
+            return Overloaded("The append failed: a message could not be encoded.")
+        except Exception as error:
+            return self._append_failed(error)
+        return None
+
+    def _append_failed(self, error: Exception) -> PenstockError:
+        """End the journal: after this error the log and the cursors may disagree."""
+        if not isinstance(error, OSError | AppendsRefused):
+            log_.error("append failed unexpectedly", extra=self._log_fields, exc_info=error)
+        self.log.refuse_appends(f"append failed: {error}")
+        return self._fail(f"append failed: {error}")
+
+    def _append_messages(self, messages: Sequence[Message], now_ms: int) -> None:
+        start = 0
+        while start < len(messages):
+            base_offset = self.log.end_offset
+            size = 0
+            attributes = ATTR_APPEND_TIME
+            records: list[bytes] = []
+            try:
+                for message in messages[start : start + limits.FLUSH_RECORDS_MAX]:
+                    record = encode_message(message, offset_delta=len(records), timestamp_delta=0)
+                    size += len(record)
+                    if size > FLUSH_BYTES_MAX and records:
+                        break
+                    records.append(record)
+                    if message.is_sealed:
+                        attributes |= ATTR_SEALED
+                batch = encode_batch(
+                    records,
+                    base_offset=base_offset,
+                    leader_epoch=self.leader_epoch,
+                    base_timestamp=now_ms,
+                    max_timestamp=now_ms,
+                    attributes=attributes,
+                )
+            except Exception as error:
+                raise _NotEncoded from error
+            self.log.append(batch, now_ms=now_ms)
+            self.appended_bytes += len(batch)
+            end = start + len(records)
+            self._on_appended(base_offset, self.log.end_offset, now_ms, messages[start:end])
+            if self._replication is not None:
+                self._replication.appended(self.log.end_offset)
+            start = end
+
+    def _append_events(self, events: Sequence[tuple[int, bytes]], now_ms: int) -> None:
+        try:
+            batch = encode_control_batch(
+                events,
+                base_offset=self.log.end_offset,
+                leader_epoch=self.leader_epoch,
+                timestamp=now_ms,
+            )
+        except Exception as error:
+            raise _NotEncoded from error
+        self.log.append(batch, now_ms=now_ms)
+        self.appended_bytes += len(batch)
+        if self._replication is not None:
+            self._replication.appended(self.log.end_offset)
+
+    # ── Syncing ──────────────────────────────────────────────────────────────────────────────
+
+    def sync_soon(self) -> None:
+        """For ``interval``: sync without a caller that waits."""
+        if self.failure is None:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._sync_task is not None:
+            return  # this append shares the next sync
+        try:
+            job = self.log.begin_sync()
+        except DiskFull:
+            return  # no room for a side file; the next flush tries again
+        except (OSError, AppendsRefused) as error:
+            self._fail(f"sync failed: {error}")
+            return
+        if job is None:
+            self._advance(self.log.end_offset)
+            return
+        task = self._sync_task = self._loop.run_in_executor(self._pool, _timed_run, job)
+        task.add_done_callback(partial(self._synced, job))
+
+    def _synced(self, job: SyncJob, task: "asyncio.Future[float]") -> None:
+        self._sync_task = None
+        error = task.exception() if not task.cancelled() else None
+        if task.cancelled() or error is not None:
+            self._fail(f"fdatasync failed: {error}")
+            return
+        self._on_synced(task.result())
+        try:
+            self.log.finish_sync(job)
+            if self.failure is not None:
+                return
+            self._advance(self.log.durable_offset)
+            if self._committing:
+                self._sync()
+        except Exception as failed:
+            if not self._committing:
+                raise
+            self._append_failed(failed)
+
+    def _advance(self, durable_offset: int) -> None:
+        if self._replication is not None:
+            if self.fsync is not Fsync.ALWAYS:
+                durable_offset = self.log.end_offset  # as durable as the topic requires
+            self.replicated(self._replication.synced(durable_offset))
+            if not self._replication.is_awaited:
+                self._settle_up_to(durable_offset)
+            return
+        if self.fsync is Fsync.ALWAYS:
+            self.high_watermark = max(self.high_watermark, durable_offset)
+        self._settle_up_to(durable_offset)
+        self._on_high_watermark()
+
+    def replicated(self, high_watermark: int) -> None:
+        """Advance to the high watermark of the in-sync set."""
+        if high_watermark <= self.high_watermark:
+            # A flush that joined in the same turn has nothing more to wait for.
+            self._settle_up_to(self.high_watermark)
+            return
+        self.high_watermark = high_watermark
+        self._settle_up_to(high_watermark)
+        self._on_high_watermark()
+
+    def _settle_up_to(self, offset: int) -> None:
+        committing = self._committing
+        while committing and committing[0].end_offset <= offset:
+            self._commit(committing.popleft())
+
+    def _fail(self, reason: str) -> PenstockError:
+        """Reject everything from now on. Appends that are not committed fail."""
+        failure = self.failure
+        if failure is None:
+            failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
+            fields = {**self._log_fields, "folder": str(self.log.folder), "reason": reason}
+            log_.critical("partition failed", extra=fields)
+        while self._committing:
+            self._committing.popleft().fail(failure)
+        return failure
+
+    def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
+        """Reject everything from now on, and appends that are not written yet. Returns the flushes
+        that are written and not committed, which the caller must settle."""
+        flush = self._flush
+        is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
+        self.failure = unknown if is_written else reason
+        self.flush()
+        self.failure = reason
+        pending = [each for each in self._committing if is_written or each is not flush]
+        self._committing.clear()
+        if flush is not None and not is_written:
+            flush.fail(reason)
+        return pending
+
+    async def end(self, reason: PenstockError) -> None:
+        """Reject everything from now on, and return when no sync uses the files."""
+        for flush in self.hand_over(reason, reason):
+            flush.fail(reason)
+        while self._sync_task is not None:
+            await asyncio.wait([self._sync_task])
+
+    async def settle(self) -> None:
+        """Flush and sync, for a clean stop."""
+        if self.failure is not None:
+            return
+        while True:
+            done = self.join().committed.wait()
+            self.flush()
+            await done
+            if self._sync_task is None:
+                return
+            # Where commits do not wait for syncs, a sync may still run.
+            await asyncio.wait([self._sync_task])
+
+
+def _timed_run(job: SyncJob) -> float:
+    started = perf_counter()
+    job.run()
+    return perf_counter() - started

@@ -1,0 +1,157 @@
+"""Reads all logs of a node, slowly, again and again, so that damage on disk is found while other
+replicas still have the data.
+
+A segment is read through separate files, a small piece at a time in a thread, with pauses that keep
+the disk and the interpreter free. Appends, truncations and compaction meanwhile may look like
+damage: so damage is looked for a second time, and counts only if it is still there and the log has
+not changed there.
+
+Pages in the kernel's cache are read from there, not from the disk.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Protocol, TypeVar
+
+from penstock.log.inspection import Verification
+from penstock.log.log import Log
+from penstock.log.storage.damage import Damage
+from penstock.log.storage.segment import SegmentInfo
+from penstock.model.limits import KIB, MIB
+
+log_ = logging.getLogger(__name__)
+
+# The time for one piece: a few KiB of small batches, more of large ones. Nothing else runs
+# meanwhile, for there is one interpreter.
+PIECE_SECONDS = 0.000_2
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 * KIB, 256 * KIB
+SEGMENT_COST_BYTES = 4 * KIB  # of opening its files, as bytes that could be read meanwhile
+# The bytes that one second of processor time counts for. Small batches are much work for few bytes:
+# at 4 MiB/s scrubbing takes at most 2 % of a core, and reads fewer bytes instead.
+PROCESSOR_BYTES = 200 * MIB
+FIRST_AFTER_SECONDS = 60.0  # after the start of the node
+ROUND_PAUSE_SECONDS_MIN = 1.0
+
+T = TypeVar("T")
+
+
+class Scrubbed(Protocol):
+    @property
+    def log(self) -> Log: ...
+
+    def note_damage(self, found: Sequence[Damage]) -> None: ...
+
+
+class Scrubber:
+    def __init__(
+        self,
+        logs: Callable[[], Sequence[Scrubbed]],
+        pool: Executor,
+        *,
+        bytes_per_second: int,
+        interval_ms: int,
+    ) -> None:
+        """``bytes_per_second``: a limit; 0: never scrub."""
+        self.logs = logs
+        self._pool = pool
+        self._bytes_per_second = bytes_per_second
+        self._interval = interval_ms / 1_000
+        self._piece_bytes = PIECE_BYTES_MIN
+        # For the meter:
+        self.round_count = 0
+        self.read_bytes = 0
+        self.damage_count = 0
+
+    async def run(self) -> None:
+        if not self._bytes_per_second:
+            return
+        await asyncio.sleep(min(self._interval, FIRST_AFTER_SECONDS))
+        while True:
+            began_at = time.monotonic()
+            await self.round()
+            left = began_at + self._interval - time.monotonic()
+            await asyncio.sleep(max(left, ROUND_PAUSE_SECONDS_MIN))
+
+    async def round(self) -> None:
+        for one in self.logs():
+            try:
+                await self._scrub(one)
+            except OSError as error:
+                at = str(one.log.folder)
+                log_.warning("log not scrubbed", extra={"folder": at, "reason": str(error)})
+        self.round_count += 1
+
+    async def _scrub(self, one: Scrubbed) -> None:
+        for base_offset in [info.base_offset for info in one.log.segments()]:
+            if one.log.damage:
+                return  # known already; more damage changes nothing
+            first = await self._verify(one.log, base_offset)
+            second = await self._verify(one.log, base_offset) if first else []
+            if second and second[0].first_offset == first[0].first_offset:
+                if one not in self.logs():
+                    return  # closed, and another log may be there now
+                self.damage_count += 1
+                log_.error(
+                    "damage found on disk",
+                    extra={"folder": str(one.log.folder), "reason": second[0].reason},
+                )
+                one.note_damage(second)
+                return
+
+    async def _verify(self, log: Log, base_offset: int) -> Sequence[Damage]:
+        """Return the damage in a segment, if the segment has not changed meanwhile."""
+        info = _find(log, base_offset)
+        if info is None:
+            return []
+        try:
+            verification = await self._in_thread(
+                lambda: Verification(log.folder, base_offset, info.end_offset, bytes_max=info.bytes)
+            )
+        except FileNotFoundError:
+            return []  # removed by retention
+        try:
+            await self._pause(SEGMENT_COST_BYTES, 0.0)
+            while True:
+                read, took = await self._in_thread(lambda: self._piece(verification))
+                if not read:
+                    break
+                await self._pause(read, took)
+            found = verification.result().damage
+        finally:
+            verification.close()
+        after = _find(log, base_offset)
+        is_same = after is not None and after.bytes >= info.bytes
+        return found if is_same else []
+
+    def _piece(self, verification: Verification) -> tuple[int, float]:
+        """Return bytes read and seconds of processor time. Runs in a thread."""
+        began_at = time.thread_time()
+        read = verification.advance(self._piece_bytes)
+        took = time.thread_time() - began_at
+        if took > PIECE_SECONDS:
+            self._piece_bytes = max(PIECE_BYTES_MIN, self._piece_bytes // 2)
+        elif took < PIECE_SECONDS / 2:
+            self._piece_bytes = min(PIECE_BYTES_MAX, self._piece_bytes * 2)
+        return read, took
+
+    async def _pause(self, read_bytes: int, took: float) -> None:
+        self.read_bytes += read_bytes
+        cost_bytes = max(read_bytes, took * PROCESSOR_BYTES)
+        await asyncio.sleep(cost_bytes / self._bytes_per_second)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run in a thread, and wait for its end also if cancelled: it uses files that are closed
+        then."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+
+def _find(log: Log, base_offset: int) -> SegmentInfo | None:
+    return next((info for info in log.segments() if info.base_offset == base_offset), None)

@@ -1,0 +1,1 @@
+"""Connections between nodes: both ends, their certificates, calls and replies."""

@@ -1,0 +1,363 @@
+"""A connection between two nodes, as both ends see it: greeting, frames in, frames out, and limits.
+
+All frames of one turn of the event loop go out in one write, because the system call would be the
+largest cost of a call. A peer that does not read gets no more calls once the write buffer is above
+a mark; the connection is closed if that lasts, or if the unsent bytes exceed a limit.
+
+One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
+cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
+"""
+
+import asyncio
+import secrets
+import ssl
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import msgspec
+
+from penstock.calls.internal.certificates import PeerCheck
+from penstock.model.levels import LEVEL_FIRST, Levels
+from penstock.model.limits import MIB
+from penstock.net.frames import Chunks, FrameReader, FrameRejected
+from penstock.net.listener import Peer
+from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
+from penstock.wire.internal.frame import (
+    DEADLINE_MS_MAX,
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    HELLO_BYTES_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    VERSION_OF_HELLO,
+    Header,
+    Hello,
+    Kind,
+    agree,
+    decode_hello,
+    encode_hello,
+    pack_header,
+    read_header,
+)
+from penstock.wire.internal.proof import NONCE_BYTES, Side, check_proof, prove
+
+NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
+TICK_SECONDS = 0.05
+JOINED_BYTES_MAX = 262_144  # up to this size one copy is cheaper than several writes
+
+
+@dataclass(frozen=True, slots=True)
+class InternalConfig:
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    in_flight_max: int = 1_024  # calls in progress on one connection
+    waiting_max: int = 10_000  # further calls that wait for room; more are rejected
+    connections_max: int = 4_096
+    write_bytes_high: int = MIB  # more unsent bytes: no new calls until there are fewer
+    unsent_bytes_max: int = 2 * FRAME_BYTES_MAX  # more unsent bytes: the connection is closed
+    write_stall_seconds_max: float = 10.0
+    hello_seconds_max: float = 5.0  # for the hello of a caller, TLS included
+    connect_seconds_max: float = 2.0  # for a caller to connect and get the hello of the other node
+    frame_seconds_max: float = 30.0  # from a frame's first byte to its last
+    ping_seconds: float = 5.0  # of silence, then the caller sends a ping
+    silence_seconds_max: float = 20.0  # then the connection is closed
+    retry_seconds_min: float = 0.05  # between attempts to connect, growing twofold
+    retry_seconds_max: float = 5.0
+
+
+def own_hello(
+    *,
+    node_id: str,
+    cluster_id: str,
+    features: tuple[str, ...] = (),
+    levels: Levels = NO_LEVELS,
+    config: InternalConfig,
+) -> Hello:
+    return Hello(
+        version_min=VERSION_MIN,
+        version_max=VERSION_MAX,
+        cluster_id=cluster_id,
+        node_id=node_id,
+        features=features,
+        frame_bytes_max=config.frame_bytes_max,
+        in_flight_max=config.in_flight_max,
+        level_min=levels.lowest,
+        level_max=levels.highest,
+    )
+
+
+class NodeConnection(Peer, asyncio.BufferedProtocol):
+    side: ClassVar[Side]
+
+    def __init__(
+        self,
+        own: Hello,
+        *,
+        config: InternalConfig,
+        chunks: Chunks,
+        check_peer: PeerCheck | None,
+        secret: bytes | None,
+    ) -> None:
+        """``check_peer``: called for TLS connections only. ``secret``: both ends must prove that
+        they know this secret before any call; None: no proof."""
+        self.other: Hello | None = None  # the accepted hello of the other node
+        self.end_reason: str | None = None  # set if this node ends the connection
+        if secret is not None:
+            own = msgspec.structs.replace(own, nonce=secrets.token_bytes(NONCE_BYTES))
+        self._own = own
+        self._secret = secret
+        self._first: Hello | None = None  # the peer's first hello, if two are exchanged
+        self._config = config
+        self._chunks = chunks
+        self._check_peer = check_peer
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._reader = FrameReader(chunks, frame_bytes_max=HEADER_BYTES + HELLO_BYTES_MAX)
+        self._heard_at = self._opened_at = self._loop.time()
+        self._part_since: float | None = None  # when an incomplete frame began to arrive
+        self._version = VERSION_OF_HELLO
+        self._payload_bytes_max = 0  # the limit of the peer
+        self._parts: list[bytes] = []  # to be sent at the end of this turn
+        self._parts_bytes = 0
+        self._is_flush_due = False
+        self._stalled_since: float | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    # ── Implemented by each end ──────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def greeted(self, hello: Hello) -> None:
+        """Called when ``other`` is known and the version is agreed."""
+
+    @abstractmethod
+    def arrived(self, header: Header, payload: memoryview) -> None:
+        """Handle a frame after the hello. The payload is valid until this returns. Raises
+        MalformedFrame."""
+
+    @abstractmethod
+    def expire(self, now: float) -> bool:
+        """End calls past their deadline. Returns whether any call is left."""
+
+    @abstractmethod
+    def lost(self, reason: str) -> None: ...
+
+    # ── Receiving ────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._config.write_bytes_high)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.close()
+        self._parts.clear()
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self.lost(self.end_reason or str(exc or "it closed the connection"))
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return self._reader.room()
+
+    def buffer_updated(self, count: int) -> None:
+        self._heard_at = self._loop.time()
+        reader = self._reader
+        reader.received(count)
+        try:
+            if self.other is None:
+                self._read_hello(reader)
+                return
+            frames = 0
+            while (frame := reader.next_frame()) is not None:
+                frames += 1
+                header = read_header(frame)
+                if header.version != self._version:
+                    raise MalformedFrame(f"a frame of version {header.version}")
+                self.arrived(header, frame[HEADER_BYTES:])
+        except (FrameRejected, MalformedFrame, HelloRefused) as error:
+            self.end(str(error))
+            reader.close()
+            return
+        reader.settle()
+        if not reader.part_bytes:
+            self._part_since = None
+        elif frames or self._part_since is None:
+            self._part_since = self._heard_at
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _read_hello(self, reader: FrameReader) -> None:
+        frame = reader.next_frame()
+        if frame is None:
+            reader.settle()
+            return
+        hello = self.read_first(frame)
+        reader.settle()
+        if reader.part_bytes:
+            raise MalformedFrame("frames before the reply to the hello")
+        try:
+            if self._check_peer is not None and self.is_tls:
+                self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
+            self._version = agree(self._own, hello)
+            if self._secret is not None and not self._has_proved(hello, self._secret):
+                return
+            self.check_other(hello)
+        except HelloRefused as error:
+            self.refuse(error)
+            raise
+        reader.close()
+        self._reader = FrameReader(self._chunks, frame_bytes_max=self._config.frame_bytes_max)
+        self._payload_bytes_max = hello.frame_bytes_max - HEADER_BYTES
+        self.other = hello
+        self.greeted(hello)
+
+    def read_first(self, frame: memoryview) -> Hello:
+        return decode_hello(frame)
+
+    def _has_proved(self, hello: Hello, secret: bytes) -> bool:
+        """Return True if both ends have proved the secret. Reply to a valid first hello and return
+        False. Raises HelloRefused."""
+        is_caller, first = self.side is Side.CALLER, self._first
+        if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
+            raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")
+        caller, answerer = (self._own, hello) if is_caller else (hello, self._own)
+        address = self._transport.get_extra_info("peername" if is_caller else "sockname")
+        port = int(address[1])
+        if is_caller == (first is None):  # an answerer proves first, a caller second
+            other = Side.ANSWERER if is_caller else Side.CALLER
+            check_proof(secret, other, caller=caller, answerer=answerer, port=port)
+        if first is not None:
+            return True
+        if len(hello.nonce) != NONCE_BYTES:
+            raise HelloRefused(
+                f"The hello of node {hello.node_id} has no nonce; the workers of this server accept"
+                " only processes that prove their shared secret."
+            )
+        self._first = msgspec.structs.replace(hello, proof=b"")
+        proof = prove(secret, self.side, caller=caller, answerer=answerer, port=port)
+        self._transport.write(encode_hello(msgspec.structs.replace(self._own, proof=proof)))
+        return False
+
+    def check_other(self, hello: Hello) -> None:
+        """Raises HelloRefused, which is sent to the other side."""
+
+    def refuse(self, error: HelloRefused) -> None:
+        """Send the reason before the connection is closed."""
+        payload = encode_failure(error)
+        header = pack_header(VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload))
+        self._transport.write(header + payload)
+
+    @property
+    def is_tls(self) -> bool:
+        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return found is not None
+
+    # ── Sending ──────────────────────────────────────────────────────────────────────────────
+
+    def send_hello(self) -> None:
+        self._transport.write(encode_hello(self._own))
+
+    def send(
+        self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
+    ) -> None:
+        """Send a frame at the end of this turn. The payload is within the limit of the peer."""
+        header = pack_header(
+            self._version,
+            kind,
+            call,
+            request_id,
+            min(deadline_ms, DEADLINE_MS_MAX),
+            payload_bytes=len(payload),
+        )
+        self._parts.append(header)
+        if payload:
+            self._parts.append(payload)
+        self._parts_bytes += len(header) + len(payload)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        if self._parts_bytes > self._config.write_bytes_high:
+            self._check_unsent()
+
+    def fits(self, payload: bytes) -> bool:
+        return len(payload) <= self._payload_bytes_max
+
+    def has_write_room(self, ahead_bytes: int = 0) -> bool:
+        """Return whether ``ahead_bytes`` more may be sent."""
+        return (
+            self._stalled_since is None
+            and self._parts_bytes + ahead_bytes <= self._config.write_bytes_high
+        )
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        parts, size = self._parts, self._parts_bytes
+        self._parts, self._parts_bytes = [], 0
+        if not parts or self._transport.is_closing():
+            return
+        if size <= JOINED_BYTES_MAX:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+        self.flushed()
+
+    def flushed(self) -> None:
+        """Called when the frames of this turn are written to the transport."""
+
+    def _check_unsent(self) -> None:
+        unsent = self._parts_bytes + self._transport.get_write_buffer_size()
+        if unsent > self._config.unsent_bytes_max:
+            self.end("it does not read what it is sent")
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+
+    # ── Deadlines ────────────────────────────────────────────────────────────────────────────
+
+    def arm(self) -> None:
+        """Start the timer: there is a call with a deadline."""
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_SECONDS, self._ticked)
+
+    def _ticked(self) -> None:
+        self._tick = None
+        if self.expire(self._loop.time()):
+            self.arm()
+
+    def check_deadline(self, now: float) -> None:
+        """Close the connection if it is silent, stalled or too slow."""
+        config = self._config
+        if self.other is None:
+            if now - self._opened_at > config.hello_seconds_max:
+                self.end("it sent no hello")
+        elif (
+            self._stalled_since is not None
+            and now - self._stalled_since > config.write_stall_seconds_max
+        ):
+            self.end("it does not read what it is sent")
+        elif self._part_since is not None and now - self._part_since > config.frame_seconds_max:
+            self.end("it sends a frame too slowly")
+        elif now - self._heard_at > config.silence_seconds_max:
+            self.end("it has fallen silent")
+
+    # ── Ending ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_ending(self) -> bool:
+        return self._transport.is_closing()
+
+    def end(self, reason: str) -> None:
+        """Close the connection at once, even with calls in progress."""
+        if self.end_reason is None:
+            self.end_reason = reason
+        if not self._transport.is_closing():
+            if self.other is None:
+                self._transport.close()  # sends the reason of a rejected hello first
+            else:
+                self._transport.abort()
+
+    def abort(self) -> None:
+        self.end("this node is stopping")

@@ -1,0 +1,123 @@
+"""Sends messages to a standard queue with several leaders.
+
+Any partition may take the message, and sending to another node costs about twice as much. So a node
+uses the partitions it leads, in turn; a node that leads none uses the partition that the caller
+chose, or the next one whose leader is reachable. After a local partition has rejected a message
+(full disk, damage, too few replicas), the node uses the caller's choice for a while.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.calls.routing.leaders import AttemptFailed, Leaders, Routes, place_of
+from penstock.model.calls import Append
+from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError
+from penstock.model.message import Appended
+from penstock.model.topic import Topic
+
+TURNS_MAX: Final = 10_000  # queues with a remembered position; then all start again
+REFUSED_MAX: Final = 10_000  # queues whose local partitions are avoided; then all are used again
+REFUSED_SECONDS: Final = 1.0
+
+
+class Appending:
+    def __init__(self, leaders: Leaders) -> None:
+        self._leaders = leaders
+        self._nearby = LocalPartitions(
+            leaders.own_node, leaders.routes, asyncio.get_running_loop().time
+        )
+
+    async def attempt(self, call: Append) -> Sequence[Appended]:
+        """Try once to append: at a partition of this node, else at the partition of the call or the
+        next one whose leader is reachable."""
+        topic, count, leaders = call.topic, call.topic.partition_count, self._leaders
+        here = self._here(call)
+        if here is not None:
+            # Other nodes are tried only if the call was certainly not carried out.
+            try:
+                return await leaders.local.call(_at(call, here))
+            except NotLeader as error:
+                leaders.note(error)
+            except DiskFull:
+                self._nearby.refused(topic)
+            except Overloaded:
+                self._nearby.refused(topic)
+                raise
+        tried = leaders.led(topic, range(count))
+        last: PenstockError = NotLeader(place_of(topic, call.partition))
+        away: set[int] = set()
+        for step in range(count):
+            partition = (call.partition + step) % count
+            led = tried[partition]
+            if led is None or led[0] in away:
+                continue
+            try:
+                return await leaders.send(led[0], _at(call, partition))
+            except PenstockError as error:
+                last = leaders.failed(error, led[0], call, topic, tried).error
+                if not isinstance(last, NotLeader):
+                    away.add(led[0])
+        raise AttemptFailed(last, topic, tried)
+
+    def _here(self, call: Append) -> int | None:
+        """Return a partition that this node leads."""
+        led = self._leaders.routes.leader(call.topic, call.partition)
+        if led is not None and led[0] == self._leaders.own_node:
+            return call.partition
+        # Only the partition that got a message before knows its deduplication id. Dead letters
+        # have such ids.
+        if any(each.dedup_id is not None for each in call.messages):
+            return None
+        return self._nearby.partition(call.topic)
+
+
+def _at(call: Append, partition: int) -> Append:
+    if partition == call.partition:
+        return call
+    return Append(call.topic, partition, call.messages)
+
+
+class LocalPartitions:
+    """The partitions of standard queues that this node leads, in turn."""
+
+    def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
+        """``now``: seconds of a monotonic clock."""
+        self._own = own_node
+        self._leader = routes.leader
+        self._now = now
+        self._turns: dict[str, int] = {}  # the partition to try first, by topic
+        self._refused: dict[str, float] = {}  # end of the pause, by topic
+
+    def partition(self, topic: Topic) -> int | None:
+        """Return the next partition to use, or None."""
+        topic_id = topic.topic_id
+        if self._refused and not self._is_willing(topic_id):
+            return None
+        own, leader, turns = self._own, self._leader, self._turns
+        count = topic.partition_count
+        begin = turns.get(topic_id, 0)
+        for at in range(begin, begin + count):
+            partition = at % count
+            led = leader(topic, partition)
+            if led is not None and led[0] == own:
+                if len(turns) >= TURNS_MAX and topic_id not in turns:
+                    turns.clear()
+                turns[topic_id] = partition + 1
+                return partition
+        return None
+
+    def refused(self, topic: Topic) -> None:
+        """Note that a partition of the topic has rejected a message."""
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused.clear()
+        self._refused[topic.topic_id] = self._now() + REFUSED_SECONDS
+
+    def _is_willing(self, topic_id: str) -> bool:
+        until = self._refused.get(topic_id)
+        if until is None:
+            return True
+        if self._now() < until:
+            return False
+        del self._refused[topic_id]
+        return True

@@ -1,0 +1,129 @@
+"""``penstock context``: add, use, list and remove servers under a name (``contexts.py``)."""
+
+import sys
+from typing import Any
+
+import click
+
+from penstock.cli.clients.contexts import (
+    DEFAULT,
+    ENDPOINT_DEFAULT,
+    NAME,
+    OPTIONS,
+    Contexts,
+    file_of_contexts,
+)
+from penstock.cli.command import Noun, Session
+from penstock.cli.terminal.failure import Conflict, Misuse
+from penstock.cli.terminal.output import Column, columns
+
+
+@click.group(cls=Noun)
+def context() -> None:
+    """Add, use, list, remove contexts: saved servers with a name.
+
+    Precedence of settings: flag, environment, context, default.
+    """
+
+
+@context.command()
+@click.argument("name")
+@click.option(
+    "--ca",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="file with the certificate of a private CA, PEM",
+)
+@click.option("--key-id", metavar="ID", help="id of an access key; the secret is read from stdin")
+@click.option("--use", "is_used", is_flag=True, help="make the new context the current one")
+@click.option("--replace", is_flag=True, help="replace an existing context of this name")
+def add(
+    session: Session, name: str, ca: str | None, key_id: str | None, is_used: bool, replace: bool
+) -> None:
+    """Save --endpoint, --kafka, --admin, --region, --account, a CA and a key as context NAME."""
+    if not NAME.match(name) or name == DEFAULT:
+        raise click.UsageError(
+            f"Invalid name '{name}': allowed are letters, digits, . _ and -, but not {DEFAULT}."
+        )
+    known = Contexts.read()
+    if name in known.contexts and not replace:
+        raise Conflict(
+            f"context '{name}' exists already",
+            f"its endpoint is {known.contexts[name].get('endpoint', ENDPOINT_DEFAULT)}",
+            "add --replace, or choose another name",
+        )
+    settings = session.settings
+    made = {key: str(getattr(settings, key)) for key in OPTIONS if key in settings.explicit}
+    if ca is not None:
+        made["ca_file"] = ca
+    if key_id is not None:
+        made |= {"key_id": key_id, "secret": _secret()}
+    known.contexts[name] = made
+    if is_used:
+        known.current = name
+    known.write()
+    session.remark(f"added {name} to {file_of_contexts()}")
+    if not is_used:
+        session.remark(f"select it with `penstock context use {name}` or --context {name}")
+
+
+def _secret() -> str:
+    """Read the secret from stdin: other users of the machine could read a flag."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Secret", hide_input=True, err=True))
+    secret = sys.stdin.readline().rstrip("\r\n")
+    if not secret:
+        raise Misuse(
+            "the secret is missing",
+            "stdin is not a terminal and is empty",
+            "write the secret to stdin of the command",
+        )
+    return secret
+
+
+@context.command()
+@click.argument("name")
+def use(session: Session, name: str) -> None:
+    """Make a context the current one for all commands; NAME `default` means no context."""
+    known = Contexts.read()
+    if name != DEFAULT:
+        known.find(name)
+    known.current = name
+    known.write()
+    session.remark(f"using {name}")
+
+
+_COLUMNS = (
+    Column("current", " ", form=lambda is_current: "*" if is_current else ""),
+    *columns("name, endpoint, kafka, ca_file CA, key_id"),
+)
+
+
+@context.command("list")
+def list_contexts(session: Session) -> None:
+    """List contexts, without their secrets."""
+    known = Contexts.read()
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "current": name == known.current,
+            **{key: value for key, value in each.items() if key != "secret"},
+        }
+        for name, each in sorted(known.contexts.items())
+    ]
+    none = {"name": DEFAULT, "current": known.current == DEFAULT, "endpoint": ENDPOINT_DEFAULT}
+    session.out.many([none, *rows], columns=_COLUMNS)
+
+
+@context.command()
+@click.argument("name")
+def remove(session: Session, name: str) -> None:
+    """Remove a context with its access key."""
+    known = Contexts.read()
+    known.find(name)
+    del known.contexts[name]
+    if known.current == name:
+        known.current = DEFAULT
+        session.remark(f"{name} was the current context: the current context is {DEFAULT} now")
+    known.write()
+    session.remark(f"removed {name}")

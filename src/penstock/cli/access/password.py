@@ -1,0 +1,74 @@
+"""Derives from a password what a server stores to check it (RFC 5802): one entry per mechanism,
+each with its own salt. The server never learns the password."""
+
+import base64
+import os
+import stringprep
+import unicodedata
+from typing import Any
+
+from penstock.cli.terminal.failure import Misuse
+from penstock.wire.kafka.scram import (
+    DIGESTS,
+    ITERATIONS_DEFAULT,
+    SALT_BYTES,
+    credential_of,
+    salted_password,
+)
+
+_FORBIDDEN = (
+    stringprep.in_table_a1,
+    stringprep.in_table_c12,
+    stringprep.in_table_c21_c22,
+    stringprep.in_table_c3,
+    stringprep.in_table_c4,
+    stringprep.in_table_c5,
+    stringprep.in_table_c6,
+    stringprep.in_table_c7,
+    stringprep.in_table_c8,
+    stringprep.in_table_c9,
+)
+
+
+def derive(password: str) -> list[dict[str, Any]]:
+    prepared = _prepared(password)
+    return [_derived(prepared, mechanism) for mechanism in DIGESTS]
+
+
+def _derived(password: bytes, mechanism: str) -> dict[str, Any]:
+    salt, iterations = os.urandom(SALT_BYTES), ITERATIONS_DEFAULT
+    salted = salted_password(mechanism, password, salt=salt, iterations=iterations)
+    made = credential_of("", "", mechanism, salted=salted, salt=salt, iterations=iterations)
+    secrets = {name: getattr(made, name) for name in ("salt", "stored_key", "server_key")}
+    encoded = {name: base64.b64encode(data).decode() for name, data in secrets.items()}
+    return {"mechanism": mechanism, "iterations": iterations, **encoded}
+
+
+def _prepared(password: str) -> bytes:
+    """Apply SASLprep (RFC 4013): different ways to type a password become equal, and characters
+    that some clients cannot type are rejected."""
+    mapped = "".join(
+        " " if stringprep.in_table_c12(char) else char
+        for char in password
+        if not stringprep.in_table_b1(char)
+    )
+    text = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
+    why = _unfit(text)
+    if why:
+        raise Misuse("the password is not allowed", why)
+    return text.encode()
+
+
+def _unfit(text: str) -> str:
+    if not text:
+        return "it is empty after normalization (SASLprep)"
+    if any(any(test(char) for test in _FORBIDDEN) for char in text):
+        return "it has a control character or another forbidden character"
+    # A text with right-to-left characters must be right-to-left as a whole.
+    if any(map(stringprep.in_table_d1, text)) and (
+        any(map(stringprep.in_table_d2, text))
+        or not stringprep.in_table_d1(text[0])
+        or not stringprep.in_table_d1(text[-1])
+    ):
+        return "it mixes left-to-right and right-to-left text"
+    return ""

@@ -1,0 +1,194 @@
+"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant.
+
+Zero means "no limit" everywhere, ``default`` the default of this version. Values that ``set`` does
+not name stay unchanged."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from penstock.cli.access.objects import path_of
+from penstock.cli.clients.http import Json
+from penstock.cli.command import Noun, Session
+from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.output import Column
+from penstock.cli.terminal.quantity import bytes_of
+from penstock.model.units import size
+
+_COUNT_MAX = 2**53
+
+
+class RateFlags(NamedTuple):
+    field: str
+    flag: str  # of the rate, followed by the flag of its burst
+    burst_flag: str
+    help: str
+
+
+_RATES = (
+    RateFlags("tenant_requests", "--requests-per-second", "--burst", "the tenant"),
+    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "message bytes, in and out"),
+    RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "each user"),
+    RateFlags("queue_requests", "--queue-requests-per-second", "--queue-burst", "each queue"),
+)
+_QUOTAS: Mapping[str, tuple[str, str]] = {
+    "queues_max": ("--queues-max", "number of queues and topics"),
+    "partitions_max": ("--partitions-max", "number of partitions"),
+    "stored_bytes_max": ("--stored-bytes-max", "bytes on disk"),
+    "connections_max": ("--connections-max", "number of open connections"),
+    "waits_max": ("--waits-max", "number of waiting long polls"),
+    "groups_max": ("--groups-max", "number of consumer and share groups"),
+    "offset_bytes_max": ("--offset-bytes-max", "bytes of committed offsets and their metadata"),
+    "transactional_ids_max": ("--transactional-ids-max", "number of transactional ids"),
+}
+_DEFAULT = "default"
+
+
+class _OrDefault(click.ParamType[Any]):
+    """A quantity, or the word ``default``."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.name = f"{kind.name}|{_DEFAULT}"
+        self._kind = kind
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        return value if value == _DEFAULT else self._kind.convert(value, param, ctx)
+
+
+@click.group(cls=Noun)
+def quota() -> None:
+    """Show and set the limits (how fast) and quotas (how much) of a tenant.
+
+    Every tenant except the node's own has default quotas, and may use at most a share of what the
+    node has for all tenants. A quota that is set replaces both."""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+
+
+def _print(session: Session, found: Json) -> None:
+    if not session.out.is_table:
+        session.out.one(found)
+        return
+    item: dict[str, Any] = {"tenant": f"{found['name']} ({found['account']})"}
+    for each in _RATES:
+        is_default = each.field in found["defaults"]
+        item[each.flag[2:]] = _rate(found["limits"][each.field], is_default=is_default)
+    for action, rate in sorted(found["limits"]["operations"].items()):
+        item[action] = _rate(rate)
+    for field, (flag, _) in _QUOTAS.items():
+        item[flag[2:]] = _quota(found, field)
+    session.out.one(item, columns=[Column(key, key) for key in item])
+
+
+def _quota(found: Json, field: str) -> str:
+    """Return used, quota and share: ``12 of 500 (default), share 10,000``."""
+    form = size if "bytes" in field else _number
+    quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
+    is_default = field in found["defaults"]
+    text = form(quota) if quota else "no limit"
+    if used is not None:
+        text = f"{form(used)} of {text}" if quota else f"{form(used)}, {text}"
+    if quota and is_default:
+        text += f" ({_DEFAULT})"
+        text += "" if share is None else f", share {form(share)}"
+    return text
+
+
+def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
+    if not rate["per_s"]:
+        return "no limit"
+    burst = f", {_number(rate['burst'])} at once" if rate["burst"] else ""
+    return f"{_number(rate['per_s'])}{burst}{f' ({_DEFAULT})' if is_default else ''}"
+
+
+@quota.command()
+@click.argument("name", metavar="TENANT")
+def show(session: Session, name: str) -> None:
+    """Show the limits and quotas of a tenant: used, quota and largest share.
+
+    Connections, long polls, groups, offsets and transactional ids are counted by each node: the
+    numbers are those of the node that replies."""
+    _print(
+        session,
+        session.admin.get(path_of("quotas", name), what=f"cannot show the quotas of '{name}'"),
+    )
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    rate = click.FloatRange(min=0)
+    for field, (flag, text) in reversed(list(_QUOTAS.items())):
+        kind: Any = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
+        help_text = f"{text}; 0: no limit"
+        command = click.option(flag, field, type=_OrDefault(kind), help=help_text)(command)
+    for each in reversed(_RATES):
+        is_bytes = each.field == "tenant_bytes"
+        kind = bytes_of(0, _COUNT_MAX) if is_bytes else rate
+        if each.field == "tenant_requests":
+            kind = _OrDefault(kind)
+        burst = click.option(
+            each.burst_flag, f"{each.field}_burst", type=kind, help="largest burst"
+        )
+        help_text = f"limit of {each.help}; 0: no limit"
+        command = click.option(each.flag, each.field, type=kind, help=help_text)(burst(command))
+    return command
+
+
+@quota.command("set")
+@click.argument("name", metavar="TENANT")
+@_options
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    metavar="ACTION=RATE[:BURST]",
+    help="limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it; repeatable",
+)
+def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
+    """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
+    what = f"cannot set the quotas of '{name}'"
+    limits: Json = {}
+    if any(flags[f"{each.field}_burst"] is not None for each in _RATES):
+        known = session.admin.get(path_of("quotas", name), what=what)["limits"]
+    else:
+        known = {}
+    for each in _RATES:
+        per_s, burst = flags[each.field], flags[f"{each.field}_burst"]
+        if per_s is None and burst is None:
+            continue
+        if per_s is None:
+            per_s = known[each.field]["per_s"]
+            if not per_s:
+                raise click.UsageError(f"{each.burst_flag} needs {each.flag}: no limit is set yet.")
+        if per_s == _DEFAULT:
+            limits[each.field] = None
+        else:
+            limits[each.field] = {"per_s": per_s, "burst": burst or 0}
+    if operations:
+        limits["operations"] = dict(_operation(text) for text in operations)
+    given = {field: flags[field] for field in _QUOTAS if flags[field] is not None}
+    quotas = {field: None if value == _DEFAULT else value for field, value in given.items()}
+    if not (limits or quotas):
+        raise click.UsageError("Nothing to change: give at least one limit or quota.")
+    body = {"limits": limits, "quotas": quotas}
+    _print(session, session.admin.call("PATCH", path_of("quotas", name), body=body, what=what))
+
+
+def _operation(text: str) -> tuple[str, dict[str, float] | None]:
+    action, equals, numbers = text.partition("=")
+    rate, _, burst = numbers.partition(":")
+    try:
+        per_s, at_once = float(rate), float(burst or 0)
+    except ValueError:
+        equals = ""
+    if not action or not equals:
+        raise Misuse(
+            f"invalid operation limit '{text}'",
+            "expected ACTION=RATE or ACTION=RATE:BURST",
+            "write a limit like sqs:SendMessage=100 or sqs:SendMessage=100:200",
+        )
+    return action, {"per_s": per_s, "burst": at_once} if per_s else None

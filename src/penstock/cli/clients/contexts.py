@@ -1,0 +1,150 @@
+"""The settings of a command, and contexts: servers under a name, with addresses, authority and
+access key, in one file per user.
+
+``penstock context`` changes the file. A value of a context applies where neither a flag nor the
+environment sets one. The current context is ignored if a flag or the environment gives an address,
+because its key belongs to its own server; naming the context (``--context``, PENSTOCK_CONTEXT)
+combines both."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.terminal.failure import Misuse, no_such
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENDPOINT_DEFAULT = "http://127.0.0.1:9324"
+REGION_DEFAULT = "us-east-1"
+TIMEOUT_S_DEFAULT = 30.0
+DEFAULT = "default"  # no context: the defaults of the command
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+ADDRESSES = ("endpoint", "admin", "kafka")
+OPTIONS = (*ADDRESSES, "region", "account")  # fields that are global options as well
+FIELDS = (*OPTIONS, "ca_file", "key_id", "secret")
+_KEY_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "PENSTOCK_KEY_ID",
+    "PENSTOCK_TOKEN",
+    "PENSTOCK_ADMIN_TOKEN",
+)
+
+Context = dict[str, str]
+
+# Variables that the context of this command adds to the environment; set by ``apply``.
+_added: dict[str, str] = {}
+
+
+@dataclasses.dataclass(slots=True)
+class Settings:
+    endpoint: str = ENDPOINT_DEFAULT
+    admin: str | None = None  # None: reported by the endpoint
+    kafka: str | None = None  # None: reported by the endpoint, or by the admin API if that is given
+    region: str = REGION_DEFAULT
+    account: str | None = None  # None: the server's default
+    timeout_s: float = TIMEOUT_S_DEFAULT
+    output: str | None = None  # None: depends on stdout
+    quiet: bool = False
+    debug: bool = False
+    context: str | None = None  # None: the current one
+    explicit: set[str] = dataclasses.field(default_factory=set)
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment, with authority and key of the context where it sets none."""
+    return {**_added, **os.environ}
+
+
+def apply(settings: Settings) -> None:
+    """Fill in settings from the context that neither a flag nor the environment has set."""
+    _added.clear()
+    chosen = settings.context
+    if chosen is None and any(name in settings.explicit for name in ADDRESSES):
+        return
+    known = Contexts.read()
+    name = chosen or known.current
+    if name == DEFAULT:
+        return
+    context = known.find(name)
+    for option in OPTIONS:
+        if option in context and option not in settings.explicit:
+            setattr(settings, option, context[option])
+    env = os.environ
+    if "ca_file" in context and not (env.get("PENSTOCK_CA_FILE") or env.get("AWS_CA_BUNDLE")):
+        _added["PENSTOCK_CA_FILE"] = context["ca_file"]
+    if "key_id" in context and not any(env.get(variable) for variable in _KEY_VARIABLES):
+        _added["PENSTOCK_KEY_ID"] = context["key_id"]
+        _added["PENSTOCK_SECRET"] = context["secret"]
+
+
+def file_of_contexts() -> "Path":
+    from pathlib import Path
+
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return Path(base) / "penstock" / "contexts.json"
+
+
+class Contexts:
+    def __init__(self, current: str = DEFAULT, contexts: Mapping[str, Context] = {}) -> None:
+        self.current = current
+        self.contexts = dict(contexts)
+
+    @classmethod
+    def read(cls) -> "Contexts":
+        path = file_of_contexts()
+        try:
+            data, mode = path.read_bytes(), path.stat().st_mode
+        except FileNotFoundError:
+            return cls()
+        if mode & 0o077:
+            raise Misuse(
+                f"{path} is readable by other users",
+                f"its mode is {mode & 0o777:o}, and it may contain secrets",
+                f"run `chmod 600 {path}`",
+            )
+        try:
+            return cls(**_checked(json.loads(data)))
+        except ValueError as error:
+            raise Misuse(
+                f"{path} cannot be read",
+                str(error),
+                "repair the file, or remove it and add the contexts again",
+            ) from None
+
+    def write(self) -> None:
+        """Write the file, with mode 0600 from its first byte on."""
+        path = file_of_contexts()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"current": self.current, "contexts": self.contexts}, file, indent=2)
+        new.replace(path)
+
+    def find(self, name: str) -> Context:
+        if name not in self.contexts:
+            raise no_such("context", name, self.contexts)
+        return self.contexts[name]
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    contexts = found.get("contexts") if isinstance(found, dict) else None
+    if not isinstance(contexts, dict):
+        raise ValueError("the file is not a list of contexts")
+    current = found.get("current", DEFAULT)
+    if current != DEFAULT and current not in contexts:
+        raise ValueError(f"the current context {current!r} does not exist")
+    for name, context in contexts.items():
+        if not isinstance(context, dict) or not all(
+            key in FIELDS and isinstance(value, str) for key, value in context.items()
+        ):
+            raise ValueError(f"context {name!r} has fields other than {', '.join(FIELDS)}")
+        if ("key_id" in context) != ("secret" in context):
+            raise ValueError(f"context {name!r} needs both key_id and secret, or neither")
+    return {"current": current, "contexts": contexts}

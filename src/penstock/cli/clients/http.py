@@ -1,0 +1,474 @@
+"""Clients of the two APIs that commands use: the SQS endpoint and the admin API.
+
+Each is one kept-alive ``http.client`` connection, because a full HTTP library would take longer to
+import than most commands take to run. A connection that the server closed while it was idle is
+opened again. A request whose reply is lost is repeated once if that is safe. Nothing here prints:
+replies are plain dicts as the server sent them, and errors are ``Failure``."""
+
+import base64
+import http.client
+import json
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from penstock.cli.clients.contexts import Settings, environment
+from penstock.cli.clients.credentials import ca_file, credentials_from_environment
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, Refused, timed_out
+from penstock.wire.aws.signer import Signer
+
+if TYPE_CHECKING:
+    import ssl
+
+Json = dict[str, Any]
+Query = Mapping[str, object]  # a value of None is left out
+
+CONTENT_TYPE = "application/x-amz-json-1.0"
+_JSON = "application/json"
+# A server replies to a repeated request with this token as it did to the first.
+_TOKEN_HEADER = "x-penstock-request-token"  # noqa: S105 - the name of a header
+# Time that a server has beyond the requested wait, before the request times out.
+_WAIT_MARGIN_S = 5.0
+_REPLY_BYTES_MAX = 64 * 1_048_576
+_LOST = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
+# Errors of a signature, and what is wrong with the key.
+_KEY_FAULTS = {
+    "SignatureDoesNotMatch": "the secret does not match",
+    "InvalidSignatureException": "the secret does not match",
+    "InvalidClientTokenId": "the key is unknown or disabled",
+    "UnrecognizedClientException": "the key is unknown or disabled",
+}
+
+
+def timestamp_now() -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def tls_context() -> "ssl.SSLContext":
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file())
+    except OSError as error:
+        raise Misuse(
+            f"CA file '{ca_file()}' cannot be loaded",
+            str(error),
+            "set PENSTOCK_CA_FILE to the certificate of the CA, ca.pem",
+        ) from error
+
+
+def as_seen_from(endpoint: str, reported: str) -> str:
+    """Return an address that a server reports of itself, as this machine reaches it: a loopback
+    address becomes the host of ``endpoint``, by which the server was reached. ``reported`` may have
+    a scheme or none."""
+    host = _host_of(endpoint)
+    if not is_loopback(reported) or is_loopback(endpoint) or not host:
+        return reported
+    scheme, mark, address = reported.rpartition("://")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}{mark}{shown}:{address.rpartition(':')[2]}"
+
+
+def is_loopback(address: str) -> bool:
+    """``address`` is a URL or HOST:PORT."""
+    host = _host_of(address)
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _host_of(address: str) -> str:
+    return urlsplit(f"//{address.rpartition('://')[2]}").hostname or ""
+
+
+def name_of(queue: str) -> str:
+    """Return the name of a queue given by its name, its ARN or its URL. The name of a share
+    contains a colon."""
+    if "://" in queue:
+        return queue.rpartition("/")[2]
+    return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
+
+
+class Connection:
+    """A connection to one server, for one request at a time."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Misuse(
+                f"invalid URL '{url}'",
+                "it has no host, or its scheme is not http or https",
+                "write a URL like http://127.0.0.1:9324",
+            )
+        try:
+            port = parts.port
+        except ValueError:
+            raise Misuse(f"invalid port in URL '{url}'") from None
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.host = parts.netloc.rpartition("@")[2]
+        self._timeout_s = timeout_s
+        host = parts.hostname
+        self._http = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        if parts.scheme == "https":
+            tls = tls_context()
+            self._http = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request and read the whole reply. ``wait_s`` is how long the server may hold the
+        request; the timeout is at least that plus a margin."""
+        limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
+        headers = headers or {}
+        self._close_if_dropped()
+        was_open = self._http.sock is not None
+        try:
+            return self._exchange(method, path, body, headers, limit_s)
+        except TimeoutError as error:
+            raise timed_out(self.url, limit_s) from error
+        except (OSError, http.client.HTTPException) as error:
+            # The server may have closed an idle connection just now, or have lost its reply.
+            is_repeatable = method != "POST" or _TOKEN_HEADER in headers
+            if not (was_open and is_repeatable and isinstance(error, _LOST)):
+                raise _unreachable(self.url, error) from error
+        return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], limit_s: float
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        self._http.timeout = limit_s
+        if self._http.sock is not None:
+            self._http.sock.settimeout(limit_s)
+        try:
+            self._http.request(method, path, body=body, headers=dict(headers))
+            reply = self._http.getresponse()
+            data = reply.read(_REPLY_BYTES_MAX)
+        except BaseException:
+            # Also on Ctrl-C: the rest of this reply must not become the next request's reply.
+            self._http.close()
+            raise
+        if not reply.isclosed():
+            self._http.close()
+            raise Failure(f"reply of {self.url} too large", f"over {_REPLY_BYTES_MAX} bytes")
+        return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
+
+    def _close_if_dropped(self) -> None:
+        """Close an idle connection that the server has closed: it is readable without a request."""
+        if self._http.sock is not None:
+            poll = select.poll()
+            poll.register(self._http.sock, select.POLLIN)
+            if poll.poll(0):
+                self._http.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _unreachable(url: str, error: BaseException) -> Failure:
+    from penstock.cli.clients.unreachable import explained  # imported late: it is slow to import
+
+    return explained(url, error)
+
+
+def _decode(data: bytes, url: str) -> Json:
+    if not data.strip():
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise Failure(
+            f"{url} is not a Penstock server",
+            f"expected a JSON object, got {data[:60]!r}",
+            "check the address in --endpoint or --admin",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return value
+
+
+class _Client:
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._connection = Connection(url, timeout_s=settings.timeout_s)
+        self._account = settings.account
+        self._region = settings.region
+        self.url = self._connection.url
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Sqs(_Client):
+    """A client of the SQS API in JSON, which finds the URLs of queues by their names."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._signer = Signer(credentials_from_environment(), region=self._region)
+        self._urls: dict[str, str] = {}
+
+    def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
+        body = json.dumps(request, separators=(",", ":")).encode()
+        headers = self._signer.sign(
+            host=self._connection.host,
+            path="/",
+            headers={"content-type": CONTENT_TYPE, "x-amz-target": f"AmazonSQS.{action}"},
+            body=body,
+            timestamp=timestamp_now(),
+        )
+        headers[_TOKEN_HEADER] = os.urandom(16).hex()
+        status, _, data = self._connection.call(
+            "POST", "/", body=body, headers=headers, wait_s=wait_s
+        )
+        if status == 200:
+            return _decode(data, self.url)
+        refusal = _refused(what or f"{action} failed", status, data)
+        raise _rejected_key(refusal, self._signer.key_id) or refusal
+
+    def call_queue(self, queue: str, action: str, *, what: str = "", **request: Any) -> Json:
+        """Call an action of one queue, given by its name, its ARN or its URL."""
+        return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
+
+    def queue_url(self, name: str) -> str:
+        """Return the URL of a queue given by its name, its ARN or its URL. With an account the URL
+        is computed; without one the server looks it up, in its default account."""
+        if "://" in name:
+            return name
+        name = name_of(name)
+        if name not in self._urls:
+            if self._account is not None:
+                self._urls[name] = f"{self.url}/{self._account}/{quote(name)}"
+            else:
+                self._urls[name] = self._found_url(name)
+        return self._urls[name]
+
+    def _found_url(self, name: str) -> str:
+        try:
+            return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
+        except Refused as refusal:
+            is_absent = refusal.exit_code is ExitCode.NOT_FOUND
+            refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
+            raise
+
+    def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
+        what = f"cannot show queue '{name}'"
+        reply = self.call_queue(name, "GetQueueAttributes", what=what, AttributeNames=list(names))
+        attributes: dict[str, str] = reply.get("Attributes", {})
+        return attributes
+
+    def tags(self, name: str, *, what: str) -> dict[str, str]:
+        tags: dict[str, str] = self.call_queue(name, "ListQueueTags", what=what).get("Tags", {})
+        return tags
+
+    def arn(self, name: str) -> str:
+        if name.startswith("arn:"):
+            return name
+        return self.attributes(name, ("QueueArn",))["QueueArn"]
+
+    def queue_names(self, prefix: str = "") -> Iterator[str]:
+        request: Json = {"MaxResults": 1_000}
+        if prefix:
+            request["QueueNamePrefix"] = prefix
+        while True:
+            reply = self.call("ListQueues", request, what="cannot list queues")
+            for url in reply.get("QueueUrls", ()):
+                yield url.rpartition("/")[2]
+            if "NextToken" not in reply:
+                return
+            request["NextToken"] = reply["NextToken"]
+
+    def info(self) -> Json:
+        """Return what the endpoint reports about itself, mainly the address of its admin API."""
+        status, _, data = self._connection.call("GET", "/_penstock/info")
+        info = _decode(data, self.url) if status == 200 else {}
+        if not info.get("admin"):
+            raise Failure(
+                f"{self.url} did not report the address of its admin API",
+                f"GET /_penstock/info returned HTTP status {status}",
+                "set the address with --admin URL or PENSTOCK_ADMIN",
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        return info
+
+
+class Admin(_Client):
+    """A client of the admin API. Queues are changed through the SQS API; users, keys and rights are
+    changed here.
+
+    The client authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
+    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not flags, because other users of the machine
+    could read flags. Keys of AWS_* are never used: a log-in sends the secret, and those keys may
+    belong to another service."""
+
+    def __init__(self, url: str, settings: Settings, *, account_default: str | None = None) -> None:
+        """``account_default`` applies if neither the settings nor the token name an account."""
+        super().__init__(url, settings)
+        self._account_default = account_default
+        self._refusal: Refused | None = None  # why the log-in was refused; raised on status 401
+        self._is_logged_in = False
+        self._headers: dict[str, str] = {}
+
+    @property
+    def _scope(self) -> dict[str, str]:
+        self._log_in()
+        account = self._account or self._account_default
+        return {"region": self._region, **({"account": account} if account else {})}
+
+    def _log_in(self) -> None:
+        """Log in if needed, once, before the first request."""
+        if self._is_logged_in:
+            return
+        self._is_logged_in = True
+        env = environment()
+        token = env.get("PENSTOCK_TOKEN") or env.get("PENSTOCK_ADMIN_TOKEN")
+        key_id, secret = env.get("PENSTOCK_KEY_ID"), env.get("PENSTOCK_SECRET")
+        if not token and key_id and secret:
+            body = json.dumps({"key_id": key_id, "secret": secret}).encode()
+            headers = {"content-type": _JSON}
+            status, _, data = self._connection.call(
+                "POST", "/api/v1/login", body=body, headers=headers
+            )
+            if status == 200:
+                token = str(_decode(data, self.url)["token"])
+            else:
+                # A server with authentication off has no keys and needs no log-in.
+                self._refusal = _refused("cannot log in", status, data)
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+            self._account_default = _account_in(token) or self._account_default
+
+    def get(
+        self, path: str, query: Query | None = None, *, what: str = "", wait_s: float = 0.0
+    ) -> Json:
+        return self.call("GET", path, query, what=what or f"cannot read {path}", wait_s=wait_s)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        *,
+        body: Json | bytes | None = None,
+        what: str,
+        wait_s: float = 0.0,
+    ) -> Json:
+        """Send a request and return its JSON reply. A ``body`` of bytes is sent unchanged."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        return _decode(self._exchange(method, path, query, data, what, wait_s)[1], self.url)
+
+    def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
+        """Return the headers and the body of a reply that is not JSON."""
+        return self._exchange("GET", path, query, None, what)
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: bytes | None,
+        what: str,
+        wait_s: float = 0.0,
+    ) -> tuple[Mapping[str, str], bytes]:
+        self._log_in()
+        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
+        target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+        headers = self._headers if body is None else {**self._headers, "content-type": _JSON}
+        status, reply_headers, data = self._connection.call(
+            method, target, body=body, headers=headers, wait_s=wait_s
+        )
+        if status in (200, 201):
+            return reply_headers, data
+        if status == 401 and self._refusal is not None:
+            raise self._refusal
+        raise _refused(what, status, data)
+
+    def page(self, path: str) -> bytes:
+        """Return a page outside the API, such as ``/metrics``, whatever its status."""
+        self._log_in()
+        return self._connection.call("GET", path, headers=self._headers)[2]
+
+    def pages(self, path: str, query: Query, *, what: str) -> Iterator[Json]:
+        """Yield the items of a list that the server returns in pages."""
+        after = None
+        while True:
+            reply = self.get(path, {**query, "after": after}, what=what)
+            yield from reply[path.rpartition("/")[2]]
+            after = reply.get("next")
+            if after is None:
+                return
+
+    def info(self) -> Json:
+        return self.get("info")
+
+    def readyz(self) -> Json:
+        """Return the health of the server, ready or not; this needs no authentication."""
+        return _decode(self._connection.call("GET", "/readyz")[2], self.url)
+
+    def config(self) -> Json:
+        return self.get("config")
+
+    def queues(self, prefix: str = "") -> Iterator[Json]:
+        query = {**self._scope, "prefix": prefix or None}
+        return self.pages("queues", query, what="cannot list queues")
+
+    def explanation(self, name: str, user: str | None = None) -> Json:
+        """Return the reasons why a receive from the queue gets nothing."""
+        path, query = f"queues/{quote(name, safe='')}/explain", {**self._scope, "user": user}
+        return self.get(path, query, what=f"cannot explain queue '{name}'")
+
+    def messages(
+        self, name: str, *, start: str, partition: int | None, count: int, wait_ms: int = 0
+    ) -> Json:
+        query = {**self._scope, "partition": partition, "start": start, "count": count}
+        return self.get(
+            f"queues/{quote(name, safe='')}/messages",
+            {**query, "wait_ms": wait_ms or None},
+            what=f"cannot read queue '{name}'",
+            wait_s=wait_ms / 1_000,
+        )
+
+
+def _account_in(token: str) -> str | None:
+    """Return the account that a token claims; only the server can verify the claim."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return str(claims["account"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _rejected_key(refusal: Refused, key_id: str) -> Failure | None:
+    why = _KEY_FAULTS.get(refusal.fault)
+    if why is None or "expired" in refusal.why or "skew" in refusal.why:
+        return None
+    return Failure(
+        f"access key {key_id} was rejected",
+        why,
+        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and PENSTOCK_SECRET",
+        exit_code=ExitCode.DENIED,
+    )
+
+
+def _refused(what: str, status: int, data: bytes) -> Refused:
+    """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        text = data[:200].decode("utf-8", "replace").strip()
+        return Refused(what, status=status, fault="", message=text or f"HTTP status {status}")
+    if isinstance(value.get("error"), dict):
+        value = value["error"]
+    fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]
+    message = str(value.get("message") or value.get("Message") or "")
+    return Refused(what, status=status, fault=fault, message=message)

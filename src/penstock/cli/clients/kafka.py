@@ -1,0 +1,285 @@
+"""The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
+
+Each call states its purpose in ``what``; an error becomes a ``Failure`` with that sentence, the
+name of the server's error code, an exit code and, where there is one, a fix.
+
+The address of a listener may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``.
+Without one, TLS is used if the SQS endpoint uses it, and one request without log-in shows whether
+the listener requires a log-in: such a listener closes the connection. Log-ins use the same key as
+the SQS API, with SCRAM, which never sends the secret."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from penstock.cli.clients.credentials import ca_file, found_credentials
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, timed_out
+from penstock.net.kafka_client.client import (
+    EARLIEST,
+    LATEST,
+    HungUp,
+    KafkaClient,
+    KafkaRefused,
+    KafkaTrouble,
+    NotKafka,
+    Place,
+    Security,
+    SecurityInvalid,
+    TimedOut,
+    Unreachable,
+    by_topic,
+    parse_addresses,
+)
+from penstock.net.kafka_client.login import PROTOCOLS
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.scram import SHA_512
+
+__all__ = [
+    "ADDRESS_DEFAULT",
+    "EARLIEST",
+    "LATEST",
+    "Kafka",
+    "Place",
+    "by_topic",
+    "check",
+    "failing",
+    "failure_of",
+    "refused",
+]
+
+ADDRESS_DEFAULT = "127.0.0.1:9092"
+CLIENT_ID = "penstock-cli"
+_LIST_GROUPS = 16
+
+_EXIT_CODES: Mapping[int, ExitCode] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_TOPIC_ID: ExitCode.NOT_FOUND,
+    ErrorCode.GROUP_ID_NOT_FOUND: ExitCode.NOT_FOUND,
+    ErrorCode.RESOURCE_NOT_FOUND: ExitCode.NOT_FOUND,
+    ErrorCode.TOPIC_ALREADY_EXISTS: ExitCode.CONFLICT,
+    ErrorCode.NON_EMPTY_GROUP: ExitCode.CONFLICT,
+    ErrorCode.UNKNOWN_MEMBER_ID: ExitCode.CONFLICT,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: ExitCode.DENIED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: ExitCode.DENIED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: ExitCode.DENIED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ExitCode.DENIED,
+    ErrorCode.SASL_AUTHENTICATION_FAILED: ExitCode.DENIED,
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: ExitCode.DENIED,
+    ErrorCode.REQUEST_TIMED_OUT: ExitCode.TIMEOUT,
+}
+_FIXES: Mapping[int, str] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "list topics with `penstock topic list`",
+    ErrorCode.GROUP_ID_NOT_FOUND: "list groups with `penstock group list`",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "change it with `penstock topic set`, or choose another name",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "check PENSTOCK_KEY_ID and PENSTOCK_SECRET, or"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
+    " `penstock policy test`",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
+    " `penstock policy test`",
+    ErrorCode.NON_EMPTY_GROUP: "stop its members first; list them with `penstock group show`",
+    ErrorCode.UNKNOWN_MEMBER_ID: "stop its members first; list them with `penstock group show`",
+}
+
+
+def refused(what: str, code: int, message: str | None = None) -> Failure:
+    error = KafkaRefused(code, message or "")
+    exit_code = _EXIT_CODES.get(code)
+    if exit_code is None:
+        exit_code = ExitCode.UNREACHABLE if error.is_passing else ExitCode.FAILED
+    fix = _FIXES.get(code, "")
+    if not fix and exit_code is ExitCode.UNREACHABLE:
+        fix = "retry in a moment, or check the server with `penstock doctor`"
+    return Failure(what, str(error), fix, exit_code=exit_code)
+
+
+def check(what: str, code: int, message: str | None = None) -> None:
+    if code != ErrorCode.NONE:
+        raise refused(what, code, message)
+
+
+def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
+    """Return the error as a Failure. ``what`` did not happen; default: the error's own subject."""
+    if isinstance(trouble, TimedOut):
+        return timed_out(trouble.address, trouble.waited_s)
+    if isinstance(trouble, KafkaRefused):
+        about = ": ".join(filter(None, (what, trouble.subject))) or "the server rejected it"
+        return refused(about, trouble.code, trouble.message)
+    assert isinstance(trouble, Unreachable)
+    fix = "is `penstock serve` running, and with --kafka? another address: --kafka HOST:PORT or"
+    if isinstance(trouble, NotKafka):
+        fix = "check the address, and PENSTOCK_CA_FILE for a certificate: --kafka HOST:PORT or"
+    return Failure(
+        f"cannot reach {trouble.address}",
+        trouble.reason,
+        f"{fix} PENSTOCK_KAFKA",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+
+
+@contextlib.contextmanager
+def failing(what: str = "") -> Iterator[None]:
+    """Turn an error of the client into a Failure. ``what`` did not happen."""
+    try:
+        yield
+    except KafkaTrouble as trouble:
+        raise failure_of(trouble, what) from trouble
+
+
+class Kafka:
+    """A client of the cluster that is reached at one address."""
+
+    def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
+        self.address = address
+        self.security = security or Security()
+        try:
+            parse_addresses(address)
+            self.client = KafkaClient(
+                address, security=security, timeout_s=timeout_s, client_id=CLIENT_ID
+            )
+        except SecurityInvalid as error:
+            raise Misuse(
+                f"cannot connect to {address} with TLS",
+                str(error),
+                "set PENSTOCK_CA_FILE to the certificate of the CA, ca.pem",
+            ) from error
+        except ValueError:
+            raise Misuse(
+                f"invalid address '{address}'",
+                "the address of a Kafka listener is HOST:PORT",
+                f"write an address like {ADDRESS_DEFAULT}",
+            ) from None
+
+    @property
+    def timeout_ms(self) -> int:
+        return self.client.timeout_ms
+
+    def call(
+        self,
+        key: int,
+        request: Any,
+        *,
+        node: int | None = None,
+        wait_s: float = 0.0,
+        version_max: int | None = None,
+    ) -> Any:
+        with failing():
+            return self.client.call(key, request, node=node, wait_s=wait_s, version_max=version_max)
+
+    def metadata(self, topics: Iterable[str] | None = None) -> Any:
+        """Return metadata of these topics, or of all. Also learns the leaders of partitions."""
+        with failing():
+            return self.client.metadata(topics)
+
+    def topic(self, name: str, *, what: str) -> Any:
+        """Return one topic of the metadata. Raises Failure, with ``what``, if there is none."""
+        (topic,) = self.metadata([name]).topics
+        check(what, topic.error_code)
+        return topic
+
+    def places(self, topic: str, *, what: str) -> list[Place]:
+        found = self.topic(topic, what=what)
+        return sorted(Place(topic, part.partition_index) for part in found.partitions)
+
+    def offsets(
+        self, wanted: Mapping[Place, int], *, what: str, is_committed: bool = False
+    ) -> dict[Place, int]:
+        """Return the offset of each partition at a time, at EARLIEST or at LATEST; -1: no record is
+        that new. ``is_committed``: LATEST is the start of the first open transaction."""
+        with failing(what):
+            return self.client.offsets(wanted, is_committed=is_committed)
+
+    def bounds(
+        self, places: Iterable[Place], *, what: str, is_committed: bool = False
+    ) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Return the start and the end of each partition."""
+        places = list(places)
+        if not places:
+            return {}, {}
+        starts = self.offsets(dict.fromkeys(places, EARLIEST), what=what)
+        ends = dict.fromkeys(places, LATEST)
+        return starts, self.offsets(ends, what=what, is_committed=is_committed)
+
+    def coordinator(self, group: str, *, what: str) -> int:
+        """Return the node that coordinates a group."""
+        with failing(what):
+            return self.client.coordinator(group)
+
+    def nodes(self) -> list[int]:
+        with failing():
+            return self.client.nodes()
+
+    def groups(self, nodes: Iterable[int] | None = None, *, what: str) -> list["Group"]:
+        """Return the groups of all coordinators, or of those on some nodes."""
+        from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+
+        found = []
+        for node in self.nodes() if nodes is None else nodes:
+            reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
+            check(what, reply.error_code)
+            for each in reply.groups:
+                kind = (each.group_type or "classic").lower()
+                made = Group(each.group_id, node, kind, each.group_state, each.protocol_type)
+                found.append(made)
+        return sorted(found)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Group(NamedTuple):
+    """A group as its coordinator lists it."""
+
+    name: str
+    node: int
+    type: str
+    state: str
+    protocol: str
+
+
+def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
+    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls``: the protocol without one."""
+    protocol, mark, address = listener.rpartition("://")
+    if mark and protocol.upper() not in PROTOCOLS:
+        raise Misuse(
+            f"invalid address '{listener}'",
+            f"unknown protocol {protocol}; allowed: {', '.join(PROTOCOLS)}",
+            f"write an address like {ADDRESS_DEFAULT} or SASL_SSL://{ADDRESS_DEFAULT}",
+        )
+    protocol = protocol.upper()
+    if not protocol:
+        protocol = "SSL" if is_tls else "PLAINTEXT"
+        if found_credentials() is not None and _requires_log_in(address, protocol, timeout_s):
+            protocol = f"SASL_{protocol}"
+    return _kafka(address, protocol, timeout_s)
+
+
+def _requires_log_in(address: str, protocol: str, timeout_s: float) -> bool:
+    """Return True if a request without log-in is refused by closing the connection."""
+    kafka = _kafka(address, protocol, timeout_s)
+    try:
+        kafka.client.nodes()
+    except HungUp:
+        return True
+    except KafkaTrouble as error:
+        raise failure_of(error) from error
+    finally:
+        kafka.close()
+    return False
+
+
+def _kafka(address: str, protocol: str, timeout_s: float) -> Kafka:
+    authority = (ca_file() or "") if protocol.endswith("SSL") else ""
+    if protocol.startswith("SASL_"):
+        found = found_credentials()
+        if found is None:
+            raise Failure(
+                f"{address} requires authentication",
+                "neither PENSTOCK_KEY_ID nor AWS_ACCESS_KEY_ID is set",
+                "set PENSTOCK_KEY_ID and PENSTOCK_SECRET to an access key and its secret",
+                exit_code=ExitCode.DENIED,
+            )
+        security = Security(protocol, SHA_512, found.key_id, found.secret, authority)
+    else:
+        security = Security(protocol, ca_file=authority)
+    return Kafka(address, timeout_s=timeout_s, security=security)

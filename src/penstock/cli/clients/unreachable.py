@@ -1,0 +1,122 @@
+"""Finds out why a connection to a server failed. Imported only then, because this takes one or two
+more connections, each with a short timeout."""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from penstock.cli.terminal.failure import ExitCode, Failure, unreachable
+
+PROBE_SECONDS_MAX: Final = 2.0
+NAMES_MAX: Final = 3  # names of a certificate to show
+# OpenSSL's codes for a certificate that does not verify.
+EXPIRED, NOT_YET_VALID, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, id, client
+
+
+def explained(url: str, error: BaseException) -> Failure:
+    parts = urlsplit(url)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if is_tls else 80)
+    if isinstance(error, ConnectionRefusedError):
+        return unreachable(url, "connection refused: no process listens on this port")
+    reason = str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _not_verified(url, host, port, error)
+    if isinstance(error, ssl.SSLError):
+        if _closes_plain(host, port):
+            return unreachable(url, reason)
+        return _wrong(url, "the server does not use TLS", f"use http://{parts.netloc}")
+    if isinstance(error, socket.gaierror):
+        do = "check the host name in --endpoint URL or PENSTOCK_ENDPOINT"
+        return _wrong(url, f"the name {host} does not resolve", do)
+    if _is_kafka(host, port, is_tls=is_tls):
+        return _wrong(
+            url,
+            f"{parts.netloc} is a Kafka listener",
+            "set --endpoint URL or PENSTOCK_ENDPOINT to the SQS address, by default port 9324",
+        )
+    if not is_tls and _speaks_tls(host, port):
+        do = f"use https://{parts.netloc}"
+        return _wrong(url, "the server closed the connection: it expects TLS", do)
+    return unreachable(url, reason)
+
+
+def _wrong(url: str, why: str, do: str) -> Failure:
+    return Failure(f"cannot reach {url}", why, do, exit_code=ExitCode.UNREACHABLE)
+
+
+def _not_verified(url: str, host: str, port: int, error: ssl.SSLCertVerificationError) -> Failure:
+    code = error.verify_code
+    if code in (WRONG_NAME, WRONG_ADDRESS):
+        names = ", ".join(_names(host, port)[:NAMES_MAX]) or "another name"
+        do = f"use that name, or create a certificate with `penstock generate certs --host {host}`"
+        return _wrong(url, f"the certificate is for {names}, not for {host}", do)
+    if code in (EXPIRED, NOT_YET_VALID):
+        state = "has expired" if code == EXPIRED else "is not valid yet"
+        do = "renew it with `penstock generate certs`; check the clock"
+        return _wrong(url, f"the certificate {state}", do)
+    return _wrong(
+        url,
+        f"the CA is not trusted: {error.verify_message}",
+        "set PENSTOCK_CA_FILE to the ca.pem of the CA that signed the server's certificate",
+    )
+
+
+def _names(host: str, port: int) -> list[str]:
+    from cryptography import x509
+
+    try:
+        pem = ssl.get_server_certificate((host, port), timeout=PROBE_SECONDS_MAX)
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    return [*found.get_values_for_type(x509.DNSName), *addresses]
+
+
+@contextlib.contextmanager
+def _connected(host: str, port: int, *, is_tls: bool) -> Iterator[socket.socket]:
+    with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX) as plain:
+        if not is_tls:
+            yield plain
+            return
+        # Unverified: the server may be an impostor, so nothing secret is sent.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with context.wrap_socket(plain, server_hostname=host) as secret:
+            yield secret
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    try:
+        with _connected(host, port, is_tls=True):
+            return True
+    except OSError:
+        return False
+
+
+def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
+    """Return True if there is a reply to ApiVersions, to which every Kafka listener replies."""
+    try:
+        with _connected(host, port, is_tls=is_tls) as there:
+            there.sendall(_API_VERSIONS)
+            head = there.recv(8)
+    except OSError:
+        return False
+    return len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1
+
+
+def _closes_plain(host: str, port: int) -> bool:
+    """Return True if there is no reply to HTTP without TLS either."""
+    try:
+        with _connected(host, port, is_tls=False) as there:
+            there.sendall(b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n")
+            return not there.recv(5).startswith(b"HTTP/")
+    except OSError:
+        return True

@@ -1,0 +1,302 @@
+"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with.
+
+One etcd and several nodes run as separate processes. Their data is kept in a folder, so that the
+next ``up`` continues with the same cluster. In the foreground Ctrl-C stops everything; with
+``--detach`` the cluster runs until ``down``. No process is restarted automatically, so that users
+can try what the loss of a node does to a cluster."""
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from penstock.cli.clients.contexts import ENDPOINT_DEFAULT
+from penstock.cli.clients.http import Admin
+from penstock.cli.cluster import processes
+from penstock.cli.cluster.folder import (
+    ETCD,
+    NODES_MAX,
+    UP,
+    Folder,
+    Layout,
+    ProcessId,
+    port_in_use,
+    started_at,
+)
+from penstock.cli.cluster.processes import Process, StopSignals, wait_readable
+from penstock.cli.cluster.sentences import problems
+from penstock.cli.command import Session, Verb
+from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, NotFound
+from penstock.cli.terminal.output import Row, columns
+
+FOLDER_DEFAULT = "./penstock-cluster"
+ETCD_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 60.0
+REPLICAS_SECONDS_MAX = 20.0  # until every partition has all of its replicas
+STATUS_SECONDS_MAX = 5.0
+STATUS_EVERY_S = 0.25
+
+_COLUMNS = columns("name NODE, http SQS, kafka, admin, log")
+
+
+_data = click.option(
+    "--data", metavar="DIR", default=FOLDER_DEFAULT, show_default=True, help="data folder"
+)
+
+
+@click.command(cls=Verb)
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="number of nodes [default: 3]")
+@_data
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
+@click.option(
+    "--port-base",
+    type=click.IntRange(1_024, 65_000),
+    help="first port; each node uses 10 ports [default: 9324, or the next free]",
+)
+@click.option("--detach", is_flag=True, help="run in the background, until `penstock cluster down`")
+def up(
+    session: Session,
+    nodes: int | None,
+    data: str,
+    etcd: str | None,
+    port_base: int | None,
+    detach: bool,
+) -> None:
+    """Run an etcd and several nodes on this machine. Ctrl-C stops them.
+
+    Data and ports are kept in a folder: the next `up` continues with the same cluster.
+    """
+    from penstock.node.process import file_modes
+
+    file_modes.set_umask()
+    program = None if etcd else shutil.which(ETCD)
+    folder = Folder(Path(data))
+    is_etcd_given = bool(etcd or (folder.is_there and folder.layout().etcd))
+    _check_installed(program, is_etcd_given=is_etcd_given)
+    folder.lock()
+    file_modes.repair(folder.path, but=folder.master_file.name)
+    layout = folder.prepare(nodes=nodes, base=port_base, etcd=etcd)
+    with StopSignals() as signals:
+        local = LocalCluster(session, folder, layout, signals, is_detached=detach)
+        try:
+            local.start(program or ETCD)
+        except BaseException as error:
+            local.stop()
+            if isinstance(error, processes.StartStopped):
+                raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+            raise
+        if detach:
+            _show(session, folder, layout, is_detached=True)
+            return
+        try:
+            _show(session, folder, layout, is_detached=False)
+            is_stopped = local.wait()
+        finally:
+            local.stop()
+        if not is_stopped:
+            raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _check_installed(etcd_program: str | None, *, is_etcd_given: bool) -> None:
+    """Raise Failure if something that nodes need is missing, before anything is started."""
+    if find_spec("grpc") is None:
+        raise NotFound(
+            "grpcio is not installed",
+            "cluster nodes use it to connect to etcd",
+            f"run `{sys.executable} -m pip install 'penstock[cluster]'`",
+        )
+    if etcd_program is None and not is_etcd_given:
+        raise NotFound(
+            "etcd is not installed",
+            "a cluster keeps its metadata in etcd",
+            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
+        )
+
+
+class LocalCluster:
+    """The processes of this ``up``, and those that an earlier ``up`` left running."""
+
+    def __init__(
+        self,
+        session: Session,
+        folder: Folder,
+        layout: Layout,
+        signals: StopSignals,
+        *,
+        is_detached: bool,
+    ) -> None:
+        self._session = session
+        self._folder = folder
+        self._layout = layout
+        self._signals = signals
+        self._is_detached = is_detached
+        self._earlier: list[ProcessId] = []
+        self._ours: list[Process] = []
+
+    def start(self, etcd_program: str) -> None:
+        layout = self._layout
+        running = self._earlier = self._folder.running()
+        if running and not self._is_detached:
+            raise Conflict(
+                f"{', '.join(one.name for one in running)} already running",
+                fix="stop them with `penstock cluster down`, or start the others with --detach",
+            )
+        names = {one.name for one in running}
+        nodes = [node for node in range(1, layout.nodes + 1) if f"n{node}" not in names]
+        is_etcd_ours = not layout.etcd and ETCD not in names
+        ports = layout.all_ports(nodes=nodes, with_etcd=is_etcd_ours)
+        if (port := port_in_use(ports)) is not None:
+            raise Conflict(
+                f"port {port} is in use",
+                "another process listens on it",
+                "stop that process, or use another --data DIR with another --port-base",
+            )
+        pid = os.getpid()
+        if not self._is_detached:
+            self._earlier.append(ProcessId(UP, pid, started_at(pid) or 0))
+        if is_etcd_ours:
+            command = processes.etcd_command(etcd_program, layout, self._folder)
+            etcd = self._start(ETCD, command, processes.etcd_environment())
+            self._wait_healthy(etcd, layout.etcd_ports[0], "/health", ETCD_SECONDS_MAX)
+            self._session.remark("etcd is ready")
+        self._start_nodes(nodes)
+        self._wait_for_replicas()
+
+    def _start_nodes(self, nodes: list[int]) -> None:
+        layout, folder = self._layout, self._folder
+        started = [
+            self._start(
+                f"n{node}",
+                processes.node_command(node, layout, folder),
+                processes.node_environment(node, layout, folder),
+            )
+            for node in nodes
+        ]
+        for done, (node, process) in enumerate(zip(nodes, started, strict=True), 1):
+            self._wait_healthy(process, layout.ports(node).admin, "/readyz", READY_SECONDS_MAX)
+            self._session.remark(f"n{node} is ready, {done} of {len(nodes)}")
+
+    def _log(self, name: str) -> Path:
+        return self._folder.logs / f"{name}.log"
+
+    def _start(self, name: str, command: list[str], env: dict[str, str]) -> Process:
+        log = self._log(name)
+        process = Process.start(name, command, env=env, log=log, detach=self._is_detached)
+        self._ours.append(process)
+        self._record()
+        return process
+
+    def _record(self) -> None:
+        self._folder.record([*self._earlier, *(process.id for process in self._ours)])
+
+    def _wait_healthy(self, process: Process, port: int, path: str, seconds: float) -> None:
+        log, signals = self._log(process.name), self._signals
+        processes.wait_healthy(process, port, path, log=log, seconds=seconds, signals=signals)
+
+    def _wait_for_replicas(self) -> None:
+        """Wait until partitions that were created while nodes started one by one have all replicas.
+        With authentication on, this only prints why the status cannot be read."""
+        url = f"http://127.0.0.1:{self._layout.ports(1).admin}"
+        settings = replace(self._session.settings, account=None, timeout_s=STATUS_SECONDS_MAX)
+        admin = Admin(url, settings)
+        wrong: list[str] = []
+        for _ in range(int(REPLICAS_SECONDS_MAX / STATUS_EVERY_S)):
+            try:
+                wrong = problems(admin.get("cluster"))
+            except Failure as error:
+                wrong = [error.why]
+                break
+            if not wrong:
+                break
+            if wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
+                raise processes.StartStopped
+        admin.close()
+        for line in wrong:
+            self._session.remark(f"not ready yet: {line}")
+
+    def wait(self) -> bool:
+        """Wait for a stop signal and return True, or return False once no node is left."""
+        while any(process.name != ETCD for process in self._ours):
+            by_fd = {process.fd: process for process in self._ours}
+            ready = wait_readable([self._signals.fd, *by_fd], seconds=None)
+            if self._signals.fd in ready:
+                self._signals.clear()
+                return True
+            for process in map(by_fd.__getitem__, ready):
+                self._ours.remove(process)
+                log = self._log(process.name)
+                self._session.remark(f"{process.name} {process.ended()}; see {log}")
+            self._record()
+        self._session.remark("no node is running any more")
+        return False
+
+    def stop(self) -> None:
+        for line in processes.stop_all(processes.in_stop_order(self._ours), self._signals):
+            self._session.remark(line)
+        if self._ours:
+            self._ours = []
+            self._record()
+
+
+def _show(session: Session, folder: Folder, layout: Layout, *, is_detached: bool) -> None:
+    rows: list[Row] = []
+    for node in range(1, layout.nodes + 1):
+        http, admin, kafka, _ = (f"127.0.0.1:{port}" for port in layout.ports(node))
+        row = {"node": node, "name": f"n{node}", "http": f"http://{http}", "kafka": kafka}
+        log = str(folder.logs / f"n{node}.log")
+        rows.append({**row, "admin": f"http://{admin}", "log": log})
+    session.out.many(rows, columns=_COLUMNS)
+    if session.out.is_table:
+        for line in _hints(rows, folder, is_detached=is_detached):
+            session.out.line(line)
+    session.out.flush()
+
+
+def _hints(rows: list[Row], folder: Folder, *, is_detached: bool) -> list[str]:
+    first, last = str(rows[0]["http"]), str(rows[-1]["http"])
+    brokers = ",".join(str(row["kafka"]) for row in rows)
+    named = [] if first == ENDPOINT_DEFAULT else [f"  export PENSTOCK_ENDPOINT={first}"]
+    return [
+        "",
+        "Try it from another terminal:" if not is_detached else "Try it:",
+        "",
+        *named,
+        "  penstock cluster status",
+        "  penstock queue create jobs",
+        '  penstock message send jobs "resize image 17"',
+        "  AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x \\",
+        f"    aws --endpoint-url {last} --region us-east-1 sqs list-queues",
+        f"  kcat -b {brokers} -L",
+        "",
+        f"`penstock cluster down --data {folder.path}` stops it."
+        if is_detached
+        else "Ctrl-C stops it.",
+        "The next `penstock cluster up` continues with the same cluster.",
+    ]
+
+
+@click.command(cls=Verb)
+@_data
+def down(session: Session, data: str) -> None:
+    """Stop a cluster that `up` started. Its data and ports are kept."""
+    folder = Folder(Path(data))
+    folder.layout()  # raises Failure if the folder is not of a cluster
+    found = []
+    for running in folder.running():
+        with suppress(ProcessLookupError):
+            found.append(Process(running))
+    found = processes.in_stop_order(found)
+    with StopSignals() as signals:
+        for line in processes.stop_all(found, signals):
+            session.remark(line)
+    folder.record([])
+    stopped = [process.name for process in found]
+    if session.out.is_table:
+        session.out.line("stopped" if stopped else "nothing was running")
+    else:
+        session.out.one({"data": str(folder.path), "stopped": stopped}, name="data")

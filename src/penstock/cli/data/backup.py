@@ -1,0 +1,204 @@
+"""``penstock backup``: creates, lists, verifies and restores backups.
+
+``create`` reads from a running server or cluster and writes to the disk of this machine; the other
+commands read backups on disk and need no server. ``backup/manifest.py`` describes the format
+of a backup, ``node/restoring.py`` does the restore."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.command import Noun, Session
+from penstock.cli.terminal.failure import Conflict, ExitCode, Misuse
+from penstock.cli.terminal.output import Column, columns, moment
+from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.quantity import bytes_of
+
+if TYPE_CHECKING:
+    from penstock.backup.manifest import Manifest
+
+_RATE = bytes_of(1, 100 * 2**30)
+
+_COLUMNS = (
+    Column("name", "NAME"),
+    Column("at_ms", "AT", form=moment),
+    Column("version", "VERSION"),
+    Column("nodes", "NODES", form=lambda nodes: ",".join(map(str, nodes)) or "-"),
+    *columns("partitions#, definitions#, size_bytes# SIZE, master_key_id MASTER KEY"),
+)
+_FINDING_COLUMNS = columns("backup, file, reason WHY")
+
+
+@click.group(cls=Noun)
+def backup() -> None:
+    """Create, list, verify and restore backups of a server or cluster."""
+
+
+@backup.command()
+@click.option(
+    "--to",
+    "folder",
+    metavar="DIR",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="folder of backups; the new backup becomes a subfolder",
+)
+@click.option("--rate", metavar="SIZE", type=_RATE, help="limit, bytes per second, such as 50MB")
+def create(session: Session, folder: Path, rate: int | None) -> None:
+    """Back up queues, topics, users, keys and messages of a running server or cluster.
+
+    The server continues to serve clients. The backup has every message that was acknowledged
+    before it began. Secrets stay encrypted: keep the master key elsewhere, a restore needs it.
+    """
+    from penstock.backup.writing import Pace, write_backup
+    from penstock.cli.data.backup_source import AdminSource
+    from penstock.node.process.file_modes import set_umask
+
+    set_umask()
+    quiet = session.settings.quiet
+    with Progress("copying", is_quiet=quiet) as progress:
+        made, manifest = write_backup(
+            AdminSource(session.admin),
+            folder,
+            pace=Pace(rate or 0),
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            progress=lambda done, total: progress.update(done, total=total),
+        )
+    session.out.one(_row(made, manifest), columns=_COLUMNS)
+
+
+@backup.command("list")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def list_backups(session: Session, folder: Path) -> None:
+    """List the backups in a folder, oldest first."""
+    from penstock.backup.files import backups_in, partials_in, read_manifest
+    from penstock.backup.manifest import BackupUnusable
+
+    rows = []
+    for one in backups_in(folder):
+        try:
+            rows.append(_row(one, read_manifest(one)))
+        except BackupUnusable as error:
+            session.remark(f"{one.name} cannot be used: {error}")
+    for partial in partials_in(folder):
+        session.remark(f"{partial.name} is incomplete: remove it unless it is being written")
+    session.out.many(rows, columns=_COLUMNS, empty=f"no backups in {folder}")
+
+
+@backup.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def verify(session: Session, folder: Path) -> None:
+    """Read every byte of a backup, or of all backups in a folder, and compare checksums.
+
+    Exit code 8 if a file is missing, changed or unexpected.
+    """
+    from penstock.backup.files import backups_in
+    from penstock.backup.files import verify as verify_one
+    from penstock.backup.manifest import MANIFEST_NAME
+
+    chosen = [folder]
+    if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
+        chosen = backups_in(folder) or chosen
+    findings = []
+    with Progress("reading", is_quiet=session.settings.quiet) as progress:
+        for one in chosen:
+            findings += [
+                {"backup": one.name, "file": found.file, "reason": found.reason}
+                for found in verify_one(one, progress=progress.update)
+            ]
+    if findings:
+        session.out.many(findings, columns=_FINDING_COLUMNS, name="file")
+        session.remark(f"{len(findings)} problems found in {len(chosen)} backups.")
+        raise click.exceptions.Exit(ExitCode.UNHEALTHY)
+    session.remark(f"{len(chosen)} backups verified, no problems found.")
+
+
+@backup.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--data", metavar="DIR", required=True, help="empty data folder of the new server")
+@click.option("--node", type=click.IntRange(1), help="number of the node, in a new cluster")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="etcd of the new cluster")
+@click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
+def restore(
+    session: Session,
+    folder: Path,
+    data: str,
+    node: int | None,
+    etcd: str | None,
+    config_file: str | None,
+) -> None:
+    """Restore a backup into a new data folder. Then start a server on the folder.
+
+    With --node and --etcd the folder is for one node of a new cluster: start this node first, then
+    the other nodes, which copy the data from it.
+    """
+    from penstock.backup.files import read_manifest
+    from penstock.node.configuration import config as node_config
+    from penstock.node.configuration.settings import ConfigInvalid
+    from penstock.node.process.file_modes import set_umask
+    from penstock.node.process.folder import FolderUnusable
+    from penstock.node.restoring import restore as restore_all
+
+    set_umask()
+    given = {"node.data": data, "cluster.node": node, "cluster.etcd": etcd}
+    flags = {key: value for key, value in given.items() if value is not None}
+    if node is not None:
+        flags["internal.listen"] = "127.0.0.1:0"  # a node must have it; a restore does not use it
+    what = f"did not restore '{folder}'"
+    try:
+        files = node_config.config_files(Path(config_file) if config_file else None)
+        config = node_config.load(flags, os.environ, files).config
+    except ConfigInvalid as error:
+        raise Misuse(what, str(error)) from error
+    manifest = read_manifest(_one(folder))
+    with Progress("restoring", is_quiet=session.settings.quiet) as progress:
+        try:
+            restore_all(
+                folder,
+                manifest,
+                config,
+                now_ms=time.time_ns() // 1_000_000,
+                progress=lambda done, total: progress.update(done, total=total),
+            )
+        except FolderUnusable as error:
+            raise Conflict(what, str(error), "choose another --data DIR") from error
+    session.out.one({**_row(folder, manifest), "data": data}, columns=_COLUMNS)
+    session.remark(
+        f"Start the server with the master key {manifest.master_key_id}: in {data}/master.key,"
+        " keys.master_file or PENSTOCK_MASTER_KEY."
+    )
+
+
+def _one(folder: Path) -> Path:
+    """Return the folder if it is a backup. Raises Failure if it contains several backups."""
+    from penstock.backup.files import backups_in
+    from penstock.backup.manifest import MANIFEST_NAME
+
+    if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
+        names = [one.name for one in backups_in(folder)]
+        if names:
+            raise Misuse(
+                f"'{folder}' is not a backup",
+                f"the folder has {len(names)} backups, the newest is {names[-1]}",
+                f"give one of them, such as {folder / names[-1]}",
+            )
+    return folder
+
+
+def _row(place: Path, manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "name": place.name,
+        "path": str(place),
+        "at_ms": manifest.at_ms,
+        "finished_at_ms": manifest.finished_at_ms,
+        "version": manifest.version,
+        "node": manifest.node,
+        "nodes": list(manifest.nodes),
+        "partitions": len(manifest.partitions),
+        "definitions": manifest.definition_count,
+        "size_bytes": manifest.size_bytes,
+        "master_key_id": manifest.master_key_id,
+    }

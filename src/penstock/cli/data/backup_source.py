@@ -1,0 +1,100 @@
+"""The admin API of a server or cluster as the source of a backup.
+
+Leaders change and connections break during a long copy, so requests are retried for a while if the
+server is unreachable or too slow; a request that the server rejects is not retried."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.cli.clients.http import Admin
+from penstock.cli.terminal.failure import ExitCode, Failure, Refused
+from penstock.frontend.admin.operations.backup import BASE_HEADER, NEXT_HEADER, START_HEADER
+from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.model.errors import TopicNotFound
+
+BEGIN_WAIT_S = 45.0  # enough for an election
+RETRY_SECONDS_MAX = 60.0
+RETRY_PAUSE_SECONDS = 0.5
+_TOPIC_GONE = "queue_not_found"
+
+T = TypeVar("T")
+
+
+class AdminSource:
+    """A ``penstock.backup.writing.Source``."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._path = ""
+
+    def begin(self) -> StartedBackup:
+        reply = self._admin.call(
+            "POST", "backups", body={}, what="cannot begin a backup", wait_s=BEGIN_WAIT_S
+        )
+        begun = _as(StartedBackup, reply)
+        self._path = f"backups/{begun.id}"
+        return begun
+
+    def definitions(self) -> Iterator[Definition]:
+        for one in self._pages("definitions"):
+            yield _as(Definition, one)
+
+    def partitions(self) -> Iterator[PartitionCut]:
+        for one in self._pages("partitions"):
+            yield _as(PartitionCut, one)
+
+    def _pages(self, what: str) -> Iterator[dict[str, Any]]:
+        after: int | None = 0
+        while after is not None:
+            query = {"after": after}
+            reply = _retried(
+                lambda query=query: self._admin.get(  # type: ignore[misc]
+                    f"{self._path}/{what}", query, what=f"cannot read the {what} of the backup"
+                )
+            )
+            yield from reply[what]
+            after = reply["next"]
+
+    def read(self, topic_id: str, partition: int, offset: int) -> Piece:
+        query = {"topic_id": topic_id, "partition": partition, "offset": offset}
+        try:
+            headers, data = _retried(
+                lambda: self._admin.get_bytes(
+                    f"{self._path}/records", query, what=f"cannot copy {topic_id}/{partition}"
+                )
+            )
+        except Refused as refused:
+            if refused.fault == _TOPIC_GONE:
+                raise TopicNotFound(topic_id) from None
+            raise
+        try:
+            offsets = (int(headers[name]) for name in (BASE_HEADER, NEXT_HEADER, START_HEADER))
+            return Piece(data, *offsets)
+        except (KeyError, ValueError):
+            raise Failure(f"{self._admin.url} sent records without their offsets") from None
+
+    def end(self) -> None:
+        if self._path:
+            self._admin.call("DELETE", self._path, what="cannot end the backup")
+
+
+def _as(kind: type[T], reply: dict[str, Any]) -> T:
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise Failure("invalid reply of the server", str(error)) from None
+
+
+def _retried(request: Callable[[], T]) -> T:
+    until = time.monotonic() + RETRY_SECONDS_MAX
+    while True:
+        try:
+            return request()
+        except Failure as failure:
+            is_transient = failure.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)
+            if not is_transient or time.monotonic() >= until:
+                raise
+        time.sleep(RETRY_PAUSE_SECONDS)

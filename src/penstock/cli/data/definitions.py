@@ -1,0 +1,177 @@
+"""``penstock definitions``: exports and imports queues and topics of an account as a JSON file,
+without messages.
+
+Everything goes through the SQS API and the Kafka protocol. Users, keys and messages are copied by
+``penstock backup``."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from penstock.cli.command import Noun, Session
+from penstock.cli.queues.settings import SETTINGS
+from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.output import columns
+from penstock.cli.topics.topic import (
+    QUEUE_CONFIG,
+    SOURCE_TOPIC,
+    alter_configs,
+    configs_of_topic,
+    create_topic,
+)
+
+_VERSION = 1
+_FILE_BYTES_MAX = 64 * 1_048_576
+_REDRIVE, _TARGET = "RedrivePolicy", "deadLetterTargetArn"
+_PARTITIONS = "PenstockPartitions"
+_FIXED = ("FifoQueue", _PARTITIONS)  # cannot change after the creation of a queue
+_ATTRIBUTES = (*_FIXED, _REDRIVE, *(setting.attribute for setting in SETTINGS))
+_OF_SHARES = ("VisibilityTimeout", "ReceiveMessageWaitTimeSeconds", "Policy", _REDRIVE)
+_COLUMNS = columns("kind, name, result")
+
+Json = dict[str, Any]
+
+
+@click.group(cls=Noun)
+def definitions() -> None:
+    """Export and import queues and topics as a JSON file, without messages."""
+
+
+@definitions.command()
+@click.argument("file", type=click.File("w", encoding="utf-8", lazy=True), default="-")
+def export(session: Session, file: TextIO) -> None:
+    """Write settings, tags and configs of all queues and topics to FILE, or to stdout.
+
+    Dead-letter queues are given by name, so the file can be imported in any account and region.
+    """
+    queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
+    topics = list(_topics(session))
+    found = {"version": _VERSION, "queues": queues, "topics": topics}
+    file.write(json.dumps(found, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+    session.remark(f"{len(queues)} queues and {len(topics)} topics")
+
+
+def _queue(session: Session, name: str) -> Json:
+    found = session.sqs.attributes(name, ("All", _PARTITIONS, "PenstockFsync"))
+    attributes = {key: value for key, value in found.items() if key in _ATTRIBUTES}
+    if ":" in name:  # a share: it stores no messages itself
+        attributes = {k: v for k, v in attributes.items() if k in _OF_SHARES}
+    if _REDRIVE in attributes:
+        rule = json.loads(attributes[_REDRIVE])
+        rule[_TARGET] = rule[_TARGET].rpartition(":")[2]
+        attributes[_REDRIVE] = json.dumps(rule)
+    tags = session.sqs.tags(name, what=f"cannot read '{name}'")
+    return {"name": name, "attributes": attributes, "tags": tags}
+
+
+def _topics(session: Session) -> Iterator[Json]:
+    found = [each for each in session.kafka.metadata().topics if not each.is_internal]
+    for each in sorted(found, key=lambda one: str(one.name)):
+        configs = configs_of_topic(session, each.name)
+        if configs.get(QUEUE_CONFIG, ("false", 0))[0] != "true":
+            set_here = {
+                k: value for k, (value, source) in configs.items() if source == SOURCE_TOPIC
+            }
+            yield {"name": each.name, "partitions": len(each.partitions), "configs": set_here}
+
+
+@definitions.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--dry-run", is_flag=True, help="print the changes without making them")
+def import_file(session: Session, file: str, dry_run: bool) -> None:
+    """Create the queues and topics of FILE that do not exist, and change those that differ.
+
+    Nothing is deleted. Existing queues and topics keep their number of partitions.
+    """
+    found = _read(file)
+    # A share, topic:group, comes after the queue that it reads; redrive policies come last.
+    queues = sorted(found["queues"], key=lambda each: (":" in each["name"], each["name"]))
+    existing = set(session.sqs.queue_names())
+    rows = [_import_queue(session, each, existing, is_dry=dry_run) for each in queues]
+    for each in queues:
+        if _REDRIVE in each["attributes"] and not dry_run:
+            _set_dead_letter(session, each)
+    known = {each.name for each in session.kafka.metadata().topics} if found["topics"] else set()
+    rows += [_import_topic(session, each, known, is_dry=dry_run) for each in found["topics"]]
+    session.out.many(rows, columns=_COLUMNS, empty="the file has no queues and no topics")
+
+
+def _read(file: str) -> Json:
+    with click.open_file(file, encoding="utf-8") as opened:
+        text = opened.read(_FILE_BYTES_MAX)
+    try:
+        found = json.loads(text)
+        if found["version"] != _VERSION:
+            raise ValueError(f"version {found['version']} is not supported; expected {_VERSION}")
+        for each in found["queues"]:
+            _check(each, attributes=dict, tags=dict)
+        for each in found["topics"]:
+            _check(each, partitions=int, configs=dict)
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Misuse(
+            f"{Path(file).name} cannot be read as definitions",
+            why,
+            "create such a file with `penstock definitions export`",
+        ) from None
+    return dict(found)
+
+
+def _check(each: Json, **kinds: type) -> None:
+    for key, kind in {"name": str, **kinds}.items():
+        if not isinstance(each[key], kind):
+            raise ValueError(f"'{key}' of {each.get('name')!r} is not a {kind.__name__}")
+
+
+def _set_dead_letter(session: Session, each: Json) -> None:
+    rule = json.loads(each["attributes"][_REDRIVE])
+    rule[_TARGET] = session.sqs.arn(rule[_TARGET])
+    what, attributes = f"cannot set the dead-letter queue of '{each['name']}'", json.dumps(rule)
+    session.sqs.call_queue(
+        each["name"], "SetQueueAttributes", what=what, Attributes={_REDRIVE: attributes}
+    )
+
+
+def _row(kind: str, name: str, result: str, *, is_dry: bool) -> Json:
+    is_change = is_dry and result != "unchanged"
+    return {"kind": kind, "name": name, "result": f"would be {result}" if is_change else result}
+
+
+def _import_queue(session: Session, given: Json, existing: set[str], *, is_dry: bool) -> Json:
+    name, sqs = given["name"], session.sqs
+    attributes = {k: v for k, v in given["attributes"].items() if k != _REDRIVE}
+    if name not in existing:
+        request = {"QueueName": name, "Attributes": attributes, "tags": given["tags"]}
+        if not is_dry:
+            sqs.call("CreateQueue", request, what=f"cannot create queue '{name}'")
+        return _row("queue", name, "created", is_dry=is_dry)
+    now = _queue(session, name)
+    changed = _differing(given["attributes"], now["attributes"])
+    tags = _differing(given["tags"], now["tags"])
+    wanted = {k: v for k, v in changed.items() if k not in (*_FIXED, _REDRIVE)}
+    what = f"cannot change queue '{name}'"
+    if wanted and not is_dry:
+        sqs.call_queue(name, "SetQueueAttributes", what=what, Attributes=wanted)
+    if tags and not is_dry:
+        sqs.call_queue(name, "TagQueue", what=what, Tags=tags)
+    return _row("queue", name, "changed" if changed or tags else "unchanged", is_dry=is_dry)
+
+
+def _import_topic(session: Session, given: Json, existing: set[str], *, is_dry: bool) -> Json:
+    name, configs = given["name"], given["configs"]
+    if name not in existing:
+        create_topic(session, name, given["partitions"], configs, is_dry=is_dry)
+        return _row("topic", name, "created", is_dry=is_dry)
+    now = {key: value for key, (value, _) in configs_of_topic(session, name).items()}
+    changed = _differing(configs, now)
+    if changed:
+        what = f"cannot change topic '{name}'"
+        alter_configs(session, name, changed, is_dry=is_dry, what=what)
+    return _row("topic", name, "changed" if changed else "unchanged", is_dry=is_dry)
+
+
+def _differing(wanted: Mapping[str, Any], now: Mapping[str, Any]) -> Json:
+    return {key: value for key, value in wanted.items() if now.get(key) != value}

@@ -1,0 +1,251 @@
+"""``penstock storage``: inspects a data folder while the server is stopped.
+
+With ``serve`` and ``doctor``, these are the only commands that use the disk of a server. They read
+and never write: the server repairs what can be repaired when it starts. ``verify`` reads every byte
+and exits with 8 if it finds damage. Message bodies are private data, so ``dump-segment`` shows them
+only on request."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.command import Noun, Session
+from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
+from penstock.cli.terminal.output import Column, columns, moment, one_line
+from penstock.cli.terminal.progress import Progress
+from penstock.log.inspection import (
+    TOPICS_FOLDER,
+    PartitionFolder,
+    SegmentReport,
+    find_partitions,
+    iter_segment,
+    lost_offsets,
+    segments_of,
+    summarize,
+    verify_checkpoints,
+    verify_segment,
+)
+from penstock.log.storage.damage import Damage
+from penstock.log.storage.layout import LOG_SUFFIX, base_offset_of
+from penstock.model.names import uuid_text
+from penstock.model.units import size
+from penstock.node.process.folder import is_in_use
+from penstock.record.batch import parse_header
+from penstock.record.compression import Codec
+from penstock.record.control import iter_control
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_batch
+
+ROWS_DEFAULT = 1_000
+_BODY_WIDTH = 60
+
+_PARTITION_COLUMNS = columns(
+    "topic_id, partition#, start_offset# START, end_offset# END, segments#, size_bytes# SIZE, "
+    "clean_stop, damaged_ranges# DAMAGED"
+)
+_FINDING_COLUMNS = columns(
+    "kind FOUND, file, position# BYTE, first_offset# FROM OFFSET, next_offset# TO, reason WHY"
+)
+_RECORD_COLUMNS = (
+    *columns("offset#, kind"),
+    Column("timestamp_ms", "TIME", form=moment),
+    *columns("epoch#, codec, group, message_id"),
+    Column("body_bytes", "BODY BYTES", is_number=True),
+    Column("detail", "DETAIL"),
+)
+_BODY_COLUMN = Column("body", "BODY", form=lambda body: one_line(body, _BODY_WIDTH))
+
+
+@click.group(cls=Noun)
+def storage() -> None:
+    """Inspect and verify the data folder of a stopped server."""
+
+
+@storage.command("inspect")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def inspect_folder(session: Session, folder: Path) -> None:
+    """List the partitions in a data folder."""
+    rows = []
+    for place in _partitions(folder):
+        found = summarize(place)
+        rows.append(
+            {
+                "topic_id": place.topic_id,
+                "partition": place.partition,
+                "start_offset": found.start_offset,
+                "end_offset": found.end_offset,
+                "segments": found.segments,
+                "size_bytes": found.size_bytes,
+                "max_timestamp_ms": found.max_timestamp,
+                "clean_stop": found.was_clean,
+                "damaged_ranges": len(found.damage),
+            }
+        )
+    empty = f"no partitions in {folder}"
+    session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id", empty=empty)
+
+
+@storage.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def verify(session: Session, folder: Path) -> None:
+    """Read every byte of every log in a data folder. Exit code 8 if a log is damaged."""
+    places = _partitions(folder)
+    is_running = is_in_use(folder)
+    if is_running:
+        session.remark(
+            f"a server runs on {folder}: a batch that it is writing may look torn or damaged;"
+            " verify again, or stop the server first"
+        )
+    total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
+    findings: list[dict[str, Any]] = []
+    done_bytes = batches = 0
+    with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
+        for place in places:
+            for base_offset, next_base in segments_of(place):
+                survey = _verify_segment(place, base_offset, next_base, findings)
+                done_bytes += survey.bytes
+                batches += survey.batches
+                progress.update(done_bytes)
+    is_damaged = any(finding["kind"] == "damage" for finding in findings)
+    summary = {
+        "healthy": not is_damaged,
+        "server_running": is_running,
+        "partitions": len(places),
+        "bytes": done_bytes,
+        "batches": batches,
+        "findings": findings,
+    }
+    if session.out.is_table:
+        if findings:
+            session.out.many(findings, columns=_FINDING_COLUMNS)
+            session.out.line("")
+        verdict = "damage found" if is_damaged else "no damage"
+        while_running = ", while a server runs" if is_running else ""
+        session.out.line(
+            f"{verdict}: {len(places)} partitions, {batches:,} batches, {size(done_bytes)} read"
+            f"{while_running}"
+        )
+    else:
+        session.out.one(summary, name="healthy")
+    if is_damaged:
+        raise click.exceptions.Exit(ExitCode.UNHEALTHY)
+
+
+def _verify_segment(
+    place: "PartitionFolder",
+    base_offset: int,
+    next_base: int | None,
+    findings: list[dict[str, Any]],
+) -> "SegmentReport":
+    survey = verify_segment(place.folder, base_offset, next_base)
+    findings += [_damage_row(survey.path, damage) for damage in survey.damage]
+    findings += [_remark_row(survey.path, remark) for remark in survey.remarks]
+    if next_base is None:
+        findings += [_remark_row(place.folder, one) for one in verify_checkpoints(place.folder)]
+        lost = lost_offsets(place.folder, survey.end_offset)
+        if lost:
+            end = survey.end_offset
+            row = {"kind": "damage", "file": str(survey.path), "position": survey.bytes}
+            row |= {"first_offset": end, "next_offset": end + lost}
+            findings.append({**row, "reason": "synced records are missing"})
+    return survey
+
+
+def _damage_row(path: Path, damage: Damage) -> dict[str, Any]:
+    return {"kind": "damage", **msgspec.structs.asdict(damage), "file": str(path)}
+
+
+def _remark_row(path: Path, remark: str) -> dict[str, Any]:
+    """Return a finding that the next start of the server repairs."""
+    return {"kind": "remark", "file": str(path), "reason": remark}
+
+
+@storage.command("dump-segment")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--bodies", is_flag=True, help="print message bodies and control values too")
+@click.option("--from", "from_offset", metavar="OFFSET", default=0, help="first offset to print")
+@click.option(
+    "-n", "--count", default=ROWS_DEFAULT, show_default=True, type=click.IntRange(min=1),
+    help="maximum number of records",
+)  # fmt: skip
+def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, count: int) -> None:
+    """Print the records of one segment file."""
+    if not file.is_file():
+        raise NotFound(f"no file {file}", fix="list the logs with `penstock storage inspect DIR`")
+    if file.suffix != LOG_SUFFIX or base_offset_of(file.name) is None:
+        raise Misuse(
+            f"{file.name} is not a segment",
+            "the name of a segment is its first offset, 20 digits, and .log",
+        )
+    rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
+    columns = (*_RECORD_COLUMNS, _BODY_COLUMN) if bodies else _RECORD_COLUMNS
+    session.out.many(rows, columns=columns, name="offset", empty="no records in this range")
+
+
+def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
+    for part in iter_segment(file):
+        if isinstance(part, Damage):
+            yield {
+                "offset": part.first_offset,
+                "kind": "damage",
+                "detail": f"{part.size_bytes} bytes at {part.position}: {part.reason}",
+            }
+        else:
+            yield from _batch_rows(part, from_offset=from_offset, with_bodies=with_bodies)
+
+
+def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
+    header = parse_header(batch)
+    if header.next_offset <= from_offset:
+        return
+    codec = Codec(header.codec).name.lower() if header.codec in list(Codec) else str(header.codec)
+    shared = {"epoch": header.leader_epoch, "codec": codec}
+    try:
+        if header.is_control:
+            for offset, kind, value in iter_control(batch):
+                if offset >= from_offset:
+                    row = {"offset": offset, "kind": f"control {kind}", **shared}
+                    row |= {"timestamp_ms": header.max_timestamp, "body_bytes": len(value)}
+                    yield row | ({"body": _text(value)} if with_bodies else {})
+            return
+        for record in decode_batch(batch, origin=b"", from_offset=from_offset):
+            message = record.message
+            what = "sealed" if message.is_sealed else "message"  # sealed bodies need a key
+            row = {"offset": record.offset, "kind": what, **shared}
+            row |= {
+                "timestamp_ms": record.appended_at_ms,
+                "group": message.group,
+                "message_id": uuid_text(message.message_id),
+                "body_bytes": len(message.body),
+                "attributes": sorted(message.attributes or ()),
+            }
+            yield row | ({"body": _text(message.body)} if with_bodies else {})
+    except MalformedBatch as error:
+        yield {"offset": header.base_offset, "kind": "malformed", **shared, "detail": str(error)}
+
+
+def _text(data: bytes) -> str:
+    """Return text unchanged, other bytes in hex with a mark."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "hex:" + data.hex()
+
+
+def _partitions(folder: Path) -> "list[PartitionFolder]":
+    if not folder.is_dir():
+        raise NotFound(
+            f"no folder {folder}",
+            fix="give the server's data folder, as in `penstock serve --data DIR`",
+        )
+    if not (folder / TOPICS_FOLDER).is_dir():
+        raise NotFound(
+            f"{folder} is not a data folder",
+            f"it has no subfolder {TOPICS_FOLDER}",
+            "give the server's data folder, as in `penstock serve --data DIR`",
+        )
+    return find_partitions(folder)

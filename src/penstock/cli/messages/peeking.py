@@ -1,0 +1,208 @@
+"""Peek and tail: show the messages in a queue's log without receiving them.
+
+The admin API replies with messages of all partitions and with the offsets to continue from; tail
+repeats the request with those. A deleted message is not shown, so tail misses messages that a
+consumer deletes sooner. Lease events and deletions have offsets as well, so "the last ten messages"
+are searched backwards, not computed."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
+
+from penstock.cli.clients.http import Json
+from penstock.cli.command import Session
+from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.output import Column, columns, one_line, time_of_day
+
+_PAGE_COUNT_MAX = 100
+_WAIT_MS = 10_000
+_BODY_WIDTH = 100
+_LAST_MAX = 10_000
+
+Starts = str | Mapping[str, int]
+
+
+def as_item(row: Json, now_ms: int | None = None) -> Json:
+    """Return a row of the admin API with the field names of ``message send`` and ``receive``."""
+    item = {key: value for key, value in row.items() if value not in ({}, None)}
+    if "attributes" in item:
+        item["attributes"] = {
+            name: {
+                "type": value["data_type"],
+                "value": value.get("value", value.get("value_base64", "")),
+            }
+            for name, value in item["attributes"].items()
+        }
+    if "source_arn" in item:
+        item["source"] = item.pop("source_arn")
+    if now_ms is not None:
+        item["age_s"] = max(0, now_ms - item["sent_at_ms"]) / 1_000
+    return item
+
+
+def _body(item: Json) -> str:
+    """Return the text; a body that is not text is shown as the base64 that was received."""
+    return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
+
+
+_PEEK_COLUMNS = columns(
+    "partition# PART, offset#, state_line STATE, attempts# TRIES, age_s# AGE, group, "
+    "source_line FROM, body_line BODY"
+)
+
+
+def _peek_row(item: Json) -> Json:
+    """Return an item with the additional columns of the table."""
+    return {
+        **item,
+        "state_line": state_text(item),
+        "source_line": item["source"].rpartition(":")[2] if "source" in item else None,
+        "body_line": one_line(_body(item), _BODY_WIDTH),
+    }
+
+
+def state_text(item: Json) -> str:
+    """Return the state and its end: "blocked by offset 0, until 09:27:12 UTC"."""
+    text = str(item["state"]).replace("_", " ")
+    if "blocked_by" in item:
+        text += f" by offset {item['blocked_by']},"
+    return f"{text} until {time_of_day(item['until_ms'])}" if "until_ms" in item else text
+
+
+def peek(session: Session, queue: str, *, count: int, partition: int | None, start: int) -> None:
+    now_ms = int(time.time() * 1_000)
+    rows = _QueueLog(session, queue, partition).until_end(str(start))
+    items: Iterable[Json] = (as_item(row, now_ms) for row in islice(rows, count))
+    shown: tuple[Column, ...] = _PEEK_COLUMNS
+    if session.out.is_table:
+        items = list(map(_peek_row, items))
+        # Only a dead-letter queue has messages that came from another queue.
+        if not any(map(itemgetter("source_line"), items)):
+            shown = tuple(each for each in shown if each.key != "source_line")
+    session.out.many(items, columns=shown, name="message_id", empty=f"no message in '{queue}'")
+
+
+class Origin(NamedTuple):
+    """The start of a tail: ``start`` as the API takes it, or the ``last`` N messages."""
+
+    start: str = "end"
+    last: int = 0
+
+
+def origin(text: str) -> Origin:
+    text = {"earliest": "begin", "latest": "end"}.get(text, text)
+    if text in ("begin", "end"):
+        return Origin(text)
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= 18:
+        if not text.startswith("-"):
+            return Origin(text)
+        if int(digits) <= _LAST_MAX:
+            return Origin("end", int(digits))
+    raise Misuse(
+        f"cannot start at '{text}'",
+        f"--from takes begin, end, -N (the last N messages, up to {_LAST_MAX}) or an offset",
+    )
+
+
+def pattern_of(text: str | None) -> Callable[[str], object]:
+    """Return a function that returns whether a body matches ``--grep``; all do without it."""
+    try:
+        return re.compile(text or "").search
+    except re.error as error:
+        raise Misuse("invalid --grep pattern", f"not a regular expression: {error}") from None
+
+
+def tail(
+    session: Session,
+    queue: str,
+    *,
+    origin: Origin,
+    partition: int | None,
+    pattern: str | None,
+    is_ending: bool,
+    count_max: int | None = None,
+) -> None:
+    matches = pattern_of(pattern)
+    shown = 0
+    for row in _QueueLog(session, queue, partition).tailed(origin, is_ending=is_ending):
+        item = as_item(row)
+        body = _body(item)
+        if not matches(body):
+            continue
+        place = f"{item['partition']}:{item['offset']}"
+        session.out.streamed(item, text=f"{place}  {state_text(item)}  {body}", name="message_id")
+        shown += 1
+        if shown == count_max:
+            return
+
+
+class _QueueLog:
+    """The messages in the log of a queue, or in one of its partitions."""
+
+    def __init__(self, session: Session, queue: str, partition: int | None) -> None:
+        self._session = session
+        self._queue = queue
+        self._partition = partition
+
+    def tailed(self, origin: Origin, *, is_ending: bool) -> Iterator[Json]:
+        starts: Starts = origin.start
+        if origin.last:
+            starts = self._end()
+            yield from self._last(starts, origin.last)
+        if is_ending:
+            if not origin.last and origin.start != "end":
+                yield from self.until_end(origin.start)
+            return
+        while True:
+            rows, starts = self._page(starts, wait_ms=_WAIT_MS)
+            yield from rows
+
+    def until_end(self, starts: Starts) -> Iterator[Json]:
+        """Yield messages up to the end of the log as it is now, without waiting for later ones."""
+        yield from self._between(starts, self._end())
+
+    def _page(
+        self, starts: Starts, *, count: int = _PAGE_COUNT_MAX, wait_ms: int = 0
+    ) -> tuple[list[Json], dict[str, int]]:
+        if not isinstance(starts, str):
+            starts = ",".join(f"{number}:{offset}" for number, offset in starts.items())
+        reply = self._session.admin.messages(
+            self._queue, start=starts, partition=self._partition, count=count, wait_ms=wait_ms
+        )
+        return reply["messages"], reply["next"]
+
+    def _end(self) -> dict[str, int]:
+        return self._page("end", count=1)[1]
+
+    def _between(self, starts: Starts, ends: Mapping[str, int]) -> Iterator[Json]:
+        while True:
+            rows, nexts = self._page(starts)
+            for row in rows:
+                if row["offset"] < ends.get(str(row["partition"]), 0):
+                    yield row
+            # Without progress there is nothing more, even if the reported end is later.
+            is_stuck = not rows and nexts == starts
+            starts = {key: offset for key, offset in nexts.items() if offset < ends.get(key, 0)}
+            if not starts or is_stuck:
+                return
+
+    def _last(self, ends: Mapping[str, int], count: int) -> list[Json]:
+        """Return the newest messages of all partitions together, in ascending order."""
+        found: list[Json] = []
+        for key, end in ends.items():
+            partition = _QueueLog(self._session, self._queue, int(key))
+            back = count
+            while True:
+                start = max(0, end - back)
+                rows = deque(partition._between({key: start}, {key: end}), maxlen=count)
+                if len(rows) == count or start == 0:
+                    break
+                back *= 8  # few steps even if deletions far outnumber messages
+            found.extend(rows)
+        found.sort(key=lambda row: (row["appended_at_ms"], row["partition"], row["offset"]))
+        return found[-count:]

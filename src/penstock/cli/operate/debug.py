@@ -1,0 +1,145 @@
+"""``penstock debug bundle``: collects what a bug report needs in one archive without secrets.
+
+The server masks its own secrets. Everything is masked here once more: values that are known to be
+secret on this machine, and text that looks like a secret (``masking.py``). Parts that cannot be
+collected are listed in ``errors.txt``: a bundle of a server that is down is still useful."""
+
+import io
+import json
+import os
+import platform
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock import __version__
+from penstock.cli.command import Noun, Session
+from penstock.cli.operate.masking import Mask
+from penstock.cli.terminal.failure import Conflict, Failure
+from penstock.cli.terminal.findings import installed_version
+
+LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
+_PACKAGES = (
+    "click",
+    "msgspec",
+    "rich",
+    "grpcio",
+    "cryptography",
+    "zstandard",
+    "pyspark",
+    "pyarrow",
+)
+
+Piece = tuple[str, Callable[[], bytes]]
+
+
+@click.group(cls=Noun)
+def debug() -> None:
+    """Collect the data for a bug report, without secrets."""
+
+
+@debug.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="log file of a server, its last 4 MiB; repeatable",
+)
+def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
+    """Write settings, metrics, status, findings, versions and logs to a .tar.gz file.
+
+    Secrets are masked. Names of queues, topics and users are not masked: check the file before you
+    send it to others.
+    """
+    file = file or Path(time.strftime("penstock-debug-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
+    mask = Mask.of_this_machine()
+    errors: list[str] = []
+    names = []
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Conflict(f"{file} exists already", fix="choose another name") from None
+    with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, collect in _pieces(session, logs):
+            try:
+                data = collect()
+            except (Failure, OSError) as error:
+                why = getattr(error, "why", "")
+                errors.append(f"{name}: {error}{f': {why}' if why else ''}")
+                continue
+            _add(archive, name, mask.bytes(data))
+            names.append(name)
+        if errors:
+            _add(archive, "errors.txt", mask.bytes("\n".join([*errors, ""]).encode()))
+    for each in errors:
+        session.remark(f"not collected: {mask.text(each)}")
+    session.out.one(
+        {"file": str(file), "size_bytes": file.stat().st_size, "pieces": names}, name="file"
+    )
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(f"penstock-debug/{name}")
+    info.size = len(data)
+    info.mtime = int(time.time())
+    info.mode = 0o600
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _pieces(session: Session, logs: tuple[Path, ...]) -> Iterator[Piece]:
+    yield "versions.json", lambda: _json(_versions())
+    yield "environment.json", lambda: _json(_variables())
+    yield "doctor.json", lambda: _json(_findings(session))
+    yield "info.json", lambda: _json(session.admin.info())
+    yield "settings.json", lambda: _json(session.admin.config())
+    yield "ready.json", lambda: session.admin.page("/readyz")
+    yield "metrics.txt", lambda: session.admin.page("/metrics")
+    yield "callees.json", lambda: _json(session.admin.get("callees"))
+    yield "queues.json", lambda: _json(list(session.admin.queues()))
+    yield "cluster.json", lambda: _json(session.admin.get("cluster"))
+    yield "partitions.json", lambda: _json(session.admin.get("cluster/partitions"))
+    for number, log in enumerate(logs, 1):
+        yield f"log-{number}-{log.name}", lambda log=log: _tail(log)  # type: ignore[misc]
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: installed_version(name) for name in _PACKAGES},
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _variables() -> list[str]:
+    """Return the names of set variables; their values may be secret."""
+    return sorted(name for name in os.environ if name.startswith(("PENSTOCK_", "AWS_")))
+
+
+def _findings(session: Session) -> list[dict[str, Any]]:
+    from penstock.cli.operate import doctor_checks
+
+    report = doctor_checks.examine(session, data=None, config_file=None, is_local=False)
+    return [finding._asdict() for finding in report.findings]
+
+
+def _tail(path: Path) -> bytes:
+    """Return whole lines from the end of a log."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - LOG_BYTES))
+        data = file.read(LOG_BYTES)
+    return data if end <= LOG_BYTES else data.partition(b"\n")[2]

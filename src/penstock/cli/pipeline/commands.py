@@ -1,0 +1,35 @@
+"""``penstock pipeline``: the table of its commands.
+
+Commands are in separate files that are imported when they run, and only commands that need Spark
+import it: everything here works without the extra ``spark``, if only to report that it is
+missing."""
+
+import click
+
+from penstock.cli.terminal.lazy import LazyGroup, Table
+
+COMMANDS: Table = {
+    "Run": {
+        "list": ("pipeline.watch:list_jobs", "List jobs."),
+        "run": ("pipeline.run", "Run one job, once or continuously."),
+        "replay": ("pipeline.run", "Send archived messages again (`run replay`)."),
+    },
+    "Watch": {
+        "status": ("pipeline.watch", "Show the status of jobs."),
+        "logs": ("pipeline.watch", "Show or follow the log of a job."),
+    },
+    "Ask": {
+        "report": ("pipeline.run", "Write a report from the lake."),
+        "verify": ("pipeline.run", "Verify the data in the lake."),
+    },
+    "Prepare": {
+        "doctor": ("pipeline.prepare", "Check the requirements of the pipeline."),
+        "warm": ("pipeline.prepare", "Make Spark sessions start faster."),
+        "cluster": ("pipeline.run", "Run a Spark cluster on this machine."),
+    },
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS)
+def pipeline() -> None:
+    """Run Spark jobs for archive, billing, audit and analysis, outside the server."""

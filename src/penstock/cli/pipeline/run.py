@@ -1,0 +1,313 @@
+"""``penstock pipeline run JOB`` and similar groups: a command for every job in the registry.
+
+Options that all jobs have are defined here; a job declares its other options. The job is run by
+``penstock.pipeline.runs.runner``; here its outcome becomes text and an exit code."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.clients.kafka import ADDRESS_DEFAULT, failure_of
+from penstock.cli.command import Session, Verb
+from penstock.cli.pipeline.display import display_for
+from penstock.cli.pipeline.folders import (
+    checkpoint_option,
+    checkpoints_of,
+    folder_of,
+    lake_option,
+    require_extra,
+    require_writable,
+)
+from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, Misuse, Unhealthy
+from penstock.cli.terminal.output import Column
+from penstock.cli.terminal.quantity import seconds
+from penstock.cli.topics.positions import time_of
+from penstock.net.kafka_client.client import KafkaTrouble
+from penstock.net.kafka_client.login import Security
+from penstock.pipeline.job import TRIGGER_S_DEFAULT, Job, JobMisused, Mode, NotFound, Unsound
+from penstock.pipeline.registry import NoSuchJob, find_job, jobs_of
+from penstock.pipeline.runs.status import JobRunning, Kind
+from penstock.pipeline.session import MASTER_DEFAULT, SessionFailed
+from penstock.pipeline.spark.java import JavaMissing
+
+if TYPE_CHECKING:
+    from penstock.pipeline.runs.runner import Outcome, RunRequest
+
+_EVERY_S_MAX = 86_400
+_TIMES = "cannot start or end at"
+
+
+class JobGroup(click.Group):
+    """The jobs of one group as its commands; a job of another package is ``module:ATTRIBUTE``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        require_extra()
+        return list(jobs_of(str(self.name)))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        require_extra()
+        try:
+            return command_of(find_job(str(self.name), cmd_name), group=str(self.name))
+        except NoSuchJob as error:
+            known = ", ".join(self.list_commands(ctx)) or "none"
+            raise click.UsageError(f"{error}. Known jobs: {known}.", ctx=ctx) from None
+
+
+@click.group(cls=JobGroup)
+def run() -> None:
+    """Run a job, once over all available data or continuously. Ctrl-C stops it."""
+
+
+@click.group(cls=JobGroup)
+def report() -> None:
+    """Write a report from the data in the lake."""
+
+
+@click.group(cls=JobGroup)
+def verify() -> None:
+    """Verify the data in the lake. Exit code 8 if something is wrong."""
+
+
+@click.group(cls=JobGroup)
+def cluster() -> None:
+    """Run a Spark cluster of several processes on this machine."""
+
+
+class _Replay(click.Command):
+    """``pipeline replay`` is ``pipeline run replay``."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        command = run.get_command(click.Context(run), "replay")
+        assert command is not None
+        return command.make_context(info_name, args, parent, **extra)
+
+
+replay = _Replay("replay", help="Send archived messages again; the same as `run replay`.")
+
+
+def command_of(job: "Job", *, group: str) -> click.Command:
+    """Return the command of a job. An option of the job replaces ours of the same name; ``--since``
+    and ``--until`` exist for jobs that use ``--from`` and ``--to`` for something else."""
+    taken = {name for option in job.options for name in option.opts}
+    command = Verb(
+        job.name,
+        params=[*_options(job, taken), *job.options],
+        callback=_Callback(job, group),
+        help=job.summary,
+    )
+    own = set(map(id, job.options))
+    command.params = [p for p in command.params if id(p) in own or not taken & set(p.opts)]
+    return command
+
+
+def _times(taken: set[str]) -> list[click.Option]:
+    return [
+        click.Option(
+            [*(name for name in names if name not in taken), names[1].lstrip("-")],
+            metavar="TIME",
+            help=text,
+        )
+        for names, text in (
+            (("--from", "--since"), "start of the data, inclusive"),
+            (("--to", "--until"), "end of the data, exclusive"),
+        )
+    ]
+
+
+def _options(job: "Job", taken: set[str]) -> list[click.Option]:
+    options = [lake_option(), checkpoint_option(), *_times(taken)]
+    options += [
+        click.Option(["--server"], metavar="HOST:PORT", help="Kafka listener; the same as --kafka")
+    ]
+    if Mode.CONTINUOUS in job.modes:
+        options += [
+            click.Option(
+                ["--once/--continuous", "is_once"],
+                default=True,
+                help="process all available data once [default], or run until stopped",
+            ),
+            click.Option(
+                ["--every"],
+                type=seconds(0, _EVERY_S_MAX),
+                metavar="DURATION",
+                default=TRIGGER_S_DEFAULT,
+                help=f"polling interval for new records [default {TRIGGER_S_DEFAULT}s]",
+            ),
+        ]
+    if job.needs_spark:
+        options += [
+            click.Option(
+                ["--master"],
+                default=MASTER_DEFAULT,
+                metavar="URL",
+                help=f"Spark master: {MASTER_DEFAULT} [default], spark://HOST:PORT, yarn, k8s://URL",
+            ),
+            click.Option(
+                ["--conf"], multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable"
+            ),
+        ]
+    return options
+
+
+class _Callback:
+    """The callback of click, which turns options into the parameters of a job."""
+
+    def __init__(self, job: "Job", group: str) -> None:
+        self._job = job
+        self._group = group
+        self.__name__ = job.name
+
+    def __call__(self, session: Session, /, **given: Any) -> None:
+        require_extra()
+        request = self._request(session, given)
+        outcome = _run(session, request)
+        if outcome.error is not None:
+            raise _failure(request, outcome) from outcome.error
+        if outcome.signal is not None:
+            raise click.exceptions.Exit(128 + outcome.signal)
+        counts = outcome.counts
+        if counts.batches:
+            session.remark(f"{counts.rows:,} rows in {counts.batches:,} batches")
+
+    def _request(self, session: Session, given: dict[str, Any]) -> "RunRequest":
+        from penstock.pipeline.runs.runner import RunRequest
+
+        job = self._job
+        lake = given.pop("lake")
+        folder = folder_of(lake, option="--lake")
+        checkpoints = checkpoints_of(lake, given.pop("checkpoint"))
+        require_writable(folder, option="--lake")
+        require_writable(checkpoints, option="--checkpoint")
+        is_once = given.pop("is_once", Mode.ONCE in job.modes)
+        server, security = _server(session, given.pop("server"))
+        return RunRequest(
+            job=job,
+            kind=Kind.JOB if self._group == "run" else Kind(self._group),
+            lake=folder,
+            checkpoints=checkpoints,
+            mode=Mode.ONCE if is_once else Mode.CONTINUOUS,
+            trigger_s=given.pop("every", TRIGGER_S_DEFAULT),
+            since_ms=time_of(given.pop("since"), what=_TIMES, option="--from"),
+            until_ms=time_of(given.pop("until"), what=_TIMES, option="--to"),
+            master=given.pop("master", MASTER_DEFAULT),
+            conf=_conf(given.pop("conf", ())),
+            server=server,
+            security=security,
+            arguments={**given, **_shared(session, given)},
+        )
+
+
+def _shared(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return global options that the job has too and that were not given to it."""
+    settings = session.settings
+    known = {"endpoint": settings.endpoint, "region": settings.region}
+    return {name: value for name, value in known.items() if given.get(name, "") is None}
+
+
+def _run(session: Session, request: "RunRequest") -> "Outcome":
+    from penstock.pipeline.runs.runner import run_job
+
+    def show(rows: Iterable[Mapping[str, Any]]) -> None:
+        found = list(rows)
+        names = dict.fromkeys(name for row in found for name in row)
+        numbers = {n for n in names if all(isinstance(r.get(n, 0), int | float) for r in found)}
+        columns = [Column(n, n.upper().replace("_", " "), is_number=n in numbers) for n in names]
+        display.close()  # results must not be mixed with bars
+        session.out.many(found, columns=columns, name=next(iter(names), "name"))
+
+    display = display_for(is_quiet=session.settings.quiet)
+    try:
+        return run_job(request, display, show=show)
+    except JobRunning as error:
+        raise Conflict(
+            f"job '{request.job.name}' is already running",
+            str(error),
+            "stop that run first, or use another --checkpoint DIR",
+        ) from None
+    except JobMisused as error:
+        raise _misused(request, error) from None
+    except KafkaTrouble as trouble:
+        raise failure_of(trouble, _cannot(request)) from None
+    except (JavaMissing, SessionFailed) as error:
+        raise Unhealthy(str(error)) from None
+    finally:
+        display.close()
+
+
+def _cannot(request: "RunRequest") -> str:
+    what = {"job": "run job", "report": "write report", "verify": "verify", "cluster": "run"}
+    return f"cannot {what[request.kind]} '{request.job.name}'"
+
+
+def _misused(request: "RunRequest", error: "JobMisused") -> Failure:
+    if isinstance(error, NotFound):
+        code = ExitCode.NOT_FOUND
+        return Failure(_cannot(request), error.reason, f"run `{error.fix}`", exit_code=code)
+    return Misuse(_cannot(request), str(error))
+
+
+def _failure(request: "RunRequest", outcome: "Outcome") -> Failure:
+    error = outcome.error
+    assert error is not None
+    if isinstance(error, Unsound):
+        return Unhealthy(outcome.reason)
+    if isinstance(error, JobMisused):
+        return _misused(request, error)
+    return Failure(
+        f"{request.kind} '{request.job.name}' failed",
+        outcome.reason,
+        f"see `penstock pipeline logs {request.name}`;"
+        " the next run continues where this run stopped",
+        exit_code=ExitCode.UNREACHABLE if outcome.is_transient else ExitCode.FAILED,
+    )
+
+
+# ── Parsing ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _conf(pairs: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise Misuse(
+                f"cannot use --conf '{pair}'", "a Spark setting has the form spark.NAME=VALUE"
+            )
+        found[key] = value
+    return found
+
+
+def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
+    """Return address and credentials of the Kafka listener, found as by other commands; credentials
+    as options of the source."""
+    if given is not None:
+        session.settings.kafka = given
+    try:
+        kafka = session.kafka
+    except Failure as failure:
+        if session.settings.kafka is None and failure.exit_code is ExitCode.UNREACHABLE:
+            return ADDRESS_DEFAULT, {}  # a job that needs the server will report that it is missing
+        raise
+    return kafka.address, source_security(kafka.security)
+
+
+def source_security(security: "Security") -> dict[str, str]:
+    """Return the options of the source that ``penstock.net.kafka_client.login.security_from``
+    reads."""
+    properties = {
+        "security.protocol": security.protocol,
+        "sasl.mechanism": security.mechanism,
+        "sasl.username": security.user,
+        "sasl.password": security.password,
+        "ssl.ca.location": security.ca_file,
+        "ssl.certificate.location": security.certificate_file,
+        "ssl.key.location": security.key_file,
+    }
+    return {f"kafka.{key}": value for key, value in properties.items() if value}

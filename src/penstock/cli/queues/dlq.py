@@ -1,0 +1,196 @@
+"""``penstock dlq``: finds dead letters and moves them back.
+
+A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal or
+pressing Ctrl-C does not stop it, and it continues after a restart of the server."""
+
+import time
+from typing import Any
+
+import click
+
+from penstock.cli.clients.http import Json
+from penstock.cli.command import Noun, Session
+from penstock.cli.queues import counts
+from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
+from penstock.cli.terminal.output import Column, columns
+from penstock.cli.terminal.progress import Progress
+
+_POLL_S = 0.25
+_RUNNING = ("RUNNING", "CANCELLING")
+
+
+@click.group(cls=Noun)
+def dlq() -> None:
+    """List dead-letter queues and redrive their messages."""
+
+
+_LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
+_LIST_COLUMNS = (
+    *columns("name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST"),
+    Column("sources", "FROM", form=", ".join),
+)
+
+
+@dlq.command("list")
+def list_queues(session: Session) -> None:
+    """List the queues that other queues use as their dead-letter queue."""
+    items = [
+        {key: row.get(key) for key in _LIST_FIELDS}
+        for row in counts.rows(session)
+        if row["sources"]
+    ]
+    session.out.many(items, columns=_LIST_COLUMNS, empty="no dead-letter queues")
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option("--to", "target", metavar="QUEUE", help="target [default: source of each message]")
+@click.option("--rate", type=click.IntRange(1, 500), help="limit, messages per second")
+@click.option("--dry-run", is_flag=True, help="print what would be moved, move nothing")
+@click.option("--detach", is_flag=True, help="start the redrive without waiting for its end")
+def redrive(
+    session: Session, queue: str, target: str | None, rate: int | None, dry_run: bool, detach: bool
+) -> None:
+    """Move the messages of a dead-letter queue back to their source queues.
+
+    The server moves them: Ctrl-C ends the wait, not the redrive (`penstock dlq cancel`)."""
+    sqs = session.sqs
+    source_arn = sqs.arn(queue)
+    target_arn = None if target is None else sqs.arn(target)
+    if dry_run:
+        session.out.one(_plan(session, queue, target))
+        return
+    request: Json = {"SourceArn": source_arn}
+    if target_arn is not None:
+        request["DestinationArn"] = target_arn
+    if rate is not None:
+        request["MaxNumberOfMessagesPerSecond"] = rate
+    reply = sqs.call("StartMessageMoveTask", request, what=f"cannot redrive '{queue}'")
+    if detach:
+        session.out.one({"queue": queue, "task": reply["TaskHandle"]}, name="task")
+        session.remark(f"show the progress with `penstock dlq status {queue}`")
+        return
+    try:
+        task = _wait(session, source_arn)
+    except KeyboardInterrupt:
+        session.remark(
+            f"the redrive continues; show its progress with `penstock dlq status {queue}`,\n"
+            f"stop it with `penstock dlq cancel {queue}`"
+        )
+        raise
+    session.out.one(task, name="status")
+    _check_ended(queue, task)
+
+
+def _plan(session: Session, queue: str, target: str | None) -> Json:
+    """Return what a redrive would do. The sources are the queues whose redrive policy names this
+    queue now; a message goes to the queue that it came from."""
+    names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+    attributes = session.sqs.attributes(queue, names)
+    reply = session.sqs.call(
+        "ListDeadLetterSourceQueues", {"QueueUrl": session.sqs.queue_url(queue)}
+    )
+    sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
+    if not sources:
+        raise Failure(
+            f"'{queue}' is not a dead-letter queue",
+            "no queue uses it as its dead-letter queue",
+            "list dead-letter queues with `penstock dlq list`",
+        )
+    return {
+        "queue": queue,
+        "would_move": int(attributes[names[0]]),
+        "in_flight": int(attributes[names[1]]),
+        "to": [target] if target is not None else sources,
+    }
+
+
+def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
+    request = {"SourceArn": source_arn, "MaxResults": count}
+    reply = session.sqs.call("ListMessageMoveTasks", request, what="cannot list redrives")
+    return [_as_item(result) for result in reply.get("Results", ())]
+
+
+def _as_item(result: Json) -> Json:
+    target = result.get("DestinationArn")
+    item: Json = {
+        "status": result.get("Status"),
+        "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
+        "to_move": result.get("ApproximateNumberOfMessagesToMove"),
+        "from": str(result.get("SourceArn", "")).rpartition(":")[2],
+        "to": None if target is None else target.rpartition(":")[2],
+        "rate": result.get("MaxNumberOfMessagesPerSecond"),
+        "started_at_ms": result.get("StartedTimestamp"),
+    }
+    if result.get("FailureReason"):
+        item["failure_reason"] = result["FailureReason"]
+    if result.get("TaskHandle"):
+        item["task"] = result["TaskHandle"]
+    return item
+
+
+def _wait(session: Session, source_arn: str) -> Json:
+    """Wait for a move by polling four times a second: the API has no call that waits for it."""
+    with Progress("moving", is_quiet=session.settings.quiet) as progress:
+        while True:
+            tasks = _tasks(session, source_arn)
+            if not tasks:
+                raise Failure("the redrive was lost", "the server no longer lists it")
+            task = tasks[0]
+            progress.update(task["moved"], total=task["to_move"])
+            if task["status"] not in _RUNNING:
+                return task
+            time.sleep(_POLL_S)
+
+
+def _check_ended(queue: str, task: Json) -> None:
+    if task["status"] == "COMPLETED":
+        return
+    moved = int(task["moved"])
+    raise Failure(
+        f"the redrive of '{queue}' ended as {task['status']}",
+        str(task.get("failure_reason", "")) or f"{moved} messages were moved",
+        "redrive again: the other messages are still in the dead-letter queue",
+        exit_code=ExitCode.PARTIAL if moved else ExitCode.FAILED,
+    )
+
+
+_TASK_COLUMNS = columns(
+    "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
+)
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option(
+    "-n", "--count", type=click.IntRange(1, 10), default=10, show_default=True,
+    help="maximum number of redrives",
+)  # fmt: skip
+@click.option("--wait", is_flag=True, help="wait until the newest redrive has ended")
+def status(session: Session, queue: str, count: int, wait: bool) -> None:
+    """Show the redrives of a dead-letter queue, newest first."""
+    arn = session.sqs.arn(queue)
+    tasks = _tasks(session, arn, count)
+    if wait and tasks and tasks[0]["status"] in _RUNNING:
+        _wait(session, arn)
+        tasks = _tasks(session, arn, count)
+    empty = f"no redrives of '{queue}'"
+    session.out.many(tasks, columns=_TASK_COLUMNS, name="status", empty=empty)
+    if wait and tasks:
+        _check_ended(queue, tasks[0])
+
+
+@dlq.command()
+@click.argument("queue")
+def cancel(session: Session, queue: str) -> None:
+    """Stop the running redrive. Moved messages stay in their target queue."""
+    running = next((t for t in _tasks(session, session.sqs.arn(queue)) if "task" in t), None)
+    if running is None:
+        raise NotFound(
+            f"no redrive of '{queue}' to cancel",
+            "no redrive is running",
+            f"list past redrives with `penstock dlq status {queue}`",
+        )
+    request: dict[str, Any] = {"TaskHandle": running["task"]}
+    reply = session.sqs.call("CancelMessageMoveTask", request, what="cannot cancel the redrive")
+    session.out.one({"queue": queue, "moved": reply.get("ApproximateNumberOfMessagesMoved", 0)})

@@ -1,0 +1,201 @@
+"""A queue's settings as flags: one table row each, used by ``queue create``, ``set`` and ``show``.
+
+A row has the flag that users type, the attribute of the SQS API, and the field of JSON output.
+Values are checked here only for typing mistakes; the server decides what a queue accepts."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from penstock.cli.command import Session
+from penstock.cli.terminal import quantity
+from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.output import duration
+from penstock.model.units import size
+
+Flags = Mapping[str, Any]
+
+_SCOPES = {"queue": "queue", "group": "messageGroup"}
+_LIMITS = {"queue": "perQueue", "group": "perMessageGroupId"}
+_FSYNC = {name: name for name in ("always", "interval", "never")}
+
+
+class JsonText(click.ParamType[str]):
+    """JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
+
+    name = "json|@file"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        text = str(value)
+        try:
+            if text.startswith("@"):
+                text = Path(text[1:]).read_text(encoding="utf-8").strip()
+            if text:
+                json.loads(text)
+        except OSError as error:
+            self.fail(f"cannot read '{text[1:]}': {error.strerror}", param, ctx)
+        except ValueError as error:
+            self.fail(f"not JSON: {error}", param, ctx)
+        return text
+
+
+class Setting(NamedTuple):
+    flag: str
+    attribute: str
+    help: str
+    field: str  # its name in JSON output
+    kind: "click.ParamType[Any] | type[bool]" = click.STRING
+    encode: Callable[[Any], str] = str
+    decode: Callable[[str], Any] = str
+    show: Callable[[Any], str] | None = None
+
+
+def _seconds(name: str, attribute: str, text: str, low: int, high: int) -> Setting:
+    field, kind = f"{name.replace('-', '_')}_s", quantity.seconds(low, high)
+    return Setting(f"--{name}", attribute, text, field, kind, decode=int, show=duration)
+
+
+def _choice(name: str, attribute: str, text: str, choices: Mapping[str, str]) -> Setting:
+    field, kind = name.replace("-", "_"), click.Choice(list(choices))
+    back = {value: key for key, value in choices.items()}
+    return Setting(
+        f"--{name}",
+        attribute,
+        text,
+        field,
+        kind,
+        encode=choices.__getitem__,
+        decode=lambda value: back.get(value, value),
+    )
+
+
+def _switch(name: str, attribute: str, text: str) -> Setting:
+    flag, field = f"--{name}/--no-{name}", name.replace("-", "_")
+    return Setting(flag, attribute, text, field, bool, json.dumps, "true".__eq__)
+
+
+def _json(name: str, attribute: str, text: str) -> Setting:
+    field = name.replace("-", "_")
+    return Setting(f"--{name}", attribute, text, field, JsonText(), decode=json.loads)
+
+
+SETTINGS = (
+    _seconds("delay", "DelaySeconds", "delay of new messages", 0, 900),
+    _seconds("visibility", "VisibilityTimeout", "visibility timeout", 0, 43_200),
+    _seconds("wait", "ReceiveMessageWaitTimeSeconds", "default wait of a receive", 0, 20),
+    _seconds("retention", "MessageRetentionPeriod", "retention period of messages", 60, 1_209_600),
+    Setting(
+        "--max-bytes",
+        "MaximumMessageSize",
+        "largest message, with its attributes",
+        "message_bytes_max",
+        quantity.bytes_of(1_024, 1_048_576),
+        decode=int,
+        show=size,
+    ),
+    _switch("content-dedup", "ContentBasedDeduplication", "FIFO: treat equal bodies as duplicates"),
+    _choice("dedup-scope", "DeduplicationScope", "FIFO: scope of deduplication ids", _SCOPES),
+    _choice("throughput", "FifoThroughputLimit", "FIFO: scope of rate limits", _LIMITS),
+    _json("policy", "Policy", "queue policy"),
+    _json(
+        "redrive-allow", "RedriveAllowPolicy", "source queues that may use this dead-letter queue"
+    ),
+    Setting("--kms-key", "KmsMasterKeyId", "id of the KMS key for encryption", "kms_key"),
+    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "reuse period of a data key", 60, 86_400),
+    _switch("sse", "SqsManagedSseEnabled", "encrypt with the server's key"),
+    _choice("fsync", "PenstockFsync", "when an accepted message is synced to disk", _FSYNC),
+)
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add every flag above, and the two flags of a redrive policy."""
+    options = [
+        click.option(
+            setting.flag, setting.field, type=setting.kind, default=None, help=setting.help
+        )
+        for setting in SETTINGS
+    ]
+    options += [
+        click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
+        click.option(
+            "--max-receives",
+            type=click.IntRange(1, 1_000),
+            help="receives before a message goes to the dead-letter queue [default 10]",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
+    """Return the attributes that were given as flags, in the form of the API."""
+    attributes = {
+        setting.attribute: setting.encode(flags[setting.field])
+        for setting in SETTINGS
+        if flags[setting.field] is not None
+    }
+    target, receives_max = flags["dead_letter"], flags["max_receives"]
+    if target is not None:
+        attributes["RedrivePolicy"] = json.dumps(
+            {"deadLetterTargetArn": session.sqs.arn(target), "maxReceiveCount": receives_max or 10}
+        )
+    elif receives_max is not None:
+        raise Misuse(
+            "--max-receives needs a dead-letter queue",
+            "the queue has no --dead-letter",
+            "add --dead-letter QUEUE",
+        )
+    return attributes
+
+
+def tags_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    tags = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not key or not sign:
+            raise click.BadParameter(f"'{pair}' is not of the form KEY=VALUE", param_hint="--tag")
+        tags[key] = value
+    return tags
+
+
+def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, Any]:
+    """Return a queue's settings and counts with our field names instead of those of the SQS API."""
+    counts = {
+        "visible": "ApproximateNumberOfMessages",
+        "in_flight": "ApproximateNumberOfMessagesNotVisible",
+        "delayed": "ApproximateNumberOfMessagesDelayed",
+        "created_at_s": "CreatedTimestamp",
+        "modified_at_s": "LastModifiedTimestamp",
+        "partitions": "PenstockPartitions",
+    }
+    item: dict[str, Any] = {
+        "name": name,
+        "kind": "fifo" if attributes.get("FifoQueue") == "true" else "standard",
+        "url": url,
+        "arn": attributes.get("QueueArn"),
+    }
+    for field, attribute in counts.items():
+        if attribute in attributes:
+            item[field] = int(attributes[attribute])
+    for setting in SETTINGS:
+        if setting.attribute in attributes:
+            item[setting.field] = setting.decode(attributes[setting.attribute])
+    redrive = redrive_of(attributes)
+    if redrive is not None:
+        item["dead_letter"], item["max_receives"] = redrive
+    return item
+
+
+def redrive_of(attributes: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the name of the dead-letter queue, and the receives before a message goes there."""
+    text = attributes.get("RedrivePolicy")
+    if not text:
+        return None
+    policy = json.loads(text)
+    return policy["deadLetterTargetArn"].rpartition(":")[2], int(policy["maxReceiveCount"])

@@ -1,0 +1,126 @@
+"""Certificates from a private authority, for nodes and for clients that must present one. The
+authority is created on first use, in the folder of the certificates that it signs; its key never
+leaves the folder and only its owner can read it. Keys are elliptic (P-256), because handshakes are
+most of the cost of TLS."""
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_DAYS = 3_650
+CLOCK_SKEW = timedelta(minutes=5)
+
+
+class Authority:
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self.certificate = certificate
+        self._key = key
+
+    @classmethod
+    def at(cls, folder: Path) -> "Authority":
+        """Return the authority in a folder; create it if missing. Raises ValueError and OSError."""
+        certificate_path, key_path = folder / "ca.pem", folder / "ca-key.pem"
+        if certificate_path.exists() != key_path.exists():
+            raise ValueError(f"{folder} must contain both ca.pem and ca-key.pem, or neither")
+        if not certificate_path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            certificate, key = _new_authority()
+            write_private(key_path, _pem_of(key))
+            certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+            return cls(certificate, key)
+        found = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{key_path} is not a private key of `penstock generate certs`")
+        return cls(x509.load_pem_x509_certificate(certificate_path.read_bytes()), found)
+
+    def issue(
+        self, name: str, *, hosts: Sequence[str] = (), days: int, is_client: bool = False
+    ) -> tuple[bytes, bytes]:
+        """Return the certificate with its chain, and the key, both as PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        purpose = ExtendedKeyUsageOID.CLIENT_AUTH if is_client else ExtendedKeyUsageOID.SERVER_AUTH
+        purposes = [purpose] if is_client else [purpose, ExtendedKeyUsageOID.CLIENT_AUTH]
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = (
+            _builder(_name(name), self.certificate.subject, key, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(issuer_key, critical=False)
+        )
+        if hosts:
+            alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+            builder = builder.add_extension(alternatives, critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        chain = certificate.public_bytes(
+            serialization.Encoding.PEM
+        ) + self.certificate.public_bytes(serialization.Encoding.PEM)
+        return chain, _pem_of(key)
+
+
+def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("Penstock private authority")
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _builder(name, name, key, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that other users cannot read at any moment."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(data)

@@ -1,0 +1,112 @@
+"""``penstock generate``: templates of files, made from the code that reads them."""
+
+from functools import partial
+
+import click
+
+
+@click.group()
+def generate() -> None:
+    """Generate configuration, certificates, and files for systemd, Docker and Kubernetes."""
+
+
+@generate.command()
+def config() -> None:
+    """Print a configuration file with every setting, its default and its meaning."""
+    from penstock.node.configuration import config as node_config
+
+    click.echo(node_config.render_toml(), nl=False)
+
+
+@generate.command()
+@click.option(
+    "--out", "folder", type=click.Path(file_okay=False), default="certs", metavar="DIR",
+    help="folder of the certificates [default: certs]",
+)  # fmt: skip
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="host name; repeatable"
+)
+@click.option("--no-localhost", is_flag=True, help="leave out localhost, 127.0.0.1 and ::1")
+@click.option("--name", default="penstock", metavar="NAME", help="name of node or client")
+@click.option(
+    "--days", type=click.IntRange(1, 3_650), default=365, show_default=True, help="validity"
+)
+@click.option("--client", "is_client", is_flag=True, help="create a client certificate")
+def certs(
+    folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
+) -> None:
+    """Create a certificate that is signed by a private CA; create the CA on first use.
+
+    The certificate is valid for each --host, and for localhost, 127.0.0.1 and ::1. Run the command
+    again to renew it with the same CA; a running server loads changed files.
+    """
+    from pathlib import Path
+
+    from penstock.cli.setup.certificates import Authority, write_private
+    from penstock.cli.terminal.failure import ExitCode, Failure
+
+    if no_localhost and not hosts:
+        raise click.UsageError("--no-localhost needs --host: a certificate needs a name.")
+    here = () if no_localhost else ("localhost", "127.0.0.1", "::1")
+    place = Path(folder)
+    stem = f"client-{name}" if is_client else name
+    if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        raise click.BadParameter("letters, digits, dots and dashes only", param_hint="--name")
+    try:
+        chain, key = Authority.at(place).issue(
+            name,
+            hosts=() if is_client else tuple(dict.fromkeys((*hosts, *here))),
+            days=days,
+            is_client=is_client,
+        )
+        write_private(place / f"{stem}-key.pem", key)
+        (place / f"{stem}.pem").write_bytes(chain)
+    except (OSError, ValueError) as error:
+        raise Failure(
+            "cannot create a certificate",
+            str(error),
+            "choose another folder with --out DIR, or repair the files in it",
+            exit_code=ExitCode.FAILED,
+        ) from error
+    click.echo(f"authority    {place / 'ca.pem'}  (clients need this file)")
+    click.echo(f"certificate  {place / f'{stem}.pem'}  valid for {days} days")
+    click.echo(f"key          {place / f'{stem}-key.pem'}")
+    if not is_client:
+        click.echo(
+            f"\n  penstock serve --tls-cert {place / f'{stem}.pem'} "
+            f"--tls-key {place / f'{stem}-key.pem'}"
+        )
+
+
+@generate.command()
+@click.option(
+    "--nodes", type=click.Choice(["1", "3"]), default="1", show_default=True, help="number of nodes"
+)
+def compose(nodes: str) -> None:
+    """Print a Compose file: one node for development, or three nodes with etcd and TLS."""
+    _print_file("compose.yml" if nodes == "1" else "compose-cluster.yml")
+
+
+def _print_file(name: str) -> None:
+    """Print a file of the folder ``deploy``, with this version and the path of this command."""
+    import sysconfig
+    from importlib.resources import files
+    from pathlib import Path
+
+    from penstock import __version__
+
+    text = files("penstock.cli").joinpath("deploy", name).read_text("utf-8")
+    command = str(Path(sysconfig.get_path("scripts")) / "penstock")
+    click.echo(text.replace("@VERSION@", __version__).replace("@PENSTOCK@", command), nl=False)
+
+
+for command, file, text in (
+    ("systemd", "penstock.service", "Print a systemd unit for the installed penstock command."),
+    ("docker", "Dockerfile", "Print a Dockerfile for an image with one node."),
+    (
+        "kubernetes",
+        "kubernetes.yml",
+        "Print Kubernetes manifests: a StatefulSet of three nodes with its services.",
+    ),
+):
+    generate.command(command, help=text)(partial(_print_file, file))

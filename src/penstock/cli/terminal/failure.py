@@ -1,0 +1,162 @@
+"""The errors of commands: three lines for a person, one exit code for a script.
+
+A failure states what did not happen, why, and what to do about it. Exit codes are a promise to
+scripts, so they are listed once, here, and mean the same in every command. ``main.py`` prints a
+failure and exits; ``Refused`` is made from an error reply of the server."""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    UNREACHABLE = 5  # no reply, or the server replied to retry later
+    CONFLICT = 6
+    PARTIAL = 7  # done in part; the output names the rest
+    UNHEALTHY = 8
+    TIMEOUT = 124  # as timeout(1) does
+    INTERRUPTED = 130  # as a shell reports Ctrl-C
+
+
+class Failure(Exception):
+    """An error of a command, raised anywhere and caught once, in ``main.run``."""
+
+    EXIT_CODE: ClassVar = ExitCode.FAILED
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", *, exit_code: ExitCode | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.exit_code = self.EXIT_CODE if exit_code is None else exit_code
+
+    def lines(self) -> list[str]:
+        parts = (("error: ", self.what), ("  why: ", self.why), ("   do: ", self.fix))
+        return [label + " ".join(text.split()) for label, text in parts if text]
+
+
+class Misuse(Failure):
+    EXIT_CODE = ExitCode.USAGE
+
+
+class NotFound(Failure):
+    EXIT_CODE = ExitCode.NOT_FOUND
+
+
+class Conflict(Failure):
+    EXIT_CODE = ExitCode.CONFLICT
+
+
+class Unhealthy(Failure):
+    EXIT_CODE = ExitCode.UNHEALTHY
+
+
+# AWS error codes, without prefix. For other codes the HTTP status decides.
+_EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
+    "QueueDoesNotExist": ExitCode.NOT_FOUND,
+    "NonExistentQueue": ExitCode.NOT_FOUND,
+    "ResourceNotFoundException": ExitCode.NOT_FOUND,
+    "QueueNameExists": ExitCode.CONFLICT,
+    "QueueAlreadyExists": ExitCode.CONFLICT,
+    "QueueDeletedRecently": ExitCode.CONFLICT,
+    "PurgeQueueInProgress": ExitCode.CONFLICT,
+    "OverLimit": ExitCode.UNREACHABLE,
+    "RequestThrottled": ExitCode.UNREACHABLE,
+    "ServiceUnavailable": ExitCode.UNREACHABLE,
+    "ReceiptHandleIsInvalid": ExitCode.FAILED,
+}
+
+_FIX_BY_FAULT: Mapping[str, str] = {
+    "QueueDoesNotExist": "list queues with `penstock queue list`, and check --region",
+    "queue_not_found": "list queues with `penstock queue list`, and check --region",
+    "QueueNameExists": "change the queue with `penstock queue set`, or choose another name",
+    "QueueDeletedRecently": "retry 60 seconds after the deletion, or choose another name",
+    "PurgeQueueInProgress": "wait: a queue can be purged once every 60 seconds",
+    "ReceiptHandleIsInvalid": "copy the whole receipt that `penstock message receive` printed",
+    "RequestThrottled": "retry in a moment, or send fewer requests",
+    "OverLimit": "delete or release messages in flight, then retry",
+    "access_denied": "ask an administrator of the tenant, or an operator; see"
+    " `penstock policy test`",
+    "ResourceNotFoundException": "list dead-letter queues with `penstock dlq list`",
+}
+
+# Errors that only their messages distinguish.
+_FIX_BY_WORDS: Mapping[str, str] = {
+    "parameter MessageGroupId": "add --group NAME",
+    "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",
+}
+
+_EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
+    401: ExitCode.DENIED,
+    403: ExitCode.DENIED,
+    404: ExitCode.NOT_FOUND,
+    408: ExitCode.TIMEOUT,
+    409: ExitCode.CONFLICT,
+    429: ExitCode.UNREACHABLE,
+    502: ExitCode.UNREACHABLE,
+    503: ExitCode.UNREACHABLE,
+    504: ExitCode.TIMEOUT,
+}
+
+_FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
+    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the admin API"
+    " PENSTOCK_KEY_ID and PENSTOCK_SECRET, or PENSTOCK_TOKEN",
+    ExitCode.UNREACHABLE: "retry in a moment, or check the server with `penstock doctor`",
+}
+
+
+class Refused(Failure):
+    """The server rejected a request. ``fault`` is the error code, such as QueueDoesNotExist."""
+
+    def __init__(self, what: str, *, status: int, fault: str, message: str) -> None:
+        code = _EXIT_CODE_BY_FAULT.get(fault) or _EXIT_CODE_BY_STATUS.get(status, ExitCode.FAILED)
+        fix = _FIX_BY_FAULT.get(fault) or fix_in(message) or _FIX_BY_EXIT_CODE.get(code, "")
+        why = f"{message} ({fault})" if fault else message
+        super().__init__(what, why or f"HTTP status {status}", fix, exit_code=code)
+        self.status = status
+        self.fault = fault
+
+
+def fix_in(message: str) -> str:
+    """Return the advice for an error message; empty if there is none."""
+    return next((fix for words, fix in _FIX_BY_WORDS.items() if words in message), "")
+
+
+def unreachable(url: str, reason: str) -> Failure:
+    return Failure(
+        f"cannot reach {url}",
+        reason,
+        "is `penstock serve` running? set another address with --endpoint URL or PENSTOCK_ENDPOINT",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+
+
+def timed_out(url: str, seconds: float) -> Failure:
+    return Failure(
+        f"request to {url} timed out",
+        f"no reply within {seconds:g} s",
+        "raise --timeout SECONDS, or check the server with `penstock doctor`",
+        exit_code=ExitCode.TIMEOUT,
+    )
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Return the most similar name, to suggest it; empty if none is similar."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(given, list(names), n=1)), "")
+
+
+def no_such(kind: str, given: str, names: Iterable[str]) -> NotFound:
+    known = list(names)
+    near = nearest(given, known)
+    hint = f"did you mean '{near}'? " if near else ""
+    fix = f"{hint}list {kind}s with `penstock {kind} list`"
+    return NotFound(f"no {kind} '{given}'", f"{len(known)} {kind}s exist", fix)

@@ -1,0 +1,312 @@
+"""``penstock topic``: creates, shows, changes and deletes topics.
+
+Everything goes through the Kafka protocol, so what works here works from any Kafka client. A queue
+is a topic too and is listed with the others. A topic that was created as a stream can be opened as
+a queue; then SQS clients receive what Kafka clients produce."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.clients.kafka import Place, check
+from penstock.cli.command import Noun, Session, confirm_name
+from penstock.cli.terminal.failure import Conflict
+from penstock.cli.terminal.output import Column, columns, duration, none_of
+from penstock.model.units import size
+from penstock.wire.kafka.generated import (
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_configs,
+    describe_log_dirs,
+    incremental_alter_configs,
+)
+
+_CREATE_TOPICS, _DELETE_TOPICS, _DESCRIBE_CONFIGS = 19, 20, 32
+_DESCRIBE_LOG_DIRS, _CREATE_PARTITIONS, _ALTER_CONFIGS = 35, 37, 44
+
+_TOPIC_RESOURCE = 2
+_SET, _UNSET = 0, 1
+SOURCE_TOPIC = 1  # a config that was set on the topic itself
+QUEUE_CONFIG = "penstock.queue"
+
+
+@click.group(cls=Noun)
+def topic() -> None:
+    """Create, list, show, set, delete topics; add partitions; open one as a queue."""
+
+
+def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
+    configs = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"'{pair}' is not of the form NAME=VALUE.")
+        configs[name] = value
+    return configs
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="number of partitions [default: server setting]",
+)
+@click.option(
+    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="topic config; repeatable"
+)
+@click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
+@click.option("--dry-run", is_flag=True, help="check the request, create nothing")
+def create(
+    session: Session,
+    name: str,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    is_queue: bool,
+    dry_run: bool,
+) -> None:
+    """Create a topic."""
+    given = _configs_of(configs)
+    if is_queue:
+        given[QUEUE_CONFIG] = "true"
+    count = create_topic(session, name, partitions or -1, given, is_dry=dry_run)
+    session.out.one({"name": name, "partitions": count, "created": not dry_run})
+
+
+def create_topic(
+    session: Session, name: str, partitions: int, configs: Mapping[str, str], *, is_dry: bool
+) -> int | None:
+    """Return the number of partitions; ``partitions`` -1: the server's default."""
+    wanted = create_topics.CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=-1,
+        configs=[create_topics.CreatableTopicConfig(key, value) for key, value in configs.items()],
+    )
+    request = create_topics.CreateTopicsRequest(
+        topics=[wanted], timeout_ms=session.kafka.timeout_ms, validate_only=is_dry
+    )
+    (made,) = session.kafka.call(_CREATE_TOPICS, request).topics
+    check(f"cannot create topic '{name}'", made.error_code, made.error_message)
+    return made.num_partitions if made.num_partitions > 0 else max(partitions, 0) or None
+
+
+_LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
+
+
+@topic.command("list")
+@click.argument("prefix", default="")
+@click.option("--internal", is_flag=True, help="also list internal topics of the server")
+def list_topics(session: Session, prefix: str, internal: bool) -> None:
+    """List all topics, or the topics whose name starts with PREFIX.
+
+    RECORDS is the number of offsets in the log; for a queue it includes leases and deletions.
+    """
+    found = [
+        each
+        for each in session.kafka.metadata().topics
+        if each.name.startswith(prefix) and (internal or not each.is_internal)
+    ]
+    found.sort(key=lambda each: str(each.name))
+    if session.out.format_of("ndjson") == "name":
+        session.out.many(({"name": each.name} for each in found), columns=())
+        return
+    rows = _rows(session, {each.name: len(each.partitions) for each in found})
+    session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("topics", prefix))
+
+
+def _rows(session: Session, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    places = [Place(name, number) for name, count in counts.items() for number in range(count)]
+    starts, ends = session.kafka.bounds(places, what="cannot count records")
+    sizes = _log_bytes(session, counts)
+    rows: dict[str, dict[str, Any]] = {
+        name: {"name": name, "partitions": count, "records": 0, "log_bytes": 0}
+        for name, count in counts.items()
+    }
+    for place in places:
+        row = rows[place.topic]
+        row["records"] += ends[place] - starts[place]
+        row["log_bytes"] += sizes.get(place, 0)
+    return list(rows.values())
+
+
+def _log_bytes(session: Session, counts: Mapping[str, int]) -> dict[Any, int]:
+    if not counts:
+        return {}
+    wanted = [
+        describe_log_dirs.DescribableLogDirTopic(name, range(count))
+        for name, count in counts.items()
+    ]
+    sizes: dict[Place, int] = {}
+    for node in session.kafka.nodes():
+        request = describe_log_dirs.DescribeLogDirsRequest(topics=wanted)
+        for folder in session.kafka.call(_DESCRIBE_LOG_DIRS, request, node=node).results:
+            check("cannot read sizes on disk", folder.error_code)
+            for each in folder.topics:
+                for part in each.partitions:
+                    place = Place(each.name, part.partition_index)
+                    sizes[place] = sizes.get(place, 0) + part.partition_size
+    return sizes
+
+
+_PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--all", "is_all", is_flag=True, help="also show configs with their default value")
+def show(session: Session, name: str, is_all: bool) -> None:
+    """Show the partitions and configs of a topic."""
+    what = f"cannot show topic '{name}'"
+    found = session.kafka.topic(name, what=what)
+    places = [Place(name, part.partition_index) for part in found.partitions]
+    starts, ends = session.kafka.bounds(places, what=what)
+    sizes = _log_bytes(session, {name: len(places)})
+    configs = configs_of_topic(session, name)
+    partitions = [
+        {
+            "partition": part.partition_index,
+            "leader": part.leader_id,
+            "start": starts[place],
+            "end": ends[place],
+            "log_bytes": sizes.get(place, 0),
+        }
+        for part, place in zip(found.partitions, places, strict=True)
+    ]
+    partitions.sort(key=lambda row: int(row["partition"]))
+    shown = {
+        key: value for key, (value, source) in configs.items() if is_all or source == SOURCE_TOPIC
+    }
+    item = {
+        "name": name,
+        "topic_id": found.topic_id.hex(),
+        "is_queue": configs.get(QUEUE_CONFIG, ("false", 0))[0] == "true",
+        "records": sum(ends[place] - starts[place] for place in places),
+        "log_bytes": sum(sizes.get(place, 0) for place in places),
+        "configs": shown,
+    }
+    if not session.out.is_table:
+        session.out.one({**item, "partitions": partitions})
+        return
+    columns = [
+        Column(key, key.replace("_", " "), form=size if key == "log_bytes" else None)
+        for key in item
+        if key != "configs"
+    ]
+    session.out.one(item, columns=columns)
+    for key, value in shown.items():
+        session.out.line(f"{key}={value}{_in_words(key, value)}")
+    session.out.line("")
+    session.out.many(partitions, columns=_PARTITION_COLUMNS)
+
+
+def _in_words(name: str, value: str | None) -> str:
+    """Return a long time in milliseconds in readable units."""
+    if name.endswith(".ms") and value is not None and value.isdigit() and int(value) >= 60_000:
+        return f"  ({duration(int(value) / 1_000)})"
+    return ""
+
+
+def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
+    """Return value and source of each config."""
+    wanted = describe_configs.DescribeConfigsResource(_TOPIC_RESOURCE, name, None)
+    request = describe_configs.DescribeConfigsRequest(resources=[wanted])
+    (found,) = session.kafka.call(_DESCRIBE_CONFIGS, request).results
+    check(f"cannot show the configs of '{name}'", found.error_code, found.error_message)
+    return {each.name: (each.value, each.config_source) for each in found.configs}
+
+
+@topic.command("set")
+@click.argument("name")
+@click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option(
+    "--unset", "unsets", multiple=True, metavar="NAME", help="config to reset; repeatable"
+)
+@click.option("--dry-run", is_flag=True, help="check the request, change nothing")
+def set_configs(
+    session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
+) -> None:
+    """Change configs of a topic, such as retention.ms=86400000. Other configs stay unchanged."""
+    given = _configs_of(pairs)
+    if not (given or unsets):
+        raise click.UsageError("Nothing to change: give at least one config.")
+    both = sorted(set(given) & set(unsets))
+    if both:
+        raise click.UsageError(f"'{both[0]}' cannot be set and unset in one command.")
+    changes: dict[str, str | None] = {**given, **dict.fromkeys(unsets)}
+    alter_configs(session, name, changes, is_dry=dry_run, what=f"cannot change topic '{name}'")
+    session.remark(f"{'would change' if dry_run else 'changed'} {name}")
+
+
+def alter_configs(
+    session: Session, name: str, changes: Mapping[str, str | None], *, is_dry: bool, what: str
+) -> None:
+    configs = [
+        incremental_alter_configs.AlterableConfig(key, _UNSET if value is None else _SET, value)
+        for key, value in changes.items()
+    ]
+    wanted = incremental_alter_configs.AlterConfigsResource(_TOPIC_RESOURCE, name, configs)
+    request = incremental_alter_configs.IncrementalAlterConfigsRequest(
+        resources=[wanted], validate_only=is_dry
+    )
+    (done,) = session.kafka.call(_ALTER_CONFIGS, request).responses
+    check(what, done.error_code, done.error_message)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete a topic and all its records."""
+    what = f"cannot delete topic '{name}'"
+    session.kafka.topic(name, what=what)  # before the prompt: fails if there is no such topic
+    confirm_name(name, verb="delete", is_sure=yes)
+    request = delete_topics.DeleteTopicsRequest(
+        topic_names=[name], timeout_ms=session.kafka.timeout_ms
+    )
+    (done,) = session.kafka.call(_DELETE_TOPICS, request, version_max=5).responses
+    check(what, done.error_code, done.error_message)
+    session.remark(f"deleted {name}")
+
+
+@topic.command()
+@click.argument("name")
+@click.argument("count", type=click.IntRange(min=1))
+def partitions(session: Session, name: str, count: int) -> None:
+    """Raise the number of partitions of a topic to COUNT. It cannot be lowered.
+
+    New records with a key may go to another partition than earlier ones.
+    """
+    what = f"cannot give topic '{name}' {count} partitions"
+    before = len(session.kafka.topic(name, what=what).partitions)
+    if before == count:
+        session.remark(f"{name} has {count} partitions already")
+        return
+    if before > count:
+        raise Conflict(
+            what,
+            f"it has {before} partitions, and partitions cannot be removed",
+            "create another topic and copy the records to it",
+        )
+    wanted = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
+    request = create_partitions.CreatePartitionsRequest(
+        topics=[wanted], timeout_ms=session.kafka.timeout_ms
+    )
+    (done,) = session.kafka.call(_CREATE_PARTITIONS, request).results
+    check(what, done.error_code, done.error_message)
+    session.out.one({"name": name, "partitions": count, "before": before})
+
+
+@topic.command("open-as-queue")
+@click.argument("name")
+def open_as_queue(session: Session, name: str) -> None:
+    """Open a topic as a queue, so that SQS clients can receive its records.
+
+    Kafka clients are not affected. This cannot be undone.
+    """
+    what = f"cannot open topic '{name}' as a queue"
+    session.kafka.topic(name, what=what)
+    alter_configs(session, name, {QUEUE_CONFIG: "true"}, is_dry=False, what=what)
+    session.remark(f"{name} is a queue now: try `penstock message receive {name}`")

@@ -1,0 +1,268 @@
+"""The calls of the coordinators of groups and of transactions as values, as those of a broker are
+(``model/calls.py``).
+
+The codes in replies are Kafka's. Topics are named by their ids, so that a topic that is deleted and
+created again has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE:
+clients then look for the coordinator and retry. No call raises.
+"""
+
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from penstock.cursor.groups.assignors import TopicPartition
+from penstock.cursor.groups.classic.classic_state import (
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    State,
+    SyncReply,
+    SyncRequest,
+)
+from penstock.cursor.groups.consumer import ConsumerHeartbeat, ConsumerReply
+from penstock.cursor.groups.decision import Reply
+from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply
+from penstock.cursor.groups.settings import ShareSettings
+from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
+from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.transactions import TopicPartition as Place
+from penstock.cursor.transactions import TxnReply, TxnValue
+from penstock.wire.kafka.faults import ErrorCode
+
+R = TypeVar("R")  # the reply of a call
+R_co = TypeVar("R_co", covariant=True)
+
+
+class CoordinatorCall(msgspec.Struct, Generic[R_co], frozen=True):
+    """A request to a coordinator. ``R_co`` is the type of its reply."""
+
+
+Handlers = dict[type[CoordinatorCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]]
+
+
+class Coordinators(Protocol):
+    def call(self, call: CoordinatorCall[R], /) -> Coroutine[Any, Any, R]: ...
+
+
+class GroupCoordinators(Coordinators, Protocol):
+    # Served from memory:
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        """Return the settings of a share group, even if it does not exist. Below feature level 3
+        only the node that coordinates the group knows more than the defaults."""
+        ...
+
+    @property
+    def has_stored_configs(self) -> bool:
+        """Whether configs are in the metadata store. If not, only those that older versions know
+        can be set (``CONFIGS_OF_ROWS``)."""
+        ...
+
+
+# ── Groups ───────────────────────────────────────────────────────────────────────────────────
+
+
+class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
+    group_id: str
+
+
+class Join(GroupCall[JoinReply], frozen=True):
+    """Wait for the members of the next generation. After a cancelled call the member stays until
+    its session timeout."""
+
+    request: JoinRequest
+
+
+class Sync(GroupCall[SyncReply], frozen=True):
+    """Wait until the assignment of the leader is committed."""
+
+    request: SyncRequest
+
+
+class Heartbeat(GroupCall[Reply], frozen=True):
+    member_id: str
+    generation: int
+    instance_id: str | None
+
+
+class Leave(GroupCall[LeaveReply], frozen=True):
+    leavers: Sequence[tuple[str, str | None]]
+
+
+class BeatConsumer(GroupCall[ConsumerReply], frozen=True):
+    request: ConsumerHeartbeat
+    # The topics that a pattern of the member may match. None: all of its tenant.
+    visibility: TopicVisibility | None = None
+
+
+class BeatShare(GroupCall[ShareReply], frozen=True):
+    request: ShareHeartbeat
+
+
+class BeatStreams(GroupCall[StreamsReply], frozen=True):
+    """Returns UNSUPPORTED_VERSION below feature level 5."""
+
+    request: StreamsHeartbeat
+
+
+class MakeShareGroup(GroupCall[Reply], frozen=True):
+    """Create a share group without members, if it does not exist. Returns GROUP_ID_NOT_FOUND if
+    there is a group of another kind."""
+
+
+class ReadConfigs(GroupCall[tuple[ErrorCode, Mapping[str, str]]], frozen=True):
+    """Return the configs of a group, even if it does not exist."""
+
+
+class ChangeConfigs(GroupCall[Reply], frozen=True):
+    """Set configs with checked values. None: back to the default."""
+
+    changes: Mapping[str, str | None]
+
+
+class Commit(GroupCall[CommitReply], frozen=True):
+    """A code of the reply itself holds for all partitions of the request."""
+
+    request: CommitRequest
+
+
+class CommitInTransaction(GroupCall[CommitReply], frozen=True):
+    """Commit offsets that become visible when the transaction ends. The caller has checked that the
+    group is part of the transaction."""
+
+    request: CommitRequest
+    producer_id: int
+    producer_epoch: int
+
+
+class CompleteTransaction(GroupCall[Reply], frozen=True):
+    """End a transaction for this group and all others of the same coordinator. Idempotent."""
+
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+
+
+class FetchOffsets(GroupCall[FetchReply], frozen=True):
+    """Return committed offsets. Waits some seconds for a coordinator that is moving or loading."""
+
+    partitions: Sequence[TopicPartition] | None  # None: all that have a committed offset
+    requires_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+class DeleteOffsets(GroupCall[CommitReply], frozen=True):
+    partitions: Sequence[tuple[str, str, int]]  # topic id, topic name, partition
+
+
+class ListGroups(CoordinatorCall[tuple[ErrorCode, Sequence[Listing]]], frozen=True):
+    states: Collection[str] = ()
+    kinds: Collection[str] = ()
+
+
+class DescribeGroup(GroupCall[Description], frozen=True):
+    pass
+
+
+class DeleteGroup(GroupCall[Reply], frozen=True):
+    pass
+
+
+# ── Transactions ─────────────────────────────────────────────────────────────────────────────
+# A call for an id whose last transaction is still ending waits a moment before it returns
+# CONCURRENT_TRANSACTIONS.
+
+
+class TransactionCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
+    transactional_id: str
+
+
+class ProducerCall(TransactionCall[R_co], Generic[R_co], frozen=True):
+    producer_id: int
+    producer_epoch: int
+
+
+class InitProducer(ProducerCall[TxnReply], frozen=True):
+    """Start a producer with this id: the earlier one is fenced and its open transaction aborted.
+    ``producer_id`` and ``producer_epoch``: of a producer that requests a higher epoch."""
+
+    timeout_ms: int
+
+
+class AddPartitions(ProducerCall[ErrorCode], frozen=True):
+    partitions: Sequence[Place]
+
+
+class AddGroup(ProducerCall[ErrorCode], frozen=True):
+    group_id: str
+
+
+class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
+    """Return whether the partition is in the open transaction. NONE is valid until the caller's
+    next await."""
+
+    partition: Place
+
+
+class CommitOffsets(ProducerCall[CommitReply], frozen=True):
+    """A code of the reply itself holds for all partitions of the request."""
+
+    group_id: str
+    request: CommitRequest
+    adds_group: bool  # the server adds the group to the transaction
+
+
+class EndTransaction(ProducerCall[TxnReply], frozen=True):
+    """Returns when the decision is durable; partitions get their markers after that."""
+
+    is_commit: bool
+    raises_epoch: bool  # the client continues with the id and the epoch of the reply
+
+
+class DescribeTransaction(TransactionCall[tuple[ErrorCode, TxnValue | None]], frozen=True):
+    pass
+
+
+class ListTransactions(CoordinatorCall[tuple[ErrorCode, dict[str, TxnValue]]], frozen=True):
+    pass
+
+
+# ── Failures ─────────────────────────────────────────────────────────────────────────────────
+
+UNAVAILABLE: Final = ErrorCode.COORDINATOR_NOT_AVAILABLE
+_REASON: Final = "The coordinator is not available."
+
+_FAILED: Final[dict[type[CoordinatorCall[Any]], Callable[[Any, ErrorCode], Any]]] = {
+    Join: lambda _, code: JoinReply(code),
+    Sync: lambda _, code: SyncReply(code),
+    Leave: lambda _, code: LeaveReply(code),
+    BeatConsumer: lambda _, code: ConsumerReply(code, _REASON),
+    BeatShare: lambda _, code: ShareReply(code, _REASON),
+    BeatStreams: lambda call, code: StreamsReply(code, _REASON, call.request.member_epoch),
+    ReadConfigs: lambda _, code: (code, {}),
+    FetchOffsets: lambda _, code: FetchReply(code),
+    ListGroups: lambda _, code: (code, ()),
+    DescribeGroup: lambda call, code: Description(code, call.group_id, state=State.DEAD),
+    DescribeTransaction: lambda _, code: (code, None),
+    ListTransactions: lambda _, code: (code, {}),
+    **dict.fromkeys(
+        (Heartbeat, MakeShareGroup, ChangeConfigs, CompleteTransaction, DeleteGroup),
+        lambda _, code: Reply(code),
+    ),
+    **dict.fromkeys(
+        (Commit, CommitInTransaction, DeleteOffsets, CommitOffsets),
+        lambda _, code: CommitReply(code),
+    ),
+    **dict.fromkeys((InitProducer, EndTransaction), lambda _, code: TxnReply(code)),
+    **dict.fromkeys((AddPartitions, AddGroup, VerifyPartition), lambda _, code: code),
+}
+
+
+def failed(call: CoordinatorCall[R], code: ErrorCode) -> R:
+    """Return the reply of a call that failed with this code."""
+    reply: R = _FAILED[type(call)](call, code)
+    return reply

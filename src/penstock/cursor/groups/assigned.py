@@ -1,0 +1,365 @@
+"""What consumer groups and streams groups share: the coordinator assigns, member by member.
+
+The state is a fold of the group's rows, and only this code changes it. No row may depend on an
+earlier row of another kind, because compaction may have removed that row.
+
+    epochs   the group's rises when members, subscriptions or topics change;
+             the target's follows when an assignment for it is complete;
+             a member's follows when it has given up the partitions it must.
+
+Members move towards the target assignment one by one: first give up, then take partitions that no
+other member has. Consumer groups move partitions, streams groups move tasks.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups.assignors import Partitions, TopicPartition
+from penstock.cursor.groups.decision import Decision
+from penstock.cursor.groups.describe import Description
+from penstock.cursor.groups.offsets import CommitRequest
+from penstock.cursor.groups.records import (
+    CODEC,
+    ConsumerValue,
+    MemberValue,
+    RowKind,
+    StreamsMemberValue,
+    StreamsValue,
+)
+from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, StreamsSettings
+from penstock.cursor.rows import KeyFields
+from penstock.wire.kafka.faults import ErrorCode
+
+# Epochs in requests.
+JOIN = 0
+LEAVE = -1
+LEAVE_STATIC = -2
+
+_SESSION = "session"
+_REVOKE = "revoke"
+
+MemberT = TypeVar("MemberT", bound=MemberValue | StreamsMemberValue)
+ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue)
+TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings)
+
+
+class MemberState(IntEnum):
+    STABLE = 0  # has nothing to give up or to wait for
+    UNREVOKED = 1  # must give up partitions before anything else
+    UNRELEASED = 2  # waits for partitions that others have not given up yet
+
+
+class MemberAssignment(msgspec.Struct, frozen=True):
+    """A member's partitions. ``epoch`` -2: a static member that is away and will return."""
+
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Partitions = frozenset()
+    revoking: Partitions = frozenset()
+
+
+class Kinds(NamedTuple):
+    """The kinds of a group's rows."""
+
+    group: RowKind
+    member: RowKind
+    target: RowKind
+    target_of: RowKind
+    current: RowKind
+
+
+def next_assignment(
+    current: MemberAssignment,
+    target: Partitions,
+    *,
+    target_epoch: int,
+    owned: Partitions | None,
+    is_free: Callable[[TopicPartition], bool],
+) -> MemberAssignment:
+    """Return the member's next state. ``owned``: the partitions it reports; None: no report.
+    ``is_free``: whether the member may take a partition now, because no other member has it."""
+    if current.state is MemberState.UNREVOKED:
+        if owned is None or owned & current.revoking:
+            return current  # not given up yet
+        # Given up: the partitions are free from here on, and the member may move.
+    elif current.state is MemberState.STABLE and current.epoch == target_epoch:
+        return current
+    keep = current.assigned & target
+    revoke = current.assigned - target
+    if revoke and (owned is None or owned & revoke):
+        # The first revocation keeps the epoch, so that a lost reply is noticed.
+        is_settled = current.state is MemberState.UNREVOKED
+        epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
+        previous = current.epoch if is_settled else current.previous_epoch
+        return MemberAssignment(epoch, previous, MemberState.UNREVOKED, keep, revoke)
+    wanted = target - keep
+    taken = frozenset(filter(is_free, wanted))
+    state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
+    previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
+    return MemberAssignment(target_epoch, previous, state, keep | taken)
+
+
+def epoch_text(kind: str, epoch: int, known: int) -> str:
+    """Return, in Kafka's words, why a member with another epoch than the known one is fenced."""
+    size = "greater" if epoch > known else "smaller"
+    return (
+        f"The {kind} group member has a {size} member epoch ({epoch}) than the one known by the"
+        f" group coordinator ({known}). The member must abandon all its partitions and rejoin."
+    )
+
+
+class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
+    kind: ClassVar[str]
+    is_blank: ClassVar = False
+    _kinds: ClassVar[Kinds]
+    _without_epochs: ClassVar[ErrorCode]  # for commits of clients that do not know epochs
+
+    def __init__(
+        self, group_id: str, settings: GroupSettings, *, times: TimesT, nothing: ValueT
+    ) -> None:
+        """``nothing``: the value of a group without a row."""
+        self.group_id = group_id
+        self._settings = settings
+        self.times = times  # set again before each heartbeat
+        self._nothing = nothing
+        # The fold.
+        self.value = nothing
+        self.target_epoch = nothing.epoch
+        self._members: dict[str, MemberT] = {}
+        self._targets: dict[str, Partitions] = {}
+        self._currents: dict[str, MemberAssignment] = {}
+        # Derived from the fold.
+        self._states: Counter[tuple[MemberState, int]] = Counter()  # members by state and epoch
+        # Memory of this coordinator, which a restart loses.
+        self._assigned_at_ms: int | None = None
+        self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        self._seen_topics: int | None = None  # epoch of the topics at the last heartbeat
+
+    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def _assignment_in(self, value: Any) -> MemberAssignment:
+        """Return the assignment that a row states."""
+
+    @abstractmethod
+    def _current_row(self, member_id: str, current: MemberAssignment) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _target_in(self, value: Any) -> Partitions: ...
+
+    @abstractmethod
+    def _held(self, member_id: str, partitions: Partitions) -> None:
+        """Called when a member has partitions, or must still give them up."""
+
+    @abstractmethod
+    def _released(self, member_id: str, partitions: Partitions) -> None: ...
+
+    @abstractmethod
+    def _is_free(self, member_id: str, partition: TopicPartition) -> bool:
+        """Return whether the member may take a partition now."""
+
+    def apply(self, kind: int, key: KeyFields, value: Any) -> None:
+        """Apply a row; ``value`` None: it was deleted."""
+        kinds, member_id = self._kinds, key[-1]
+        if kind == kinds.current:
+            new = None if value is None else self._assignment_in(value)
+            self._set_current(member_id, new, value)
+        elif kind == kinds.member:
+            self._set_member(member_id, value)
+        elif kind == kinds.target_of:
+            self._targets.pop(member_id, None)
+            if value is not None:
+                self._targets[member_id] = self._target_in(value)
+        elif kind == kinds.target:
+            self.target_epoch = self._nothing.epoch if value is None else value.epoch
+        else:
+            self.value = value or self._nothing
+
+    def _set_member(self, member_id: str, value: MemberT | None) -> None:
+        self._members.pop(member_id, None)
+        if value is not None:
+            self._members[member_id] = value
+
+    def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:  # noqa: ARG002 - for streams groups
+        """``value``: the row of ``new``."""
+        old = self._currents.pop(member_id, None)
+        if old is not None:
+            self._states[old.state, old.epoch] -= 1
+            if not self._states[old.state, old.epoch]:
+                del self._states[old.state, old.epoch]
+            self._released(member_id, old.assigned | old.revoking)
+        if new is not None:
+            self._currents[member_id] = new
+            self._states[new.state, new.epoch] += 1
+            self._held(member_id, new.assigned | new.revoking)
+
+    def _put(
+        self, decision: Decision, kind: RowKind, value: msgspec.Struct | None, *member_id: str
+    ) -> None:
+        """Write a row and apply it."""
+        key = (self.group_id, *member_id)
+        decision.rows.append(CODEC.encode(kind, key, value))
+        self.apply(kind, key, value)
+
+    def _put_current(self, decision: Decision, member_id: str, current: MemberAssignment) -> None:
+        if current != self._currents.get(member_id):
+            value = self._current_row(member_id, current)
+            key = (self.group_id, member_id)
+            decision.rows.append(CODEC.encode(self._kinds.current, key, value))
+            self._set_current(member_id, current, value)
+
+    def _forget(self, decision: Decision, member_id: str) -> None:
+        self._put(decision, self._kinds.current, None, member_id)
+        if member_id in self._targets:
+            self._put(decision, self._kinds.target_of, None, member_id)
+        self._put(decision, self._kinds.member, None, member_id)
+        self._deadlines.drop((_SESSION, member_id))
+        self._deadlines.drop((_REVOKE, member_id))
+
+    def erase(self, decision: Decision) -> None:
+        """Delete all rows: the group is deleted or becomes a classic group. The row of the group
+        is the last one deleted."""
+        for member_id in list(self._members):
+            self._forget(decision, member_id)
+        self._put(decision, self._kinds.target, None)
+        self._put(decision, self._kinds.group, None)
+
+    def view(self) -> tuple[object, ...]:
+        """Return the whole state as a value that tests compare."""
+        maps: tuple[Mapping[str, object], ...]
+        maps = (self._members, self._targets, self._currents)
+        return (
+            self.value,
+            self.target_epoch,
+            *(dict(sorted(each.items())) for each in maps),
+            self._states,
+        )
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def protocol_type(self) -> str:
+        return self.kind
+
+    @property
+    def changed_at_ms(self) -> int:
+        return self.value.changed_at_ms
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def state(self) -> str:
+        if not self._members:
+            return "Empty"
+        if self.value.epoch > self.target_epoch:
+            return "Assigning"
+        settled = self._states[MemberState.STABLE, self.target_epoch]
+        return "Stable" if settled == len(self._members) else "Reconciling"
+
+    def next_wake_ms(self) -> int | None:
+        return self._deadlines.next_ms()
+
+    @abstractmethod
+    def describe(self) -> Description: ...
+
+    @abstractmethod
+    def subscribed(self) -> frozenset[str]:
+        """Return the names of the topics that the members read."""
+
+    # ── Members ──────────────────────────────────────────────────────────────────────────────
+    def _epoch_refusal(
+        self, member_id: str, epoch: int, owned: Partitions | None
+    ) -> tuple[ErrorCode, str] | None:
+        """Return the error if the member is unknown or has another epoch than it should."""
+        current = self._currents.get(member_id)
+        if current is None or member_id not in self._members:
+            return ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of the group."
+        # The previous epoch is accepted if the member cannot have missed a revocation.
+        has_lost_reply = (
+            epoch == current.previous_epoch < current.epoch
+            and owned is not None
+            and owned <= current.assigned
+        )
+        if epoch > 0 and epoch != current.epoch and not has_lost_reply:
+            return ErrorCode.FENCED_MEMBER_EPOCH, epoch_text(self.kind, epoch, current.epoch)
+        return None
+
+    def _advance(
+        self,
+        member_id: str,
+        owned: Partitions | None,
+        before: MemberAssignment | None,
+        decision: Decision,
+    ) -> MemberAssignment:
+        """Move the member one step towards the target, and set its timers. ``before``: its
+        assignment at the last heartbeat."""
+        current = next_assignment(
+            self._currents.get(member_id, MemberAssignment()),
+            self._targets.get(member_id, frozenset()),
+            target_epoch=self.target_epoch,
+            owned=owned,
+            is_free=lambda partition: self._is_free(member_id, partition),
+        )
+        self._put_current(decision, member_id, current)
+        self._arm_session(member_id, decision.now_ms)
+        if current.state is not MemberState.UNREVOKED:
+            self._deadlines.drop((_REVOKE, member_id))
+        elif before != current:
+            self._arm_revoke(member_id, decision.now_ms)
+        return current
+
+    def _may_assign(self, now_ms: int) -> bool:
+        """Return whether the last assignment is old enough. If not, the next heartbeat retries."""
+        at_ms = self._assigned_at_ms
+        return at_ms is None or now_ms >= at_ms + self.times.assignment_ms
+
+    @abstractmethod
+    def _remove(self, member_id: str, decision: Decision) -> None: ...
+
+    def tick(self, decision: Decision) -> None:
+        """Remove members whose session or revocation timed out. The next heartbeat reassigns their
+        partitions."""
+        while (name := self._deadlines.pop_due(decision.now_ms)) is not None:
+            self._remove(name[1], decision)
+
+    def arm(self, now_ms: int) -> None:
+        """Restart the timers of all members, after replay."""
+        self._deadlines.clear()
+        for member_id in self._members:
+            self._arm_session(member_id, now_ms)
+            current = self._currents.get(member_id)
+            if current is not None and current.state is MemberState.UNREVOKED:
+                self._arm_revoke(member_id, now_ms)
+
+    def _arm_session(self, member_id: str, now_ms: int) -> None:
+        self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)
+
+    def _arm_away(self, member_id: str, now_ms: int) -> None:
+        """Give a static member that is away its session timeout to return."""
+        self._deadlines.drop((_REVOKE, member_id))
+        self._arm_session(member_id, now_ms)
+
+    def _arm_revoke(self, member_id: str, now_ms: int) -> None:
+        self._deadlines.set((_REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)
+
+    # ── Commits ──────────────────────────────────────────────────────────────────────────────
+    def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
+        """Check a commit. The code for a wrong epoch differs between plain and transactional
+        commits."""
+        if not (request.knows_epochs or is_transactional or self.is_empty):
+            return self._without_epochs
+        if request.generation < 0 and self.is_empty:
+            return ErrorCode.NONE  # an operator, or a consumer that assigns its partitions itself
+        current = self._currents.get(request.member_id)
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if request.generation == current.epoch:
+            return ErrorCode.NONE
+        return ErrorCode.ILLEGAL_GENERATION if is_transactional else ErrorCode.STALE_MEMBER_EPOCH

@@ -1,0 +1,294 @@
+"""The classic group protocol: members join, one of them assigns, all get their assignment.
+
+No join gets a reply until all known members have joined again or the time for it is over, so all
+members of a generation start together. Then the group waits for the leader's assignment, which is
+opaque here: eager and cooperative consumers are served alike.
+
+A member with an instance id is static: it may leave and return with a new member id within its
+session timeout without a rebalance.
+
+This module has the decisions for each request, ``rebalance.py`` the phases that they start,
+``classic_state.py`` the states and data types. ``groups.py`` finds and creates groups.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.cursor.groups.classic.classic_state import (
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    Member,
+    State,
+    SyncReply,
+    SyncRequest,
+    Trigger,
+    shared_protocols,
+    subscribed_topics,
+)
+from penstock.cursor.groups.classic.rebalance import PENDING, SESSION, Rebalance
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.offsets import CommitRequest
+from penstock.cursor.groups.settings import MEMBER_PROTOCOLS_MAX, NEW_MEMBER_MS_MAX
+from penstock.wire.kafka.faults import ErrorCode
+
+
+class ClassicGroup(Rebalance):
+    # ── Join ─────────────────────────────────────────────────────────────────────────────────
+    def join(self, request: JoinRequest, decision: Decision) -> None:
+        code = self._join_refusal(request)
+        if code:
+            decision.reply(JoinReply(code, member_id=request.member_id))
+        elif request.member_id:
+            self._join_known(request, decision)
+        else:
+            self._join_new(request, decision)
+
+    def _join_refusal(self, request: JoinRequest) -> ErrorCode:
+        settings = self._settings
+        if not settings.session_ms_min <= request.session_ms <= settings.session_ms_max:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        if not request.protocol_type or not 0 < len(request.protocols) <= MEMBER_PROTOCOLS_MAX:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self._members:
+            # A member that replaces its row must agree with the other members only.
+            member_id = self._static.get(request.instance_id or "", request.member_id)
+            others = [m for m in self._members.values() if m.id != member_id]
+            names = {name for name, _ in request.protocols}
+            if request.protocol_type != self.protocol_type:
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+            if others and not names & shared_protocols(others):
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE
+
+    def _join_new(self, request: JoinRequest, decision: Decision) -> None:
+        member_id = request.fresh_member_id
+        if request.instance_id is not None and request.instance_id in self._static:
+            self._replace_static(request, decision)
+        elif len(self._members) + len(self._pending) >= self._settings.members_max:
+            decision.reply(JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        elif request.instance_id is None and request.confirms_id:
+            self._pending.add(member_id)
+            self._deadlines.set((PENDING, member_id), decision.now_ms + request.session_ms)
+            decision.reply(JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
+        else:
+            self._add(request, member_id, decision)
+
+    def _join_known(self, request: JoinRequest, decision: Decision) -> None:
+        member_id = request.member_id
+        if member_id in self._pending and request.instance_id is None:
+            self._pending.discard(member_id)
+            self._deadlines.drop((PENDING, member_id))
+            self._add(request, member_id, decision)
+            return
+        code = self._refusal(member_id, request.instance_id)
+        if code:
+            decision.reply(JoinReply(code, member_id=member_id))
+            return
+        member = self._members[member_id]
+        has_changed = member.row.protocols != request.protocols
+        is_stable = self.state is State.STABLE
+        if self.state is State.PREPARING:
+            self._join_again(member, request, decision)
+            self._maybe_complete_join(decision)
+        elif has_changed or (is_stable and member_id == self.leader):
+            # A leader that joins again in a stable group requests a new assignment: it watches the
+            # topics for all members.
+            self._join_again(member, request, decision)
+            self._rebalance(decision)
+        else:
+            # The reply to its last join was lost.
+            self._arm_session(member, decision.now_ms)
+            decision.reply(self._join_reply(member), after_commit=is_stable)
+
+    def _add(self, request: JoinRequest, member_id: str, decision: Decision) -> None:
+        if not self._members:
+            self.protocol_type = request.protocol_type
+        member = Member(request.row(member_id))
+        member.join_ticket = decision.ticket
+        member.is_new = True
+        self._members[member_id] = member
+        if request.instance_id is not None:
+            self._static[request.instance_id] = member_id
+        if self.leader is None:
+            self.leader = member_id
+        self._deadlines.set((SESSION, member_id), decision.now_ms + NEW_MEMBER_MS_MAX)
+        if self.state is State.PREPARING:
+            self._has_newcomers = True
+            self._maybe_complete_join(decision)
+        else:
+            self._rebalance(decision)
+
+    def _join_again(self, member: Member, request: JoinRequest, decision: Decision) -> None:
+        # A member that joins twice has lost the connection of its first request.
+        decision.reply_to(member.join_ticket, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.join_ticket = decision.ticket
+        row = request.row(member.id, member.row.assignment)
+        member.row = msgspec.structs.replace(row, instance_id=member.row.instance_id)
+
+    def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
+        """Replace a static member that returned without its member id. The old id is fenced."""
+        assert request.instance_id is not None
+        old = self._members[self._static[request.instance_id]]
+        self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)
+        member = Member(request.row(request.fresh_member_id, old.row.assignment))
+        # In the same position, because the order of members decides on the next leader.
+        self._members = {
+            (member.id if key == old.id else key): (member if key == old.id else value)
+            for key, value in self._members.items()
+        }
+        self._static[request.instance_id] = member.id
+        self._unsynced.discard(old.id)
+        self._deadlines.drop((SESSION, old.id))
+        was_leader = self.leader == old.id
+        if was_leader:
+            self.leader = member.id
+        if self.state is State.STABLE and member.row.protocols == old.row.protocols:
+            self._arm_session(member, decision.now_ms)
+            self._save(decision)
+            reply = self._join_reply(member)
+            if was_leader:
+                # The member must not assign again. Old clients only understand another leader.
+                skips = request.can_skip_assignment
+                leader, members = (member.id, reply.members) if skips else (old.id, ())
+                reply = msgspec.structs.replace(
+                    reply, leader=leader, skip_assignment=skips, members=members
+                )
+            decision.reply(reply, after_commit=True)
+            return
+        member.join_ticket = decision.ticket
+        self._arm_session(member, decision.now_ms)
+        if self.state is State.PREPARING:
+            self._maybe_complete_join(decision)
+        else:
+            self._rebalance(decision)
+
+    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
+    def sync(self, request: SyncRequest, decision: Decision) -> None:
+        code = self._sync_refusal(request)
+        if code:
+            decision.reply(SyncReply(code))
+            return
+        member = self._members[request.member_id]
+        self._arm_session(member, decision.now_ms)
+        self._unsynced.discard(member.id)
+        if self.state is State.STABLE:
+            # After the commit, because the leader's assignment may not be in the log yet.
+            decision.reply(self._sync_reply(member), after_commit=True)
+            return
+        decision.reply_to(member.sync_ticket, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.sync_ticket = decision.ticket
+        if member.id == self.leader:
+            self._assign(request.assignments, decision)
+
+    def _sync_refusal(self, request: SyncRequest) -> ErrorCode:
+        code = self._refusal(request.member_id, request.instance_id)
+        if code:
+            return code
+        if request.generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type not in (None, self.protocol_type):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol not in (None, self.protocol):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
+
+    def _assign(
+        self,
+        assignments: Sequence[tuple[str, bytes]],
+        decision: Decision,
+    ) -> None:
+        given = dict(assignments)
+        for member in self._members.values():
+            assignment = given.get(member.id, b"")
+            member.row = msgspec.structs.replace(member.row, assignment=assignment)
+        self._move(Trigger.ASSIGNED)
+        self._save(decision)
+        for member in self._members.values():
+            if member.sync_ticket is not None:
+                decision.reply_to(member.sync_ticket, self._sync_reply(member), after_commit=True)
+                member.sync_ticket = None
+                self._arm_session(member, decision.now_ms)
+
+    # ── Heartbeat, leave ─────────────────────────────────────────────────────────────────────
+    def heartbeat(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        decision: Decision,
+    ) -> None:
+        code = self._refusal(member_id, instance_id)
+        if not code and generation != self.generation:
+            code = ErrorCode.ILLEGAL_GENERATION
+        if not code:
+            self._arm_session(self._members[member_id], decision.now_ms)
+            if self.state is State.PREPARING:
+                code = ErrorCode.REBALANCE_IN_PROGRESS
+        decision.reply(Reply(code))
+
+    def leave(
+        self,
+        leavers: Sequence[tuple[str, str | None]],
+        decision: Decision,
+    ) -> None:
+        """Remove members, given as (member id, instance id). With an instance id the member id may
+        be empty: an operator removes a static member whose member id only the group knows."""
+        results = []
+        has_lost = False
+        for member_id, instance_id in leavers:
+            known_id = member_id or self._static.get(instance_id or "", "")
+            if known_id in self._pending:
+                self._pending.discard(known_id)
+                self._deadlines.drop((PENDING, known_id))
+                code = ErrorCode.NONE
+            else:
+                code = self._refusal(known_id, instance_id)
+                if not code:
+                    self._remove(self._members[known_id], decision)
+                    has_lost = True
+            results.append((member_id, instance_id, code))
+        if has_lost:
+            self._on_lost(decision)
+        else:
+            self._maybe_complete_join(decision)
+        decision.reply(LeaveReply(members=tuple(results)))
+
+    # ── Commits ──────────────────────────────────────────────────────────────────────────────
+    def check_commit(
+        self, request: CommitRequest, *, is_transactional: bool, now_ms: int
+    ) -> ErrorCode:
+        """Return whether the member may commit offsets; a commit also counts as a heartbeat."""
+        member_id, instance_id = request.member_id, request.instance_id
+        generation = request.generation
+        if generation < 0 and not self._members:
+            return ErrorCode.NONE  # a consumer that assigns its partitions itself
+        if generation < 0 and not member_id and instance_id is None:
+            return ErrorCode.NONE if is_transactional else ErrorCode.UNKNOWN_MEMBER_ID
+        code = self._refusal(member_id, instance_id)
+        if code:
+            return code
+        if generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if self.state is State.COMPLETING and not is_transactional:
+            # The owners of partitions are just being decided. Producers treat this code as fatal.
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        self._arm_session(self._members[member_id], now_ms)
+        return ErrorCode.NONE
+
+    def subscribed(self) -> frozenset[str] | None:
+        """Return the names of the topics that the members read; None if only the members know them,
+        because they are not plain consumers."""
+        if not self._members:
+            return frozenset()
+        if self.protocol_type != "consumer":
+            return None
+        names: set[str] = set()
+        for member in self._members.values():
+            for _, metadata in member.row.protocols:
+                topics = subscribed_topics(metadata)
+                if topics is None:
+                    return None
+                names |= topics
+        return frozenset(names)

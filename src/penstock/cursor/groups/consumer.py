@@ -1,0 +1,419 @@
+"""Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
+
+A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
+The reply has the partitions that the member shall have now. No member waits for all others.
+
+    epoch in the request:  0 join · -1 leave · -2 a static member leaves for a short time
+    the previous epoch: the reply was lost, and is repeated
+
+A member is removed if it does not give up partitions within its rebalance timeout, or sends no
+heartbeat within the session timeout.
+
+``patterns/visibility.py`` finds the topics that match a pattern; each call gets the topics as a
+value with an epoch.
+"""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from penstock.cursor.groups.assigned import (
+    JOIN,
+    LEAVE_STATIC,
+    AssignedGroup,
+    Kinds,
+    MemberAssignment,
+    MemberState,
+)
+from penstock.cursor.groups.assignors import (
+    ASSIGNOR_DEFAULT,
+    ASSIGNORS,
+    MemberSpec,
+    Partitions,
+    TopicPartition,
+    from_map,
+    to_map,
+)
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.describe import ConsumerMemberDescription, Description
+from penstock.cursor.groups.records import (
+    ConsumerValue,
+    CurrentValue,
+    MemberValue,
+    RowKind,
+    TargetOfValue,
+    TargetValue,
+)
+from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
+from penstock.cursor.patterns.matches import Topics
+from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.visibility import TopicVisibility, VisibleMatches
+from penstock.wire.kafka.faults import ErrorCode
+
+_NO_TOPICS = (
+    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+)
+_NOTHING = ConsumerValue(0, (), 0)
+_NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
+
+
+class ConsumerHeartbeat(msgspec.Struct, frozen=True):
+    """None means "unchanged" in every field that may be None."""
+
+    member_id: str  # from the client; for clients of version 0, from the broker
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int = -1
+    topic_names: tuple[str, ...] | None = None
+    topic_regex: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+
+class ConsumerReply(Reply, frozen=True):
+    message: str | None = None
+    member_id: str = ""
+    member_epoch: int = 0
+    heartbeat_ms: int = 0
+    assignment: Partitions | None = None  # None: unchanged
+
+
+class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
+    kind = "consumer"
+    _kinds = Kinds(
+        RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
+    )
+    _without_epochs = ErrorCode.UNKNOWN_MEMBER_ID
+
+    def __init__(self, group_id: str, settings: GroupSettings) -> None:
+        times = consumer_settings({}, settings)
+        super().__init__(group_id, settings, times=times, nothing=_NOTHING)
+        # Derived from the fold. A member owns a partition until it has given it up.
+        self._owners: dict[TopicPartition, str] = {}
+        self._static: dict[str, str] = {}  # instance id → member id
+        self._matches = VisibleMatches()
+
+    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
+    def _assignment_in(self, value: CurrentValue) -> MemberAssignment:
+        return MemberAssignment(
+            value.epoch,
+            value.previous_epoch,
+            MemberState(value.state),
+            from_map(value.assigned),
+            from_map(value.revoking),
+        )
+
+    def _current_row(self, member_id: str, current: MemberAssignment) -> CurrentValue:  # noqa: ARG002
+        return CurrentValue(
+            current.epoch,
+            current.previous_epoch,
+            current.state,
+            to_map(current.assigned),
+            to_map(current.revoking),
+        )
+
+    def _target_in(self, value: TargetOfValue) -> Partitions:
+        return from_map(value.partitions)
+
+    def _set_member(self, member_id: str, value: MemberValue | None) -> None:
+        old = self._members.get(member_id)
+        if old is not None and self._static.get(old.instance_id or "") == member_id:
+            del self._static[old.instance_id or ""]
+        super()._set_member(member_id, value)
+        if value is not None and value.instance_id is not None:
+            self._static[value.instance_id] = member_id
+
+    def _held(self, member_id: str, partitions: Partitions) -> None:
+        self._owners.update(dict.fromkeys(partitions, member_id))
+
+    def _released(self, member_id: str, partitions: Partitions) -> None:
+        for partition in partitions:
+            if self._owners.get(partition) == member_id:
+                del self._owners[partition]
+
+    def _is_free(self, member_id: str, partition: TopicPartition) -> bool:
+        return self._owners.get(partition, member_id) == member_id
+
+    def _put_target(self, decision: Decision, member_id: str, partitions: Partitions) -> None:
+        if partitions != self._targets.get(member_id):
+            value = TargetOfValue(to_map(partitions))
+            self._put(decision, RowKind.TARGET_OF, value, member_id)
+
+    def view(self) -> tuple[object, ...]:
+        maps = (self._owners, self._static)
+        return (*super().view(), *(dict(sorted(each.items())) for each in maps))
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def assignor(self) -> str:
+        """The assignor that most members request; the smaller name in a tie."""
+        votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
+        return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
+
+    def describe(self) -> Description:
+        return Description(
+            ErrorCode.NONE,
+            self.group_id,
+            kind=self.kind,
+            state=self.state,
+            protocol_type=self.protocol_type,
+            epoch=self.value.epoch,
+            target_epoch=self.target_epoch,
+            assignor=self.assignor,
+            consumer_members=tuple(
+                ConsumerMemberDescription(
+                    member_id,
+                    self._currents[member_id].epoch,
+                    member,
+                    self._currents[member_id].assigned,
+                    self._targets.get(member_id, frozenset()),
+                )
+                for member_id, member in self._members.items()
+            ),
+        )
+
+    def subscribed(self) -> frozenset[str]:
+        if not self._members:
+            return frozenset()
+        return frozenset(name for name, _, _ in self.value.topics)
+
+    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
+    def heartbeat(
+        self,
+        request: ConsumerHeartbeat,
+        topics: Topics,
+        decision: Decision,
+        *,
+        visibility: TopicVisibility | None = None,
+    ) -> None:
+        """Apply a heartbeat. ``visibility``: the topics that the member may see; None: all."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            decision.reply(ConsumerReply(*refusal))
+            return
+        if request.member_epoch < JOIN:
+            self._leave(request, decision)
+            return
+        member_id = request.member_id
+        before = self._currents.get(member_id)
+        has_changed = False
+        if request.member_epoch == JOIN:
+            before = None
+            has_changed = self._admit(request, decision)
+        has_changed |= self._update_member(request, decision)
+        has_changed |= self._matches.update(
+            member_id, self._members[member_id].topic_regex, topics, visibility
+        )
+        self._refresh(topics, decision, has_changed=has_changed)
+        if self.value.epoch > self.target_epoch and self._may_assign(decision.now_ms):
+            self._assigned_at_ms = decision.now_ms
+            self._assign(topics, decision)
+        owned = request.owned if request.member_epoch != JOIN else frozenset()
+        current = self._advance(member_id, owned, before, decision)
+        is_full = request.owned is not None and (
+            request.topic_names is not None or request.topic_regex is not None
+        )
+        is_news = before is None or before.assigned != current.assigned or is_full
+        reply = ConsumerReply(
+            member_id=member_id,
+            member_epoch=current.epoch,
+            heartbeat_ms=self.times.heartbeat_ms,
+            assignment=current.assigned if is_news else None,
+        )
+        decision.reply(reply, after_commit=True)
+
+    def due_patterns(
+        self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
+    ) -> tuple[frozenset[str], str]:
+        """Return the patterns to match before the decision about a heartbeat, and the one (empty:
+        none) whose matching topics to check with ``visibility``. The broker does both in advance,
+        because a decision cannot be interrupted."""
+        regex = request.topic_regex
+        if regex is None:
+            regex = self._members.get(request.member_id, _NEW_MEMBER).topic_regex
+        is_due = self._matches.is_due(request.member_id, regex, topics, visibility)
+        if (
+            not is_due
+            and request.member_epoch != JOIN
+            and request.topic_names is None
+            and request.topic_regex is None
+            and topics.epoch == self._seen_topics
+            and self.value.epoch == self.target_epoch
+        ):
+            return frozenset(), ""
+        patterns = {member.topic_regex for member in self._members.values()}
+        return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
+
+    def _refusal(self, request: ConsumerHeartbeat) -> tuple[ErrorCode, str] | None:
+        """Return an error if the member's id, instance id or epoch is wrong."""
+        member_id, epoch = request.member_id, request.member_epoch
+        if request.instance_id is not None:
+            known_id = self._static.get(request.instance_id)
+            if known_id is not None and known_id != member_id:
+                if epoch != JOIN:
+                    return ErrorCode.FENCED_INSTANCE_ID, "Another member uses this instance id."
+                if self._currents[known_id].epoch != LEAVE_STATIC:
+                    text = "Another member still uses this instance id."
+                    return ErrorCode.UNRELEASED_INSTANCE_ID, text
+                return None
+        if epoch == JOIN:
+            members_max = self._settings.members_max
+            if len(self._members) >= members_max and member_id not in self._members:
+                return (
+                    ErrorCode.GROUP_MAX_SIZE_REACHED,
+                    f"The group is full: {members_max} members.",
+                )
+            return None
+        return self._epoch_refusal(member_id, epoch, request.owned)
+
+    def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
+        """Add a member that joins: for the first time, again, or in the place of a static member
+        that is away. True if the group's epoch must rise."""
+        member_id = request.member_id
+        old_id = self._static.get(request.instance_id or "", member_id)
+        if old_id not in self._members:
+            return True
+        if old_id == member_id:
+            # It owns nothing any more, unless it was away: others may take its partitions at once.
+            away = self._currents[member_id].epoch == LEAVE_STATIC
+            kept = self._currents[member_id].assigned if away else frozenset()
+            self._put_current(decision, member_id, MemberAssignment(assigned=kept))
+            return False
+        old, target = self._members[old_id], self._targets.get(old_id)
+        current = MemberAssignment(assigned=self._currents[old_id].assigned)
+        self._forget(decision, old_id)
+        self._matches.forget(old_id)
+        self._put(decision, RowKind.MEMBER, old, member_id)
+        if target is not None:
+            self._put_target(decision, member_id, target)
+        self._put_current(decision, member_id, current)
+        return False
+
+    def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
+        """Update the member's row. True if its subscription or assignor has changed."""
+        old = self._members.get(request.member_id, _NEW_MEMBER)
+        names, rebalance_ms = request.topic_names, request.rebalance_ms
+        new = MemberValue(
+            old.instance_id if request.instance_id is None else request.instance_id,
+            old.rack_id if request.rack_id is None else request.rack_id,
+            request.client_id or old.client_id,
+            request.client_host or old.client_host,
+            min(rebalance_ms, self._settings.rebalance_ms_max)
+            if rebalance_ms > 0
+            else old.rebalance_ms,
+            old.topic_names if names is None else tuple(sorted(set(names))),
+            old.topic_regex if request.topic_regex is None else request.topic_regex,
+            old.assignor if request.assignor is None else request.assignor,
+        )
+        if new != old:
+            self._put(decision, RowKind.MEMBER, new, request.member_id)
+        return _subscription(new) != _subscription(old)
+
+    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
+    def _leave(self, request: ConsumerHeartbeat, decision: Decision) -> None:
+        member_id = request.member_id
+        if request.member_epoch == LEAVE_STATIC and request.instance_id in self._static:
+            current = self._currents[member_id]
+            away = MemberAssignment(
+                LEAVE_STATIC, current.epoch, MemberState.STABLE, current.assigned
+            )
+            self._put_current(decision, member_id, away)
+            self._arm_away(member_id, decision.now_ms)
+        else:
+            self._remove(member_id, decision)
+        reply = ConsumerReply(member_id=member_id, member_epoch=request.member_epoch)
+        decision.reply(reply, after_commit=True)
+
+    def _remove(self, member_id: str, decision: Decision) -> None:
+        self._forget(decision, member_id)
+        self._matches.forget(member_id)
+        self._seen_topics = None  # it may have been a topic's last subscriber
+        self._raise_epoch(self.value.topics, decision)
+
+    def _raise_epoch(self, topics: tuple[tuple[str, str, int], ...], decision: Decision) -> None:
+        value = ConsumerValue(self.value.epoch + 1, topics, decision.wall_ms)
+        self._put(decision, RowKind.CONSUMER, value)
+
+    # ── Assignment ───────────────────────────────────────────────────────────────────────────
+    def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
+        """Raise the group's epoch if anything an assignment depends on has changed."""
+        if not has_changed and topics.epoch == self._seen_topics:
+            return
+        self._seen_topics = topics.epoch
+        names: set[str] = set()
+        for member_id, member in self._members.items():
+            names.update(self._names(member_id, member, topics))
+        known = sorted(names & topics.by_name.keys())
+        rows = tuple((name, *topics.by_name[name]) for name in known)
+        if has_changed or rows != self.value.topics:
+            self._raise_epoch(rows, decision)
+
+    def _names(self, member_id: str, member: MemberValue, topics: Topics) -> frozenset[str]:
+        if not member.topic_regex:
+            return frozenset(member.topic_names)
+        found = self._matches.names(member_id, member.topic_regex, topics)
+        return found.union(member.topic_names)
+
+    def _assign(self, topics: Topics, decision: Decision) -> None:
+        ids = {name: topic_id for name, topic_id, _ in self.value.topics}
+        counts = {topic_id: count for _, topic_id, count in self.value.topics}
+        members = [
+            MemberSpec(
+                member_id,
+                frozenset(
+                    ids[name] for name in self._names(member_id, member, topics) if name in ids
+                ),
+                self._targets.get(member_id, frozenset()),
+                member.instance_id,
+            )
+            for member_id, member in self._members.items()
+        ]
+        for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
+            self._put_target(decision, member_id, share)
+        self._put(decision, RowKind.TARGET, TargetValue(self.value.epoch))
+
+
+def _subscription(member: MemberValue) -> tuple[Any, ...]:
+    return member.topic_names, member.topic_regex, member.assignor
+
+
+def malformed(request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
+    """Return the error of a request that no group accepts."""
+    epoch, is_join = request.member_epoch, request.member_epoch == JOIN
+    # An empty list and an empty pattern are subscriptions to nothing.
+    no_topics = request.topic_names is None and request.topic_regex is None
+    wrong = (
+        (not request.member_id, "MemberId can't be empty."),
+        (request.instance_id == "", "InstanceId can't be empty."),
+        (request.rack_id == "", "RackId can't be empty."),
+        (epoch < LEAVE_STATIC, "MemberEpoch is invalid."),
+        (epoch == LEAVE_STATIC and request.instance_id is None, "InstanceId can't be null."),
+        (
+            is_join and request.rebalance_ms <= 0,
+            "RebalanceTimeoutMs must be provided in first request.",
+        ),
+        (
+            is_join and (request.owned is None or bool(request.owned)),
+            "TopicPartitions must be empty when (re-)joining.",
+        ),
+        (is_join and no_topics, _NO_TOPICS),
+    )
+    for is_wrong, text in wrong:
+        if is_wrong:
+            return ConsumerReply(ErrorCode.INVALID_REQUEST, text)
+    if request.assignor is not None and request.assignor not in ASSIGNORS:
+        known = ", ".join(sorted(ASSIGNORS, reverse=True))
+        text = f"ServerAssignor {request.assignor} is not supported. Supported assignors: {known}."
+        return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+    if request.topic_regex:
+        try:
+            topics.matches.check(request.topic_regex)
+        except InvalidPattern as error:
+            regex = request.topic_regex
+            text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
+            return ConsumerReply(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
+    return None

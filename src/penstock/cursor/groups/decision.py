@@ -1,0 +1,51 @@
+"""Results of a coordinator's decision: replies to tickets, and rows to append.
+
+The broker parks every request under a ticket of its choice. A decision may reply to any tickets: to
+its own, to none, or to those of requests parked before. Rules for the broker:
+
+- The rows of one decision go into one batch, so that a crash leaves all of them or none.
+- A reply with ``after_commit`` waits until everything this coordinator has appended so far is
+  committed, even if this decision has no rows: the reply may depend on earlier rows.
+- When an append fails, memory is ahead of the log. The state is folded from the log again; replies
+  held back become an error on which clients retry.
+- A decision may reply to a ticket whose client is gone; the broker ignores that reply.
+"""
+
+import msgspec
+
+from penstock.cursor.rows import Row
+from penstock.wire.kafka.faults import ErrorCode
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The base of all replies; used alone where there is only a code."""
+
+    code: ErrorCode = ErrorCode.NONE
+
+
+class TicketReply(msgspec.Struct, frozen=True, gc=False):
+    ticket: int
+    reply: Reply
+    after_commit: bool
+
+
+class Decision:
+    """One decision: its time and, if a request caused it, the request's ticket. The coordinator
+    adds replies and rows."""
+
+    __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
+
+    def __init__(self, ticket: int | None = None, *, now_ms: int = 0, wall_ms: int = 0) -> None:
+        self.ticket = ticket
+        self.now_ms = now_ms
+        self.wall_ms = wall_ms
+        self.replies: list[TicketReply] = []
+        self.rows: list[Row] = []
+
+    def reply(self, reply: Reply, *, after_commit: bool = False) -> None:
+        self.reply_to(self.ticket, reply, after_commit=after_commit)
+
+    def reply_to(self, ticket: int | None, reply: Reply, *, after_commit: bool = False) -> None:
+        """Reply to a request that was parked before; None: there is none."""
+        if ticket is not None:
+            self.replies.append(TicketReply(ticket, reply, after_commit))

@@ -1,0 +1,434 @@
+"""All groups of one coordinator partition: the entry point of every group protocol request.
+
+A request is a ``Decision`` with a ticket, to which the groups add replies and rows. A group has one
+kind at a time: classic, consumer or streams (assigned by the coordinator), or share. An empty group
+changes between classic and consumer, and between classic and streams, when a member of the other
+kind joins; its offsets stay. A group whose consumers assign partitions themselves has offsets only,
+and counts as classic. A share group has no offsets and never changes its kind.
+
+Reads (``fetch``, ``list_groups``, ``describe``) return the state in memory: the broker holds their
+replies, like all replies marked so, until earlier appends are committed.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from penstock.cursor.groups.assigned import JOIN
+from penstock.cursor.groups.assignors import TopicPartition
+from penstock.cursor.groups.classic.classic import ClassicGroup
+from penstock.cursor.groups.classic.classic_state import (
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    State,
+    SyncReply,
+    SyncRequest,
+)
+from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat, ConsumerReply
+from penstock.cursor.groups.consumer import malformed as malformed_consumer
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply, Offsets
+from penstock.cursor.groups.settings import share_settings
+from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat, ShareReply
+from penstock.cursor.groups.share import malformed as malformed_share
+from penstock.cursor.groups.streams.streams import StreamsGroup
+from penstock.cursor.groups.streams.streams_assignment import Assignment, AssignmentInput
+from penstock.cursor.groups.streams.streams_requests import (
+    StreamsHeartbeat,
+    StreamsReply,
+    malformed,
+    unsupported,
+)
+from penstock.cursor.groups.table import Group, GroupTable
+from penstock.cursor.patterns.matches import Topics
+from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.model.quotas import OFFSET_BYTES
+from penstock.wire.kafka.faults import ErrorCode
+
+
+class Groups(GroupTable):
+    # ── The classic protocol ─────────────────────────────────────────────────────────────────
+    def join(self, group_id: str, request: JoinRequest, decision: Decision) -> None:
+        group, code = self._find_or_create(group_id, may_create=not request.member_id)
+        if group is not None and not isinstance(group.members, ClassicGroup | None):
+            if isinstance(group.members, ShareGroup) or not group.members.is_empty:
+                group, code = None, ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+            else:
+                self._erase_members(group, decision)
+        if group is None:
+            code = ErrorCode.UNKNOWN_MEMBER_ID if code is ErrorCode.GROUP_ID_NOT_FOUND else code
+            decision.reply(JoinReply(code, member_id=request.member_id))
+            return
+        if not isinstance(group.members, ClassicGroup):
+            group.members = ClassicGroup(group_id, self._settings)
+        group.members.join(request, decision)
+        self._finish(group)
+
+    def sync(self, group_id: str, request: SyncRequest, decision: Decision) -> None:
+        group, classic = self._classic(group_id)
+        if classic is None:
+            decision.reply(SyncReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        else:
+            classic.sync(request, decision)
+            self._finish(group)
+
+    def heartbeat(
+        self,
+        group_id: str,
+        decision: Decision,
+        *,
+        member_id: str,
+        generation: int,
+        instance_id: str | None = None,
+    ) -> None:
+        group, classic = self._classic(group_id)
+        if classic is None:
+            decision.reply(Reply(ErrorCode.UNKNOWN_MEMBER_ID))
+        else:
+            classic.heartbeat(member_id, instance_id, generation, decision)
+            self._finish(group)
+
+    def leave(
+        self, group_id: str, leavers: Sequence[tuple[str, str | None]], decision: Decision
+    ) -> None:
+        """Remove members, given as (member id, instance id). Versions below 3 have one member,
+        whose code becomes the code of the reply."""
+        group, classic = self._classic(group_id)
+        if classic is None:
+            results = tuple((m, i, ErrorCode.UNKNOWN_MEMBER_ID) for m, i in leavers)
+            decision.reply(LeaveReply(members=results))
+        else:
+            classic.leave(leavers, decision)
+            self._finish(group)
+
+    def _classic(self, group_id: str) -> tuple[Group | None, ClassicGroup | None]:
+        group = self._groups.get(group_id)
+        members = None if group is None else group.members
+        return group, members if isinstance(members, ClassicGroup) else None
+
+    # ── Heartbeats of groups that the coordinator assigns ────────────────────────────────────
+    def consumer_heartbeat(
+        self,
+        group_id: str,
+        request: ConsumerHeartbeat,
+        topics: Topics,
+        decision: Decision,
+        *,
+        visibility: TopicVisibility | None = None,
+    ) -> None:
+        refusal = malformed_consumer(request, topics)
+        if refusal is not None:
+            decision.reply(refusal)
+            return
+        is_join = request.member_epoch == JOIN
+        group, code = self._find_or_create(group_id, may_create=is_join)
+        members = None if group is None else group.members
+        if group is not None and not isinstance(members, ConsumerGroup):
+            if is_join and group.is_idle_classic:
+                self._erase_members(group, decision)
+                members = ConsumerGroup(group_id, self._settings)
+            else:
+                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
+        if group is None or not isinstance(members, ConsumerGroup):
+            decision.reply(ConsumerReply(code, self._no_group(group_id, code, "consumer")))
+            return
+        self._set_times(members)
+        members.heartbeat(request, topics, decision, visibility=visibility)
+        if members.value.epoch:  # a rejected first join creates no group
+            group.members = members
+        self._finish(group)
+
+    def due_patterns(
+        self,
+        group_id: str,
+        request: ConsumerHeartbeat,
+        topics: Topics,
+        visibility: TopicVisibility | None,
+    ) -> tuple[frozenset[str], str]:
+        """Call ``ConsumerGroup.due_patterns`` of a group that may not exist yet."""
+        group = self._groups.get(group_id)
+        members = None if group is None else group.members
+        if not isinstance(members, ConsumerGroup):
+            members = ConsumerGroup(group_id, self._settings)
+        return members.due_patterns(request, topics, visibility)
+
+    def streams_heartbeat(
+        self, group_id: str, request: StreamsHeartbeat, topics: Topics, decision: Decision
+    ) -> None:
+        refusal = unsupported(request) or malformed(request)
+        if refusal is not None:
+            decision.reply(refusal)
+            return
+        is_join = request.member_epoch == JOIN
+        group, code = self._find_or_create(group_id, may_create=is_join)
+        members = None if group is None else group.members
+        if group is not None and not isinstance(members, StreamsGroup):
+            members = None
+            if is_join and group.is_idle_classic:
+                members = StreamsGroup(group_id, self._settings)
+            else:
+                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
+        if group is None or not isinstance(members, StreamsGroup):
+            text = self._no_group(group_id, code, "streams")
+            decision.reply(StreamsReply(code, text, request.member_epoch))
+            return
+        self._set_times(members)
+        members.heartbeat(request, topics, decision)
+        if members.topology is not None and group.members is not members:
+            self._erase_members(group, decision)
+            group.members = members  # a rejected first join creates no group
+        self._finish(group)
+
+    def pending_assignment(self, group_id: str) -> AssignmentInput | None:
+        """Return the assignment that a large streams group waits for. The caller computes it and
+        passes the result to ``take_assignment``."""
+        group = self._groups.get(group_id)
+        members = None if group is None else group.members
+        return members.pending if isinstance(members, StreamsGroup) else None
+
+    def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
+        group = self._groups.get(assignment.input.group_id)
+        if group is not None and isinstance(group.members, StreamsGroup):
+            group.members.take_assignment(assignment, decision)
+            self._finish(group)
+
+    def share_heartbeat(
+        self, group_id: str, request: ShareHeartbeat, topics: Topics, decision: Decision
+    ) -> None:
+        refusal = malformed_share(request)
+        if refusal is not None:
+            decision.reply(refusal)
+            return
+        group, share, code = self._share(group_id, may_create=request.member_epoch == JOIN)
+        if group is None or share is None:
+            decision.reply(ShareReply(code, self._no_group(group_id, code, "share")))
+            return
+        share.heartbeat(request, topics, share_settings(self.configs(group_id)), decision)
+        if share.epoch:  # a rejected first join creates no group
+            group.members = share
+        self._finish(group)
+
+    def make_share(self, group_id: str, decision: Decision) -> None:
+        """Create a share group without members, unless it exists. GROUP_ID_NOT_FOUND if a group of
+        another kind has the name."""
+        group, share, code = self._share(group_id, may_create=True)
+        if group is not None and share is not None and not share.epoch:
+            share.begin(decision)
+            group.members = share
+        decision.reply(Reply(code), after_commit=share is not None)
+        self._finish(group)
+
+    def _share(
+        self, group_id: str, *, may_create: bool
+    ) -> tuple[Group | None, ShareGroup | None, ErrorCode]:
+        """Find a share group; a new one has epoch 0 and is not stored yet."""
+        group, code = self._find_or_create(group_id, may_create=may_create)
+        if group is None:
+            return None, None, code
+        if isinstance(group.members, ShareGroup):
+            return group, group.members, ErrorCode.NONE
+        if group.is_blank:
+            return group, ShareGroup(group_id, self._settings), ErrorCode.NONE
+        return None, None, ErrorCode.GROUP_ID_NOT_FOUND
+
+    # ── Offsets ──────────────────────────────────────────────────────────────────────────────
+    def commit(
+        self,
+        group_id: str,
+        request: CommitRequest,
+        decision: Decision,
+        *,
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        """Commit offsets. ``producer``: id and epoch, for a commit in a transaction; the broker has
+        checked that the group is part of it."""
+        group, code = self._find_or_create(group_id, may_create=request.generation < 0)
+        if group is not None:
+            code = self._commit_refusal(group, request, decision, producer)
+        elif code is ErrorCode.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
+            code = ErrorCode.ILLEGAL_GENERATION  # what older clients expect for an unknown group
+        if code or group is None:
+            results = tuple((p.topic_id, p.partition, code) for p in request.partitions)
+            decision.reply(CommitReply(code, results))
+        else:
+            reply = group.offsets.commit(
+                request,
+                decision,
+                entries_max=self._settings.offsets_max,
+                bytes_max=self._usage.room(group.account, OFFSET_BYTES),
+                producer=producer,
+            )
+            decision.reply(reply, after_commit=True)
+        self._finish(group)
+
+    def _commit_refusal(
+        self,
+        group: Group,
+        request: CommitRequest,
+        decision: Decision,
+        producer: tuple[int, int] | None,
+    ) -> ErrorCode:
+        members, is_transactional = group.members, producer is not None
+        if isinstance(members, ShareGroup):
+            return ErrorCode.GROUP_ID_NOT_FOUND  # share groups have no offsets
+        if producer is not None:
+            known_epochs = self._fences.epoch_of(producer[0]), group.offsets.epoch_of(producer[0])
+            if producer[1] < max(known_epochs):
+                return ErrorCode.INVALID_PRODUCER_EPOCH
+        if members is None:
+            return ErrorCode.NONE if request.generation < 0 else ErrorCode.UNKNOWN_MEMBER_ID
+        if isinstance(members, ClassicGroup):
+            return members.check_commit(
+                request, is_transactional=is_transactional, now_ms=decision.now_ms
+            )
+        return members.check_commit(request, is_transactional=is_transactional)
+
+    def complete_transaction(
+        self, producer_id: int, producer_epoch: int, decision: Decision, *, is_commit: bool
+    ) -> None:
+        """Apply the marker of a transaction. A repeated marker changes nothing."""
+        if producer_epoch < self._fences.epoch_of(producer_id):
+            decision.reply(Reply(ErrorCode.INVALID_PRODUCER_EPOCH))
+            return
+        for group_id in sorted(self._open_groups.get(producer_id, ())):
+            group = self._groups[group_id]
+            group.offsets.complete(producer_id, decision, is_commit=is_commit)
+            self._finish(group)
+        self._fences.raise_to(producer_id, producer_epoch, decision)
+        decision.reply(Reply(), after_commit=True)
+
+    def fetch(
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        requires_stable: bool = False,
+        member_id: str | None = None,
+        member_epoch: int = -1,
+    ) -> FetchReply:
+        """Return committed offsets. An unknown group has none; that is not an error."""
+        group = self._groups.get(group_id)
+        if group is None:
+            nothing = Offsets(group_id, {}, self._usage)
+            return nothing.fetch(partitions, requires_stable=requires_stable)
+        if isinstance(group.members, ShareGroup):
+            return FetchReply(ErrorCode.GROUP_ID_NOT_FOUND)
+        if (
+            isinstance(group.members, ConsumerGroup | StreamsGroup)
+            and member_id is not None
+            and member_epoch >= 0
+        ):
+            member = CommitRequest((), member_id, member_epoch)
+            code = group.members.check_commit(member, is_transactional=False)
+            if code:
+                return FetchReply(code)
+        return group.offsets.fetch(partitions, requires_stable=requires_stable)
+
+    def delete_offsets(
+        self, group_id: str, partitions: Sequence[tuple[str, str, int]], decision: Decision
+    ) -> None:
+        """Delete offsets, given as (topic id, topic name, partition), of topics not subscribed."""
+        group = self._groups.get(group_id)
+        if group is not None and isinstance(group.members, ShareGroup):
+            group = None  # share groups have no offsets
+        subscribed = _subscribed(group)
+        if group is None or subscribed is None:
+            code = ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP
+            decision.reply(CommitReply(code))
+            return
+        results = []
+        for topic_id, name, partition in partitions:
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if name in subscribed else ErrorCode.NONE
+            if not code:
+                group.offsets.delete((topic_id, partition), decision)
+            results.append((topic_id, partition, code))
+        decision.reply(CommitReply(partitions=tuple(results)), after_commit=True)
+        self._finish(group)
+
+    # ── Whole groups ─────────────────────────────────────────────────────────────────────────
+    def delete_group(self, group_id: str, decision: Decision) -> None:
+        group = self._groups.get(group_id)
+        if group is None:
+            decision.reply(Reply(ErrorCode.GROUP_ID_NOT_FOUND))
+        elif not group.is_empty:
+            decision.reply(Reply(ErrorCode.NON_EMPTY_GROUP))
+        else:
+            self._erase(group, decision)
+            decision.reply(Reply(), after_commit=True)
+
+    def list_groups(
+        self, *, states: Collection[str] = (), kinds: Collection[str] = ()
+    ) -> tuple[Listing, ...]:
+        """List groups. Filters ignore case; an empty filter accepts all."""
+        wanted_states = {state.lower() for state in states}
+        wanted_kinds = {kind.lower() for kind in kinds}
+        return tuple(
+            Listing(
+                group.id,
+                "" if group.members is None else group.members.protocol_type,
+                group.state,
+                group.kind,
+            )
+            for group in self._groups.values()
+            if (not wanted_states or group.state.lower() in wanted_states)
+            and (not wanted_kinds or group.kind in wanted_kinds)
+        )
+
+    def describe(self, group_id: str) -> Description:
+        """Describe a group of any kind; GROUP_ID_NOT_FOUND with state Dead if there is none."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
+        if group.members is None:
+            return Description(ErrorCode.NONE, group_id)
+        return group.members.describe()
+
+    def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
+        """Drop the offsets of deleted topics."""
+        for group in list(self._groups.values()):
+            group.offsets.forget_topics(topic_ids, decision)
+            self._finish(group)
+
+    # ── Time ─────────────────────────────────────────────────────────────────────────────────
+    def tick(self, decision: Decision) -> None:
+        while (group_id := self._wakes.pop_due(decision.now_ms)) is not None:
+            group = self._groups[group_id]
+            if group.members is not None:
+                group.members.tick(decision)
+            self._finish(group)
+
+    def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
+        """Drop expired offsets, and empty groups without any left. For a periodic job.
+        ``topic_ids``: group id and a topic's name → the topic's id for that group."""
+        self._fences.expire(decision)
+        bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
+        for group in list(self._groups.values()):
+            if isinstance(group.members, ShareGroup):
+                continue  # has no offsets, and stays until it is deleted
+            if group.is_empty:
+                self._expire_empty(group, bound_ms, decision)
+                continue
+            subscribed = _subscribed(group)
+            if subscribed is not None:
+                # Offsets of topics without a subscriber expire.
+                found = (topic_ids(group.id, name) for name in subscribed)
+                kept = frozenset(topic_id for topic_id in found if topic_id is not None)
+                group.offsets.expire(decision, older_than_ms=bound_ms, topics_kept=kept)
+
+    def _expire_empty(self, group: Group, bound_ms: int, decision: Decision) -> None:
+        members = group.members
+        emptied_at_ms = None if members is None else members.changed_at_ms
+        if emptied_at_ms is not None and emptied_at_ms >= bound_ms:
+            return
+        # With offsets only, each expires by its age.
+        group.offsets.expire(decision, older_than_ms=bound_ms)
+        is_idle = not isinstance(members, ClassicGroup) or members.is_idle
+        if not len(group.offsets) and is_idle:
+            self._erase(group, decision)
+
+
+def _subscribed(group: Group | None) -> frozenset[str] | None:
+    """Return the names of subscribed topics; None if only the members know them."""
+    if group is None or group.members is None:
+        return frozenset()
+    return group.members.subscribed()

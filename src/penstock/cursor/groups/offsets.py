@@ -1,0 +1,317 @@
+"""Committed offsets of one group, and commits that wait for their transaction to end.
+
+A commit inside a transaction is written at once but not visible: the marker of the transaction
+turns it into a committed offset or drops it. A plain commit made meanwhile is the later one, so it
+wins whatever the marker says: it drops the pending commits for its partition.
+
+``check_commit`` of each kind of group decides who may commit.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.cursor.groups.assignors import TopicPartition
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.records import CODEC, FenceValue, OffsetValue, PendingValue, RowKind
+from penstock.cursor.groups.settings import COMMIT_METADATA_BYTES_MAX, FENCE_MS, FENCES_MAX
+from penstock.cursor.tenants import PartitionUsage
+from penstock.model.quotas import NO_LIMIT, OFFSET_BYTES
+from penstock.wire.kafka.faults import ErrorCode
+
+NO_OFFSET = -1
+ENTRY_BYTES = 128  # approximate memory of an offset without metadata
+
+
+class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """``generation``: of a classic group, or the member's epoch in a consumer group; -1 for a
+    consumer that is not a member."""
+
+    partitions: tuple[PartitionCommit, ...]
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+    # OffsetCommit v9 and later has epochs; older clients may not commit to groups that use them.
+    knows_epochs: bool = True
+
+
+class CommitReply(Reply, frozen=True):
+    partitions: tuple[tuple[str, int, ErrorCode], ...] = ()
+
+
+class FetchedOffset(msgspec.Struct, frozen=True, gc=False):
+    topic_id: str
+    partition: int
+    offset: int = NO_OFFSET
+    leader_epoch: int = -1
+    metadata: str = ""
+    code: ErrorCode = ErrorCode.NONE
+
+
+class FetchReply(Reply, frozen=True):
+    partitions: tuple[FetchedOffset, ...] = ()
+
+
+class Offsets:
+    def __init__(
+        self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
+    ) -> None:
+        """``open_groups``: producer → groups with its pending commits, shared by all groups of a
+        coordinator and updated here, so that a marker finds its groups without a search. ``usage``
+        counts the bytes of the group's tenant."""
+        self.group_id = group_id
+        self._account = usage.account_of(group_id)
+        self._usage = usage
+        self._open_groups = open_groups
+        # The fold.
+        self._committed: dict[TopicPartition, OffsetValue] = {}
+        self._pending: dict[int, dict[TopicPartition, PendingValue]] = {}  # by producer
+        # Derived: the number of open transactions with a commit for the partition, and the number
+        # of partitions that have only such commits.
+        self._unstable: dict[TopicPartition, int] = {}
+        self._pending_only = 0
+
+    def __len__(self) -> int:
+        """Return the number of partitions with a committed or a pending offset."""
+        return len(self._committed) + self._pending_only
+
+    @property
+    def producers(self) -> tuple[int, ...]:
+        """Producers with a commit that waits for a marker."""
+        return tuple(self._pending)
+
+    def view(self) -> tuple[object, ...]:
+        return self._committed, self._pending, self._unstable
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
+        before = self._committed.pop(partition, None)
+        self._count(_size_of(value) - _size_of(before))
+        if value is not None:
+            self._committed[partition] = value
+        if partition in self._unstable:
+            self._pending_only += (value is None) - (before is None)
+
+    def apply_pending(
+        self, producer_id: int, partition: TopicPartition, value: PendingValue | None
+    ) -> None:
+        commits = self._pending.setdefault(producer_id, {})
+        before = commits.pop(partition, None)
+        self._count(_size_of(_offset_in(value)) - _size_of(_offset_in(before)))
+        if before is not None:
+            self._unstable[partition] -= 1
+            if not self._unstable[partition]:
+                del self._unstable[partition]
+                self._pending_only -= partition not in self._committed
+        if value is not None:
+            commits[partition] = value
+            if partition not in self._unstable:
+                self._pending_only += partition not in self._committed
+            self._unstable[partition] = self._unstable.get(partition, 0) + 1
+            self._open_groups.setdefault(producer_id, set()).add(self.group_id)
+        elif not commits:
+            del self._pending[producer_id]
+            groups = self._open_groups.get(producer_id, set())
+            groups.discard(self.group_id)
+            if not groups:
+                self._open_groups.pop(producer_id, None)
+
+    def _count(self, change: int) -> None:
+        if change:
+            self._usage.add(self._account, OFFSET_BYTES, change)
+
+    def _put(
+        self, decision: Decision, partition: TopicPartition, value: OffsetValue | None
+    ) -> None:
+        key = (self.group_id, *partition)
+        decision.rows.append(CODEC.encode(RowKind.OFFSET, key, value))
+        self.apply_offset(partition, value)
+
+    def _put_pending(
+        self,
+        decision: Decision,
+        producer_id: int,
+        partition: TopicPartition,
+        value: PendingValue | None,
+    ) -> None:
+        key = (self.group_id, producer_id, *partition)
+        decision.rows.append(CODEC.encode(RowKind.PENDING, key, value))
+        self.apply_pending(producer_id, partition, value)
+
+    # ── Commit ───────────────────────────────────────────────────────────────────────────────
+    def commit(
+        self,
+        request: CommitRequest,
+        decision: Decision,
+        *,
+        entries_max: int,
+        bytes_max: int = NO_LIMIT,
+        producer: tuple[int, int] | None = None,
+    ) -> CommitReply:
+        """Commit offsets. ``bytes_max``: how much more the group's tenant may store. ``producer``:
+        id and epoch, for a commit inside a transaction."""
+        results = []
+        for commit in request.partitions:
+            partition = (commit.topic_id, commit.partition)
+            code = self._refusal(commit, entries_max)
+            value = OffsetValue(
+                commit.offset, commit.leader_epoch, commit.metadata, decision.wall_ms
+            )
+            if not code and bytes_max != NO_LIMIT:
+                growth = _size_of(value) - self._size_at(partition, producer)
+                if growth > bytes_max:
+                    code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+                    self._usage.note_refused(self._account, OFFSET_BYTES)
+                else:
+                    bytes_max -= max(0, growth)
+            results.append((*partition, code))
+            if code:
+                continue
+            if producer is not None:
+                pending = PendingValue(producer[1], value)
+                self._put_pending(decision, producer[0], partition, pending)
+                continue
+            self._put(decision, partition, value)
+            if partition in self._unstable:
+                for producer_id in self.producers:
+                    if partition in self._pending[producer_id]:
+                        self._put_pending(decision, producer_id, partition, None)
+        return CommitReply(partitions=tuple(results))
+
+    def _size_at(self, partition: TopicPartition, producer: tuple[int, int] | None) -> int:
+        """Return the size of the offset that a commit replaces."""
+        if producer is None:
+            return _size_of(self._committed.get(partition))
+        return _size_of(_offset_in(self._pending.get(producer[0], {}).get(partition)))
+
+    def _refusal(self, commit: PartitionCommit, entries_max: int) -> ErrorCode:
+        # A character is at least a byte: the cheap test first.
+        if len(commit.metadata) > COMMIT_METADATA_BYTES_MAX or (
+            len(commit.metadata.encode()) > COMMIT_METADATA_BYTES_MAX
+        ):
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        partition = (commit.topic_id, commit.partition)
+        is_known = partition in self._committed or partition in self._unstable
+        if len(self) >= entries_max and not is_known:
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        return ErrorCode.NONE
+
+    def complete(self, producer_id: int, decision: Decision, *, is_commit: bool) -> None:
+        """Commit or drop the producer's pending offsets, at the end of its transaction."""
+        for partition, pending in list(self._pending.get(producer_id, {}).items()):
+            self._put_pending(decision, producer_id, partition, None)
+            if is_commit:
+                self._put(decision, partition, pending.offset)
+
+    def epoch_of(self, producer_id: int) -> int:
+        """Return the epoch of the producer's pending commits; -1: it has none."""
+        commits = self._pending.get(producer_id, {})
+        return max((pending.producer_epoch for pending in commits.values()), default=-1)
+
+    # ── Fetch, delete, expire ────────────────────────────────────────────────────────────────
+    def fetch(
+        self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
+    ) -> FetchReply:
+        """Return committed offsets (None: all); -1 and no error for partitions without a commit."""
+        if partitions is None:
+            wanted = self._committed.keys() | (self._unstable if requires_stable else ())
+            partitions = sorted(wanted)
+        found = []
+        for partition in partitions:
+            value = self._committed.get(partition)
+            if requires_stable and partition in self._unstable:
+                found.append(FetchedOffset(*partition, code=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+            elif value is None:
+                found.append(FetchedOffset(*partition))
+            else:
+                found.append(
+                    FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
+                )
+        return FetchReply(partitions=tuple(found))
+
+    def delete(self, partition: TopicPartition, decision: Decision) -> None:
+        if partition in self._committed:
+            self._put(decision, partition, None)
+        for producer_id in self.producers:
+            if partition in self._pending[producer_id]:
+                self._put_pending(decision, producer_id, partition, None)
+
+    def erase(self, decision: Decision) -> None:
+        for partition in list(self._committed.keys() | self._unstable.keys()):
+            self.delete(partition, decision)
+
+    def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
+        """Drop the offsets of deleted topics, whose ids are never used again."""
+        for partition in list(self._committed.keys() | self._unstable.keys()):
+            if partition[0] in topic_ids:
+                self.delete(partition, decision)
+
+    def expire(
+        self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
+    ) -> None:
+        """Drop offsets committed before ``older_than_ms``. ``topics_kept``: ids of topics that
+        members still subscribe to."""
+        for partition, value in list(self._committed.items()):
+            if (
+                value.committed_at_ms < older_than_ms
+                and partition not in self._unstable
+                and partition[0] not in topics_kept
+            ):
+                self._put(decision, partition, None)
+
+
+def _offset_in(pending: PendingValue | None) -> OffsetValue | None:
+    return None if pending is None else pending.offset
+
+
+def _size_of(value: OffsetValue | None) -> int:
+    if value is None:
+        return 0
+    return ENTRY_BYTES + len(value.metadata.encode()) if value.metadata else ENTRY_BYTES
+
+
+class Fences:
+    """The epoch of the last marker of each producer that has committed offsets in a transaction.
+
+    A commit that arrives after the marker of its transaction would wait for ever for another
+    marker. The remembered epoch lets the coordinator reject that commit (if epochs rise with each
+    transaction, as they do for current clients)."""
+
+    def __init__(self) -> None:
+        self._fences: dict[int, FenceValue] = {}  # oldest first
+
+    def apply(self, producer_id: int, value: FenceValue | None) -> None:
+        self._fences.pop(producer_id, None)
+        if value is not None:
+            self._fences[producer_id] = value
+
+    def _put(self, decision: Decision, producer_id: int, value: FenceValue | None) -> None:
+        decision.rows.append(CODEC.encode(RowKind.FENCE, (producer_id,), value))
+        self.apply(producer_id, value)
+
+    def epoch_of(self, producer_id: int) -> int:
+        value = self._fences.get(producer_id)
+        return -1 if value is None else value.producer_epoch
+
+    def raise_to(self, producer_id: int, epoch: int, decision: Decision) -> None:
+        self._put(decision, producer_id, FenceValue(epoch, decision.wall_ms))
+        while len(self._fences) > FENCES_MAX:
+            self._put(decision, next(iter(self._fences)), None)
+
+    def expire(self, decision: Decision) -> None:
+        while self._fences:
+            producer_id, value = next(iter(self._fences.items()))
+            if value.fenced_at_ms + FENCE_MS > decision.wall_ms:
+                return
+            self._put(decision, producer_id, None)
+
+    def view(self) -> dict[int, FenceValue]:
+        return dict(sorted(self._fences.items()))

@@ -1,0 +1,223 @@
+"""The assignment of a streams group's tasks to its members: sticky, and even over the members.
+
+An active task stays with the member that has it, up to its even share. Otherwise the task goes to a
+member of a process that has its state, as active or standby task, and only then to the member with
+the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
+and the other copies. State is in a folder of the process, so any member of that process can use it.
+
+The result depends only on the arguments, not on their order.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.cursor.groups.assignors import Partitions, TopicPartition, from_map, to_map
+from penstock.cursor.groups.records import PartitionMap
+
+Task: TypeAlias = tuple[str, int]  # subtopology id, partition
+Tasks: TypeAlias = frozenset[Task]
+
+# In memory a task with its role is a pair, as a partition is in a consumer group: the role and the
+# subtopology id in one text, and the partition. So an active task and a standby task of the same
+# number differ, and a member that changes from one to the other gives up first.
+ACTIVE = "a"
+STANDBY = "s"
+
+
+def with_role(role: str, tasks: Iterable[Task]) -> Partitions:
+    return frozenset([(role + part, partition) for part, partition in tasks])
+
+
+def of_role(role: str, held: Iterable[TopicPartition]) -> Tasks:
+    return frozenset([(text[1:], partition) for text, partition in held if text[0] == role])
+
+
+def maps_by_role(held: Iterable[TopicPartition]) -> tuple[PartitionMap, PartitionMap]:
+    """Active and standby tasks: subtopology id → ascending partitions."""
+    active: PartitionMap = {}
+    standby: PartitionMap = {}
+    for text, numbers in to_map(held).items():
+        (active if text[0] == ACTIVE else standby)[text[1:]] = numbers
+    return active, standby
+
+
+def held_tasks(active: PartitionMap, standby: PartitionMap) -> Partitions:
+    return with_role(ACTIVE, from_map(active)) | with_role(STANDBY, from_map(standby))
+
+
+class StreamsMemberSpec(msgspec.Struct, frozen=True):
+    member_id: str
+    process_id: str
+    active: Tasks = frozenset()  # in the previous assignment
+    standby: Tasks = frozenset()
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The tasks that one member shall have."""
+
+    active: Tasks = frozenset()
+    standby: Tasks = frozenset()
+
+
+def assign_sticky(
+    members: Sequence[StreamsMemberSpec],
+    tasks: Mapping[str, int],
+    *,
+    stateful: Iterable[str] = (),
+    standbys: int = 0,
+) -> dict[str, Share]:
+    """Return each member's tasks. ``tasks``: subtopology id → number of tasks. Every task of a
+    ``stateful`` subtopology has ``standbys`` copies, or fewer if there are too few processes."""
+    if not members:
+        return {}
+    ordered = sorted(members, key=lambda member: member.member_id)
+    found = _Assignment(ordered)
+    found.assign_active([(part, p) for part in sorted(tasks) for p in range(tasks[part])])
+    copies = min(standbys, len(found.processes) - 1)
+    if copies > 0:
+        parts = sorted(tasks.keys() & set(stateful))
+        found.assign_standby([(part, p) for part in parts for p in range(tasks[part])], copies)
+    return {
+        member.member_id: Share(
+            frozenset(found.active[member.member_id]), frozenset(found.standby[member.member_id])
+        )
+        for member in ordered
+    }
+
+
+class _Assignment:
+    def __init__(self, members: Sequence[StreamsMemberSpec]) -> None:
+        """``members`` are in the order of their ids."""
+        self.members = members
+        self.active: dict[str, set[Task]] = {member.member_id: set() for member in members}
+        self.standby: dict[str, set[Task]] = {member.member_id: set() for member in members}
+        self.processes: dict[str, list[tuple[int, str]]] = {}  # heap: tasks of a member, its id
+        self._process_of = {member.member_id: member.process_id for member in members}
+        self._counts = dict.fromkeys(self.active, 0)  # tasks of each member
+        self._sizes: dict[str, int] = {}  # members of each process
+        self._totals: dict[str, int] = {}  # tasks of each process
+        # Where tasks were before: their members, and all processes with their state.
+        self._owner: dict[Task, str] = {}
+        self._copies: dict[Task, list[str]] = {}
+        self._states: dict[Task, list[str]] = {}
+        for member in members:
+            process = member.process_id
+            self.processes.setdefault(process, []).append((0, member.member_id))
+            self._sizes[process] = self._sizes.get(process, 0) + 1
+            self._totals[process] = 0
+            for task in member.active:
+                self._owner.setdefault(task, member.member_id)
+                self._states.setdefault(task, []).append(process)
+        for member in members:
+            for task in member.standby:
+                self._copies.setdefault(task, []).append(member.member_id)
+                self._states.setdefault(task, []).append(member.process_id)
+
+    def _add(self, tasks: set[Task], task: Task, member_id: str) -> None:
+        """``tasks``: the active or the standby tasks of the member."""
+        tasks.add(task)
+        self._counts[member_id] += 1
+        process = self._process_of[member_id]
+        self._totals[process] += 1
+        heappush(self.processes[process], (self._counts[member_id], member_id))
+
+    def _idlest(self, process: str) -> str:
+        heap = self.processes[process]
+        while heap[0][0] != self._counts[heap[0][1]]:
+            heappop(heap)  # stale: the member has got more tasks since
+        return heap[0][1]
+
+    def _load(self, process: str) -> float:
+        return self._totals[process] / self._sizes[process]
+
+    # ── Active tasks ─────────────────────────────────────────────────────────────────────────
+    def assign_active(self, tasks: Sequence[Task]) -> None:
+        """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
+        self._each, self._more = divmod(len(tasks), len(self.members))
+        left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
+        left = [task for task in left if not self._give(task, self._with_state(task))]
+        places = [
+            member.member_id
+            for member in self.members
+            for _ in range(self._each - self._counts[member.member_id])
+        ]
+        for task, member_id in zip(left, places, strict=False):
+            self._add(self.active[member_id], task, member_id)
+        self._spread(left[len(places) :])
+
+    def _previous_owner(self, task: Task) -> Iterable[str]:
+        owner = self._owner.get(task)
+        return () if owner is None else (owner,)
+
+    def _with_state(self, task: Task) -> Iterable[str]:
+        return map(self._idlest, self._states.get(task, ()))
+
+    def _give(self, task: Task, candidates: Iterable[str]) -> bool:
+        """Give the task to the first of the members that has room."""
+        for member_id in candidates:
+            count = self._counts[member_id]
+            if count < self._each or (count == self._each and self._more):
+                self._more -= count == self._each
+                self._add(self.active[member_id], task, member_id)
+                return True
+        return False
+
+    def _spread(self, tasks: Sequence[Task]) -> None:
+        """Assign one more task to each member, least loaded processes first."""
+        room: dict[str, list[str]] = {}
+        for member in reversed(self.members):
+            if self._counts[member.member_id] == self._each:
+                room.setdefault(member.process_id, []).append(member.member_id)
+        heap = [(self._load(process), process) for process in room]
+        heapify(heap)
+        for task in tasks:
+            _, process = heappop(heap)
+            member_id = room[process].pop()
+            self._add(self.active[member_id], task, member_id)
+            if room[process]:
+                heappush(heap, (self._load(process), process))
+
+    # ── Standby tasks ────────────────────────────────────────────────────────────────────────
+    def assign_standby(self, tasks: Sequence[Task], copies: int) -> None:
+        held = {
+            task: {self._process_of[member_id]}
+            for member_id, active in self.active.items()
+            for task in active
+        }
+        total = sum(self._counts.values()) + copies * len(tasks)
+        count_max = -(-total // len(self.members))
+        left = [
+            task
+            for _ in range(copies)
+            for task in tasks
+            if not self._copy_where_it_was(task, held[task], count_max)
+        ]
+        heap = [(self._load(process), process) for process in self.processes]
+        heapify(heap)
+        for task in left:
+            skipped = []
+            while heap[0][1] in held[task]:
+                skipped.append(heappop(heap))
+            _, process = heappop(heap)
+            self._copy(task, self._idlest(process), held[task])
+            for entry in (*skipped, (self._load(process), process)):
+                heappush(heap, entry)
+
+    def _copy_where_it_was(self, task: Task, held: set[str], count_max: int) -> bool:
+        """``held``: the processes that have the task already."""
+        for member_id in (*self._copies.get(task, ()), *self._previous_owner(task)):
+            process = self._process_of[member_id]
+            if process in held:
+                continue
+            for each in (member_id, self._idlest(process)):
+                if self._counts[each] < count_max:
+                    self._copy(task, each, held)
+                    return True
+        return False
+
+    def _copy(self, task: Task, member_id: str, held: set[str]) -> None:
+        self._add(self.standby[member_id], task, member_id)
+        held.add(self._process_of[member_id])

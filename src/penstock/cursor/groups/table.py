@@ -1,0 +1,289 @@
+"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups.
+
+``replay`` folds the rows of the internal topic in log order, then ``loaded`` starts the timers. A
+group without rows exists only while a client is joining.
+
+Below feature level 3 the configs of groups are rows here. From that level on they are in the
+metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups.classic.classic import ClassicGroup
+from penstock.cursor.groups.classic.classic_state import State
+from penstock.cursor.groups.consumer import ConsumerGroup
+from penstock.cursor.groups.decision import Decision, Reply
+from penstock.cursor.groups.offsets import Fences, Offsets
+from penstock.cursor.groups.records import CODEC, ConfigsValue, RowKind
+from penstock.cursor.groups.settings import (
+    GROUP_ID_CHARS_MAX,
+    GroupSettings,
+    consumer_settings,
+    streams_settings,
+)
+from penstock.cursor.groups.share import ShareGroup
+from penstock.cursor.groups.streams.streams import StreamsGroup
+from penstock.cursor.tenants import NO_QUOTAS, PartitionUsage
+from penstock.model.quotas import GROUP_CONFIGS, GROUPS
+from penstock.wire.kafka.faults import ErrorCode
+
+Members: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
+
+
+class Group:
+    """One group: its members, under the protocol of its kind, and its offsets. Without members that
+    the coordinator knows, it has offsets only and counts as classic."""
+
+    __slots__ = ("account", "id", "members", "offsets")
+
+    def __init__(
+        self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
+    ) -> None:
+        self.id = group_id
+        self.account = usage.account_of(group_id)
+        self.offsets = Offsets(group_id, open_groups, usage)
+        self.members: Members | None = None
+
+    @property
+    def kind(self) -> str:
+        return ClassicGroup.kind if self.members is None else self.members.kind
+
+    @property
+    def state(self) -> str:
+        return State.EMPTY if self.members is None else self.members.state
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state == State.EMPTY
+
+    @property
+    def is_blank(self) -> bool:
+        """The group has no rows, and no client is joining."""
+        return not len(self.offsets) and (self.members is None or self.members.is_blank)
+
+    @property
+    def is_idle_classic(self) -> bool:
+        """The group may become a consumer group or a streams group."""
+        if isinstance(self.members, ClassicGroup):
+            return self.members.is_idle
+        return self.members is None
+
+
+class GroupTable:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        usage: PartitionUsage | None = None,
+        *,
+        stored: Callable[[str], Mapping[str, str]] | None = None,
+    ) -> None:
+        """``usage`` has the tenants' counts for this coordinator, and their quotas. ``stored``
+        returns the configs that the metadata store has for a group; None: all of them are rows."""
+        self._settings = settings
+        self._stored = stored
+        self._usage = usage or PartitionUsage(NO_QUOTAS)
+        self._groups: dict[str, Group] = {}
+        self._fences = Fences()
+        self._configs: dict[str, ConfigsValue] = {}  # of groups that may not exist yet
+        self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
+        self._wakes: Deadlines[str] = Deadlines()
+
+    def next_wake_ms(self) -> int | None:
+        """Return when to call ``tick``, on the monotonic clock; None: there is no deadline."""
+        return self._wakes.next_ms()
+
+    # ── Replay ───────────────────────────────────────────────────────────────────────────────
+    def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
+        """Apply a row of the log. Raises ValueError for an unknown row."""
+        kind, fields, body = CODEC.decode(key, value)
+        if kind == RowKind.FENCE:
+            self._fences.apply(fields[0], body)
+            return
+        if kind == RowKind.CONFIGS:
+            self._apply_configs(fields[0], body)
+            return
+        group = self._groups.get(fields[0])
+        if group is None:
+            if body is None:
+                return
+            group = self._add(fields[0])
+        if kind == RowKind.OFFSET:
+            group.offsets.apply_offset(fields[1:], body)
+        elif kind == RowKind.PENDING:
+            group.offsets.apply_pending(fields[1], fields[2:], body)
+        else:
+            members_type = _MEMBERS.get(kind, StreamsGroup)
+            if body is not None and not isinstance(group.members, members_type):
+                group.members = members_type(group.id, self._settings)
+            members = group.members
+            if isinstance(members, members_type):
+                if isinstance(members, ClassicGroup | ShareGroup):
+                    members.apply(body, now_ms=now_ms)
+                else:
+                    members.apply(kind, fields, body)
+                # Of several rows, that of the group is deleted last.
+                if body is None and kind in _GROUP_ROWS:
+                    group.members = None
+        if group.is_blank:
+            self._remove(group)
+
+    def loaded(self, decision: Decision) -> None:
+        """Start all timers, once the whole topic was read."""
+        for group in self._groups.values():
+            if isinstance(group.members, ConsumerGroup | StreamsGroup):
+                self._set_times(group.members)
+                group.members.arm(decision.now_ms)
+            self._arm(group)
+
+    def _set_times(self, members: ConsumerGroup | StreamsGroup) -> None:
+        configs = self.configs(members.group_id)
+        if isinstance(members, ConsumerGroup):
+            members.times = consumer_settings(configs, self._settings)
+        else:
+            members.times = streams_settings(configs, self._settings)
+
+    # ── Configs ──────────────────────────────────────────────────────────────────────────────
+    def configs(self, group_id: str) -> Mapping[str, str]:
+        """Return the configs of a group, even if there is no such group. The metadata store
+        overrides a row that was not moved there yet."""
+        value = self._configs.get(group_id)
+        rows = {} if value is None else value.configs
+        stored = {} if self._stored is None else self._stored(group_id)
+        return {**rows, **stored} if rows and stored else rows or stored
+
+    def configs_rows(self) -> dict[str, Mapping[str, str]]:
+        """Return the configs that are to be moved to the metadata store, by group."""
+        return {group_id: value.configs for group_id, value in self._configs.items()}
+
+    def repeat_configs(self, decision: Decision) -> None:
+        """Write all configs again: once committed, this node is the leader and has all of them."""
+        for group_id, value in list(self._configs.items()):
+            self._put_configs(group_id, value, decision)
+
+    def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
+        """Delete the rows of configs that the metadata store has."""
+        for group_id in group_ids:
+            self._put_configs(group_id, None, decision)
+
+    def change_configs(
+        self, group_id: str, changes: Mapping[str, str | None], decision: Decision
+    ) -> None:
+        """Change configs of a group; None restores the default. Values have been checked."""
+        before = self.configs(group_id)
+        merged = {**before, **changes}
+        after = {name: text for name, text in sorted(merged.items()) if text is not None}
+        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
+            decision.reply(Reply(ErrorCode.INVALID_GROUP_ID))
+        elif after and not before and not self._has_room_for_configs(group_id):
+            decision.reply(Reply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        else:
+            if after != before:
+                self._put_configs(group_id, ConfigsValue(after) if after else None, decision)
+            decision.reply(Reply(), after_commit=True)
+
+    def _has_room_for_configs(self, group_id: str) -> bool:
+        account, bound = self._usage.account_of(group_id), self._settings.configs_max
+        if len(self._configs) >= bound:
+            return False
+        has_room = self._usage.room(account, GROUP_CONFIGS, bound=bound) > 0
+        if not has_room:
+            self._usage.note_refused(account, GROUP_CONFIGS)
+        return has_room
+
+    def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
+        decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
+        self._apply_configs(group_id, value)
+
+    def _apply_configs(self, group_id: str, value: ConfigsValue | None) -> None:
+        change = (value is not None) - (group_id in self._configs)
+        self._usage.add(self._usage.account_of(group_id), GROUP_CONFIGS, change)
+        if value is None:
+            self._configs.pop(group_id, None)
+        else:
+            self._configs[group_id] = value
+
+    # ── Finding and dropping ─────────────────────────────────────────────────────────────────
+    def _find_or_create(self, group_id: str, *, may_create: bool) -> tuple[Group | None, ErrorCode]:
+        group = self._groups.get(group_id)
+        if group is not None:
+            return group, ErrorCode.NONE
+        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
+            return None, ErrorCode.INVALID_GROUP_ID
+        if not may_create:
+            return None, ErrorCode.GROUP_ID_NOT_FOUND
+        bound = self._settings.groups_max
+        if len(self._groups) >= bound:
+            return None, ErrorCode.GROUP_MAX_SIZE_REACHED
+        account = self._usage.account_of(group_id)
+        if not self._usage.room(account, GROUPS, bound=bound):
+            self._usage.note_refused(account, GROUPS)
+            return None, ErrorCode.GROUP_MAX_SIZE_REACHED
+        return self._add(group_id), ErrorCode.NONE
+
+    def _no_group(self, group_id: str, code: ErrorCode, kind: str) -> str:
+        """Return why there is no such group, in one line for clients."""
+        if code is not ErrorCode.GROUP_MAX_SIZE_REACHED:
+            return f"There is no {kind} group of this name."
+        account, bound = self._usage.account_of(group_id), self._settings.groups_max
+        if len(self._groups) >= bound:
+            return f"This coordinator is full: {bound:,} of {bound:,} groups. Delete some."
+        return self._usage.reason(account, GROUPS, bound=bound)
+
+    def _add(self, group_id: str) -> Group:
+        group = self._groups[group_id] = Group(group_id, self._open_groups, self._usage)
+        self._usage.add(group.account, GROUPS, 1)
+        return group
+
+    def _remove(self, group: Group) -> None:
+        if self._groups.pop(group.id, None) is not None:
+            self._usage.add(group.account, GROUPS, -1)
+        self._wakes.drop(group.id)
+
+    def _finish(self, group: Group | None) -> None:
+        """Set the group's timer, or drop the group if it has nothing left."""
+        if group is not None:
+            self._arm(group)
+            if group.is_blank:
+                self._remove(group)
+
+    def _arm(self, group: Group) -> None:
+        at_ms = None if group.members is None else group.members.next_wake_ms()
+        if at_ms is None:
+            self._wakes.drop(group.id)
+        else:
+            self._wakes.set(group.id, at_ms)
+
+    def _erase_members(self, group: Group, decision: Decision) -> None:
+        if group.members is not None:
+            group.members.erase(decision)
+            group.members = None
+
+    def _erase(self, group: Group, decision: Decision) -> None:
+        group.offsets.erase(decision)
+        self._erase_members(group, decision)
+        self._remove(group)
+
+    def view(self) -> dict[str, object]:
+        """Return the whole state; it must be equal for two folds of the same rows."""
+        found: dict[str, object] = {"fences": self._fences.view()}
+        for group_id, group in sorted(self._groups.items()):
+            members = None if group.members is None else group.members.view()
+            if members is not None or len(group.offsets):
+                found[f"group {group_id}"] = (members, group.offsets.view())
+        if self._configs:
+            found["configs"] = dict(sorted(self._configs.items()))
+        return found
+
+
+_GROUP_ROWS = (RowKind.CLASSIC, RowKind.CONSUMER, RowKind.SHARE, RowKind.STREAMS)
+_MEMBERS: dict[int, type[ClassicGroup | ConsumerGroup | ShareGroup]] = {
+    RowKind.CLASSIC: ClassicGroup,
+    RowKind.SHARE: ShareGroup,
+    RowKind.CONSUMER: ConsumerGroup,
+    RowKind.MEMBER: ConsumerGroup,
+    RowKind.TARGET: ConsumerGroup,
+    RowKind.TARGET_OF: ConsumerGroup,
+    RowKind.CURRENT: ConsumerGroup,
+}

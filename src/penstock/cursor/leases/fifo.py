@@ -1,0 +1,256 @@
+"""The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
+one of its records is in flight.
+
+Groups wait in a line in the order in which they became available: a new group joins when its first
+record is due, a group that was delivered joins at the end when it is available again. So a group
+that fails repeatedly does not starve the others. A receive takes as many records as it can from the
+first group before the next one. Inside a group it goes from the oldest remaining record to the
+first one in flight. So no record overtakes a record that is being processed, while records before
+one whose lease was extended are delivered again. A record without a group is a group by itself.
+
+Each group has a queue of offsets: entries of the table first, then records of the window, all
+ascending. A group is available if its first live record is. It is in the line at most once; an
+unavailable group found there is dropped, and the event that frees the group adds it again.
+
+The queue's current delay applies to every record that was never leased nor skipped. All have the
+same delay, so due times follow log order: groups that begin with such a record arrive in the order
+of offsets, all records after a delayed one are delayed, reading ahead stops there, and no entry of
+the table is ever delayed.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import islice
+
+from penstock.cursor.leases.entry import LEASED, READY, TAKEN, UNKNOWN, Entry
+from penstock.cursor.leases.lease import LeaseCursor
+from penstock.cursor.leases.window import Selection
+from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
+from penstock.model.message import Record
+
+# Number of fresh records that a receive wants in the window, to find those of its first group.
+_LOOK_AHEAD = WINDOW_RECORDS_MAX // 2
+
+GroupKey = str | int  # a record without a group has its offset as key
+
+
+class FifoCursor(LeaseCursor):
+    is_fifo = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: dict[GroupKey, deque[int]] = {}
+        self._line: deque[GroupKey] = deque()
+        self._in_line: set[GroupKey] = set()
+        # Heap of fresh records that are first in their group; when due, the group joins the line.
+        self._arrivals: list[int] = []
+        self._arriving: set[int] = set()
+        # The window by offset, with the append times on the monotonic clock.
+        self._fresh: dict[int, tuple[Record, int]] = {}
+        self._last_append_ms: int | None = None
+
+    def _needs_feed(self, take: int, is_dry: bool) -> bool:  # noqa: ARG002 - for standard queues
+        return self._lacks(_LOOK_AHEAD, is_dry) and self._may_skip
+
+    def _select(self, selection: Selection) -> tuple[int, bool]:
+        head = self._pass_expired(selection)
+        is_cut, is_delayed = self._take_groups(selection, selection.now_ms - self._queue_delay_ms)
+        is_stuck = not (selection.picked or is_cut or is_delayed or selection.is_dry)
+        selection.reads_on = is_stuck and self._is_locked(selection.now_ms)
+        last = max((o for o, record in selection.picked if record is not None), default=-1)
+        if selection.reads_on and self._window:
+            last = self._window[-1].offset  # all records are locked: make room to read further
+        return max(head, self._pass_to(selection, last)), is_cut
+
+    def _reads_on(self, selection: Selection) -> bool:
+        return selection.reads_on
+
+    # ── Choosing ─────────────────────────────────────────────────────────────────────────────
+    def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
+        """Take records of the groups in line. Returns whether a bound on one event stopped it, and
+        whether a record is delayed. A record appended after ``due_ms`` is delayed."""
+        self._admit(due_ms)
+        line = self._line
+        while line and len(selection.picked) < selection.take:
+            key = line[0]
+            front = self._front(key)
+            entry = None if front is None else self._table.get(front)
+            is_free = front is not None and (entry is None or entry.state == READY)
+            if is_free and not self._walk(key, selection, due_ms):
+                return True, False
+            line.popleft()
+            self._in_line.discard(key)
+            if is_free and entry is None and not selection.picked:
+                self._line_up(key)  # the queue's delay was raised: the group joins again when due
+        return False, bool(self._arrivals)
+
+    def _admit(self, due_ms: int) -> None:
+        """Add the groups whose first record has become due to the line."""
+        arrivals = self._arrivals
+        while arrivals:
+            offset = arrivals[0]
+            fresh = self._fresh.get(offset)
+            if fresh is not None and fresh[1] > due_ms:
+                return
+            heappop(arrivals)
+            self._arriving.discard(offset)
+            entry = self._table.get(offset)
+            if fresh is not None:
+                self._join(_key_of(fresh[0].message.group, offset))
+            elif entry is not None:
+                self._join(_key_of(entry.group, offset))
+
+    def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
+        """Take from one group, oldest first. False: the event is full of expired or dead ones."""
+        for offset in self._groups[key]:
+            if len(selection.picked) == selection.take:
+                break
+            entry = self._table.get(offset)
+            if entry is None:
+                fresh = self._fresh.get(offset)
+                if fresh is None:
+                    continue
+                if fresh[1] > due_ms:
+                    break
+                selection.picked.append((offset, fresh[0]))
+            elif entry.state == LEASED:
+                break
+            elif entry.state == TAKEN:
+                continue
+            elif not self._consider(selection, offset, entry):
+                return False
+            elif selection.held and selection.held[-1] == offset:
+                break  # locked until this record is in the dead-letter queue
+        return True
+
+    def _pass_to(self, selection: Selection, last: int) -> int:
+        """Move the head after ``last``: picked records become entries, records in between become
+        skipped entries. Returns the new head."""
+        window = self._window
+        picked = {offset for offset, record in selection.picked if record is not None}
+        while window and window[0].offset <= last:
+            record = window[0]
+            offset = record.offset
+            is_picked = offset in picked
+            state = TAKEN if is_picked else READY
+            self._table[offset] = Entry(state, record.message.group, record.appended_at_ms)
+            if not is_picked:
+                selection.skipped.append(offset)
+            self._pass(record, selection)
+            del self._fresh[offset]
+        return last + 1
+
+    def _is_locked(self, now_ms: int) -> bool:
+        """Return whether to read beyond the window, in which all records are locked."""
+        if self._backlog <= len(self._window) or not self._may_skip:
+            return False
+        if not self._window:
+            return True
+        _, appended_ms = self._fresh[self._window[-1].offset]
+        return appended_ms + self._queue_delay_ms <= now_ms
+
+    # ── Groups ───────────────────────────────────────────────────────────────────────────────
+    def _front(self, key: GroupKey) -> int | None:
+        """Return the oldest offset of a group that is not gone."""
+        offsets = self._groups.get(key)
+        if offsets is None:
+            return None
+        while offsets:
+            offset = offsets[0]
+            if offset in self._table or offset in self._fresh:
+                return offset
+            offsets.popleft()
+        del self._groups[key]
+        return None
+
+    def _blocker(self, group: str | None, offset: int) -> int | None:
+        if group is None:
+            return None
+        for earlier in islice(self._groups.get(group, ()), LOCK_STEPS_MAX):
+            if earlier >= offset:
+                return None
+            entry = self._table.get(earlier)
+            if entry is not None and entry.state == LEASED:
+                return earlier
+        return None
+
+    def _line_up(self, key: GroupKey) -> None:
+        """Add a group to the line or the arrivals, unless its first record is in flight."""
+        front = self._front(key)
+        if front is None:
+            return
+        entry = self._table.get(front)
+        if entry is None:
+            if front not in self._arriving:
+                self._arriving.add(front)
+                heappush(self._arrivals, front)
+        elif entry.state == READY:
+            self._join(key)
+
+    def _join(self, key: GroupKey) -> None:
+        if key not in self._in_line:
+            self._in_line.add(key)
+            self._line.append(key)
+
+    def _rebuild(self) -> None:
+        if self._unhydrated:
+            return  # groups are not known yet; hydrate calls this again
+        self._groups = {}
+        for offset, entry in self._table.items():
+            self._groups.setdefault(_key_of(entry.group, offset), deque()).append(offset)
+        for record in self._window:
+            key = _key_of(record.message.group, record.offset)
+            self._groups.setdefault(key, deque()).append(record.offset)
+        self._line.clear()
+        self._in_line.clear()
+        self._arrivals.clear()
+        self._arriving.clear()
+        for key in list(self._groups):
+            self._line_up(key)
+
+    # ── Callbacks of the fold and the window ─────────────────────────────────────────────────
+    def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
+        # On the monotonic clock, and ascending even if the wall clock jumped between reads.
+        appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)
+        if self._last_append_ms is not None:
+            appended_ms = max(appended_ms, self._last_append_ms)
+        self._last_append_ms = appended_ms
+        offset = record.offset
+        self._fresh[offset] = (record, appended_ms)
+        key = _key_of(record.message.group, offset)
+        offsets = self._groups.get(key)
+        if offsets is None:
+            self._groups[key] = deque((offset,))
+            self._line_up(key)
+        else:
+            offsets.append(offset)
+
+    def _on_dropped(self, record: Record) -> None:
+        self._fresh.pop(record.offset, None)
+        self._line_up(_key_of(record.message.group, record.offset))
+
+    def _on_ready(self, offset: int, entry: Entry) -> None:
+        if entry.sent_at_ms != UNKNOWN:
+            self._line_up(_key_of(entry.group, offset))
+
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        if entry.sent_at_ms != UNKNOWN:
+            self._line_up(_key_of(entry.group, offset))
+
+    def _on_leased(self, entry: Entry) -> None:
+        pass  # _walk checks the state
+
+    def _on_lease_ended(self, entry: Entry) -> None:
+        pass
+
+    def next_wake_ms(self) -> int | None:
+        ends_ms = super().next_wake_ms()
+        arrivals = self._arrivals
+        if arrivals and arrivals[0] in self._fresh:
+            due_ms = self._fresh[arrivals[0]][1] + self._queue_delay_ms
+            return due_ms if ends_ms is None else min(ends_ms, due_ms)
+        return ends_ms
+
+
+def _key_of(group: str | None, offset: int) -> GroupKey:
+    return offset if group is None else group

@@ -1,0 +1,421 @@
+"""The state of a queue as a fold of its partition's log. Only this code changes that state.
+
+Decisions (lease.py) create an event and apply it here; a restart or a follower applies the same
+events from the log. So live and replayed state agree.
+
+The state, and its size:
+- ``head``: the first offset that no lease has examined. The backlog after it needs no memory.
+- the table: records below the head that are not gone, O(in flight + skipped).
+- counts of messages appended and messages passed by the head, from batch headers alone.
+- deadlines, in a heap with lazy deletion; a lease's end is not an event, it only permits the next.
+
+Replay needs no message contents. An entry created by replay therefore lacks its group, sending time
+and due time until ``hydrate`` gets its record; a leader hydrates before its first lease.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from penstock.cursor.leases.attempt import Attempt, AttemptTable
+from penstock.cursor.leases.delay import DelayBuckets, due_at
+from penstock.cursor.leases.entry import DELAYED, LEASED, READY, RESTORED, TAKEN, Entry
+from penstock.cursor.leases.events import (
+    AckEvent,
+    Event,
+    ExtendEvent,
+    LeaseEvent,
+    StartEvent,
+    TrimEvent,
+)
+from penstock.cursor.leases.redrive import HOLD_MS
+from penstock.cursor.leases.snapshot import Snapshot, encode, fingerprint
+from penstock.model.message import Record
+
+_STALE_MIN = 1_024  # with fewer stale heap items a sweep is not worth its cost
+
+
+class LeaseState(ABC):
+    is_fifo: bool
+
+    def __init__(self) -> None:
+        # The fold: equal on every replica that has applied the same log.
+        self._head = 0
+        self._next_offset = 0
+        self._appended_count = 0
+        self._passed_count = 0
+        self._next_lease_seq = 1
+        self._table: dict[int, Entry] = {}  # ascending offsets: entries are added as the head moves
+        # Acked although no lease is known: a crash lost the event of the lease, but not the ack.
+        self._acked_ahead: set[int] = set()
+        self._acked_order: list[int] = []  # the same as a heap, to drop what the head passes
+        self._attempts = AttemptTable()
+        # Local to this node: clocks, and state that needs the contents of records.
+        self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), stale ones included
+        self._deadlines_max = _STALE_MIN
+        self._in_flight = 0
+        self._delayed = 0
+        self._unhydrated: set[int] = set()
+        self._delays = DelayBuckets(by_append=self.is_fifo)
+
+    # ── Callbacks that the two kinds of queue implement ──────────────────────────────────────
+    @abstractmethod
+    def _on_ready(self, offset: int, entry: Entry) -> None:
+        """Called when an entry may be leased again."""
+
+    @abstractmethod
+    def _on_leased(self, entry: Entry) -> None:
+        """Called when an entry with a group was leased."""
+
+    @abstractmethod
+    def _on_lease_ended(self, entry: Entry) -> None:
+        """Called when an entry with a group is no longer in flight."""
+
+    @abstractmethod
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        """Called when an entry has left the table."""
+
+    @abstractmethod
+    def _on_head(self) -> None:
+        """Called when the head has moved: read-ahead below it is void."""
+
+    @abstractmethod
+    def _on_restart(self) -> None:
+        """Called before the head is set to any offset: all read-ahead is void."""
+
+    @abstractmethod
+    def _rebuild(self) -> None:
+        """Rebuild the delivery order: all entries are hydrated, or many are gone."""
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def appended(
+        self,
+        base_offset: int,
+        count: int,
+        *,
+        next_offset: int,
+        delays: Sequence[tuple[int, int]] = (),
+        appended_at_ms: int = 0,
+        now_ms: int,
+        elapsed_ms: int = 0,
+    ) -> None:
+        """Count ``count`` messages appended at ``base_offset``; the log now ends at
+        ``next_offset``. ``delays`` lists (offset, delay) of the delayed ones if known, with the
+        append's wall clock; without it they count as visible until they are read."""
+        assert base_offset >= self._next_offset, "appends must follow the order of the log"
+        self._appended_count += count
+        self._next_offset = next_offset
+        for offset, delay_ms in delays:
+            if delay_ms > 0 and offset >= self._head:
+                self._delays.add(
+                    delay_ms, appended_at_ms=appended_at_ms, now_ms=now_ms - elapsed_ms
+                )
+
+    def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
+        """Replay the event at ``offset`` of the log, which was written ``elapsed_ms`` ago. A lease
+        gets the rest of its time, counted from now."""
+        if isinstance(event, LeaseEvent):
+            assert event.head <= offset, "a lease event must come after its records"
+            self._add_restored(event)
+            self._apply_lease(event, now_ms, elapsed_ms)
+            self._on_head()
+        elif isinstance(event, AckEvent):
+            self._apply_ack(event.offsets)
+        elif isinstance(event, ExtendEvent):
+            self._apply_extend(event, now_ms, elapsed_ms)
+        elif isinstance(event, StartEvent):
+            self._apply_start(event)
+        else:
+            self._apply_trim(event)
+
+    def _apply_lease(self, event: LeaseEvent, now_ms: int, elapsed_ms: int = 0) -> None:
+        detail = event.detail
+        if event.head > self._head:
+            self._head = event.head
+            self._passed_count += event.passed
+            if self._acked_order:
+                self._forget_acked_ahead()
+        attempt = 1
+        if detail is not None:
+            if detail.attempt_id is not None:
+                attempt = self._note_attempt(detail.attempt_id, event, now_ms - elapsed_ms)
+            if detail.expired:
+                self._apply_ack(detail.expired)
+            if detail.due_keys:
+                self._delays.remove(detail.due_keys)
+            until_ms = now_ms + max(0, HOLD_MS - elapsed_ms)
+            for offset in detail.held:
+                self._lease_entry(offset, event, 0, until_ms, now_ms - elapsed_ms)
+        until_ms = now_ms + max(0, event.duration_ms - elapsed_ms)
+        for offset in event.offsets:
+            self._lease_entry(offset, event, attempt, until_ms, now_ms - elapsed_ms)
+        if len(self._deadlines) > self._deadlines_max:
+            self._sweep_deadlines()
+        if event.lease_seq >= self._next_lease_seq:
+            self._next_lease_seq = event.lease_seq + 1
+
+    def _lease_entry(
+        self, offset: int, event: LeaseEvent, attempt: int, until_ms: int, leased_at_ms: int
+    ) -> None:
+        entry = self._table[offset]
+        if entry.state != LEASED:
+            self._begin_lease(entry)
+        if attempt:
+            # Counted at the lease, not at its end: a consumer that crashes must use an attempt too.
+            entry.attempts += attempt
+            if entry.attempts == 1:
+                entry.first_leased_at_ms = event.leased_at_ms
+        entry.lease_seq = event.lease_seq
+        entry.until_ms = until_ms
+        entry.leased_at_ms = leased_at_ms
+        entry.is_changed = False
+        heappush(self._deadlines, (until_ms, offset))
+
+    def _add_restored(self, event: LeaseEvent) -> None:
+        """Add entries for the records that this lease is the first to examine. A live decision adds
+        them itself, with contents."""
+        table = self._table
+        head = self._head
+        fresh = [o for o in event.offsets if o >= head and o not in table]
+        if event.detail is not None and event.detail.skipped:
+            fresh += [o for o in event.detail.skipped if o not in table]
+        if fresh:
+            for offset in sorted(fresh):
+                table[offset] = Entry(RESTORED)
+            self._unhydrated.update(fresh)
+
+    def _note_attempt(self, attempt_id: str, event: LeaseEvent, at_ms: int) -> int:
+        """Return the attempts that this lease counts for: 0 if it repeats an earlier receive."""
+        if self._attempts.is_repeat(attempt_id, event.lease_seq):
+            return 0
+        self._attempts.remember(attempt_id, Attempt(event.lease_seq, event.offsets, at_ms))
+        return 1
+
+    def _apply_extend(self, event: ExtendEvent, now_ms: int, elapsed_ms: int = 0) -> None:
+        for offset, duration_ms in event.leases:
+            entry = self._table[offset]
+            entry.is_changed = True
+            if duration_ms == 0:
+                if entry.state == LEASED:
+                    self._end_lease(entry)
+                    entry.state = READY
+                    self._on_ready(offset, entry)
+                continue
+            if entry.state != LEASED:
+                # The lease had ended and its consumer extends it: no new attempt, a new start time.
+                self._begin_lease(entry)
+                entry.leased_at_ms = now_ms - elapsed_ms
+            entry.until_ms = now_ms + max(0, duration_ms - elapsed_ms)
+            self._arm(entry.until_ms, offset)
+
+    def _apply_ack(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            entry = self._table.pop(offset, None)
+            if entry is not None:
+                self._leave(offset, entry)
+                self._on_gone(offset, entry)
+            elif offset >= self._head and offset not in self._acked_ahead:
+                self._acked_ahead.add(offset)
+                heappush(self._acked_order, offset)
+
+    def _apply_trim(self, event: TrimEvent) -> None:
+        start = event.start
+        gone = [(o, e) for o, e in self._table.items() if o < start]
+        for offset, entry in gone:
+            del self._table[offset]
+            self._leave(offset, entry)
+        if start > self._head:
+            self._head = start
+            self._passed_count += event.passed
+            self._forget_acked_ahead()
+            self._on_head()
+            if self._backlog <= 0:
+                self._delays.clear()
+        self._next_offset = max(self._next_offset, start)
+        self._sweep_deadlines()
+        self._rebuild()
+
+    def _apply_start(self, event: StartEvent) -> None:
+        for offset, entry in self._table.items():
+            self._leave(offset, entry)
+        self._table.clear()
+        self._acked_ahead.clear()
+        self._acked_order.clear()
+        self._attempts = AttemptTable()
+        self._delays.clear()  # unread delayed records count as visible until they are read
+        self._on_restart()
+        self._head = event.start
+        self._passed_count = self._appended_count - event.backlog
+        self._next_offset = max(self._next_offset, event.start)
+        self._on_head()
+        self._sweep_deadlines()
+        self._rebuild()
+
+    # ── Bookkeeping ──────────────────────────────────────────────────────────────────────────
+    @property
+    def _backlog(self) -> int:
+        """Number of messages that no lease has examined."""
+        return self._appended_count - self._passed_count - len(self._acked_ahead)
+
+    @property
+    def unseen(self) -> int:
+        """Number of messages from the head on, including those acked ahead."""
+        return self._appended_count - self._passed_count
+
+    def _forget_acked_ahead(self) -> None:
+        order = self._acked_order
+        while order and order[0] < self._head:
+            self._acked_ahead.discard(heappop(order))
+
+    def _leave(self, offset: int, entry: Entry) -> None:
+        if entry.state == LEASED:
+            self._end_lease(entry)
+        elif entry.state == DELAYED:
+            self._delayed -= 1
+        if self._unhydrated:
+            self._unhydrated.discard(offset)
+
+    def _begin_lease(self, entry: Entry) -> None:
+        if entry.state == DELAYED:
+            self._delayed -= 1
+        entry.state = LEASED
+        self._in_flight += 1
+        if entry.group is not None:
+            self._on_leased(entry)
+
+    def _end_lease(self, entry: Entry) -> None:
+        self._in_flight -= 1
+        if entry.group is not None:
+            self._on_lease_ended(entry)
+
+    def _arm(self, until_ms: int, offset: int) -> None:
+        heappush(self._deadlines, (until_ms, offset))
+        if len(self._deadlines) > self._deadlines_max:
+            self._sweep_deadlines()
+
+    def _sweep_deadlines(self) -> None:
+        """Drop stale deadlines, of acked and extended leases, before they are more than half of the
+        heap, so that the cost per lease stays constant."""
+        timed = (LEASED, DELAYED)
+        self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
+        heapify(self._deadlines)
+        self._deadlines_max = 2 * len(self._deadlines) + _STALE_MIN
+
+    def _pop_deadline(self) -> None:
+        heappop(self._deadlines)
+
+    def _advance(self, now_ms: int) -> None:
+        """End the leases and delays that are over by now."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_ms:
+            until_ms, offset = heappop(deadlines)
+            entry = self._table.get(offset)
+            if entry is None or entry.until_ms != until_ms:
+                continue
+            if entry.state == LEASED:
+                self._end_lease(entry)
+            elif entry.state == DELAYED:
+                self._delayed -= 1
+            else:
+                continue
+            entry.state = READY
+            self._on_ready(offset, entry)
+
+    # ── Contents that replay does not have ───────────────────────────────────────────────────
+    def unhydrated(self) -> list[int]:
+        """Return the offsets whose records ``hydrate`` must get before the first lease."""
+        return sorted(self._unhydrated)
+
+    def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
+        for record in records:
+            if record.offset not in self._unhydrated:
+                continue
+            self._unhydrated.discard(record.offset)
+            entry = self._table[record.offset]
+            entry.group = record.message.group
+            entry.sent_at_ms = self._retention_base(record)
+            if entry.state == LEASED:
+                if entry.group is not None:
+                    self._on_leased(entry)
+            elif entry.state == RESTORED:
+                self._settle(record, entry, now_ms, wall_ms)
+        if not self._unhydrated:
+            self._rebuild()
+
+    def _settle(self, record: Record, entry: Entry, now_ms: int, wall_ms: int) -> None:
+        entry.state = READY
+        delay_ms = record.message.delay_ms
+        if delay_ms and not self.is_fifo and entry.attempts == 0:
+            due_ms = due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+            if due_ms > now_ms:
+                entry.state = DELAYED
+                entry.until_ms = due_ms
+                self._delayed += 1
+                self._arm(due_ms, record.offset)
+
+    def _retention_base(self, record: Record) -> int:
+        return record.appended_at_ms if self.is_fifo else record.sent_at_ms
+
+    # ── Snapshots ────────────────────────────────────────────────────────────────────────────
+    def _to_snapshot(self, now_ms: int) -> Snapshot:
+        return Snapshot(
+            is_fifo=self.is_fifo,
+            head=self._head,
+            next_offset=self._next_offset,
+            appended_count=self._appended_count,
+            passed_count=self._passed_count,
+            next_lease_seq=self._next_lease_seq,
+            entries=[
+                (
+                    offset,
+                    e.lease_seq,
+                    e.attempts,
+                    e.first_leased_at_ms,
+                    e.is_changed,
+                    max(0, e.until_ms - now_ms) if e.state == LEASED else -1,
+                    now_ms - e.leased_at_ms,
+                )
+                for offset, e in self._table.items()
+            ],
+            acked_ahead=sorted(self._acked_ahead),
+            attempts=self._attempts.rows(now_ms=now_ms),
+            delays=self._delays.rows(now_ms=now_ms),
+        )
+
+    def snapshot(self, *, now_ms: int) -> bytes:
+        """Return the encoded state after every record below ``next_offset``. Call it when all
+        events are in the log, and store the log's end beside it: replay continues from there."""
+        assert all(e.state != TAKEN for e in self._table.values()), "no snapshot during a lease"
+        return encode(self._to_snapshot(now_ms))
+
+    def state_hash(self) -> bytes:
+        """Return a hash that is equal on all replicas that have applied the same log."""
+        return fingerprint(self._to_snapshot(0))
+
+    def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
+        """Load a snapshot into a cursor that is still empty."""
+        assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
+        self._head = snapshot.head
+        self._next_offset = snapshot.next_offset
+        self._appended_count = snapshot.appended_count
+        self._passed_count = snapshot.passed_count
+        self._next_lease_seq = snapshot.next_lease_seq
+        for offset, lease_seq, attempts, first_ms, is_changed, left_ms, age_ms in snapshot.entries:
+            entry = Entry(RESTORED)
+            entry.lease_seq = lease_seq
+            entry.attempts = attempts
+            entry.first_leased_at_ms = first_ms
+            entry.is_changed = is_changed
+            entry.leased_at_ms = now_ms - age_ms - elapsed_ms
+            if left_ms >= 0:
+                entry.state = LEASED
+                entry.until_ms = now_ms + max(0, left_ms - elapsed_ms)
+                self._in_flight += 1
+            self._table[offset] = entry
+        self._unhydrated = set(self._table)
+        self._acked_ahead = set(snapshot.acked_ahead)
+        self._acked_order = sorted(snapshot.acked_ahead)
+        self._attempts.load(snapshot.attempts, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        self._delays.load(snapshot.delays, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        self._sweep_deadlines()
+        self._on_head()

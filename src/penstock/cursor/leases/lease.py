@@ -1,0 +1,429 @@
+"""The decisions of a lease cursor: which consumer holds which record, and until when.
+
+Pure: broker/partition/partition.py owns the clock and the log. It calls a decision, appends the
+events that the decision returns, and replies when they are durable. A decision has applied its
+event when it returns, so two receives in a row never pick the same record, whatever the log does
+meanwhile.
+
+This module has what both kinds of queue share: ack, extend, purge, trim, expire, counts. Which
+records a receive gets is decided in standard.py (any order, fairness) and fifo.py (message groups).
+
+Retention is checked when a record would be delivered, and by ``expire``, which the broker calls
+periodically so that idle queues drop records too. Both write an event with the dropped offsets.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.cursor.leases.delay import due_at
+from penstock.cursor.leases.entry import DELAYED, LEASED, TAKEN, UNKNOWN, Entry
+from penstock.cursor.leases.events import (
+    AckEvent,
+    AckReason,
+    Event,
+    ExtendEvent,
+    LeaseDetail,
+    LeaseEvent,
+    StartEvent,
+    TrimEvent,
+)
+from penstock.cursor.leases.obstacles import (
+    ObstacleCounter,
+    ObstacleSearch,
+    QueueTerms,
+    find_obstacles,
+)
+from penstock.cursor.leases.outcome import CursorStats, LeaseOutcome, Outcome, Pick
+from penstock.cursor.leases.redrive import HELD_PER_LEASE_MAX, is_dead
+from penstock.cursor.leases.window import LeaseWindow, Selection
+from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
+from penstock.model.limits import (
+    LEASE_MS_MAX,
+)
+from penstock.model.message import Claim, Record
+from penstock.model.topic import PeekState
+
+Results = tuple[Exception | None, ...]
+
+# Offsets in one expiry event: a million offsets would make a record too large to replicate.
+EXPIRED_PER_EVENT_MAX = 1_000
+
+_RECEIPT_EXPIRED = "The receipt handle has expired."
+_NOT_LEASED = "The message does not exist or is not available for visibility timeout change."
+_TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]."
+
+
+class RecordState(NamedTuple):
+    """State of a record that is not gone. Times are monotonic."""
+
+    state: PeekState
+    until_ms: int | None = None  # end of the lease, the delay, or the lease that locks the group
+    blocked_by: int | None = None  # FIFO: the offset in flight that locks its group
+
+
+class LeaseCursor(LeaseWindow):
+    # ── Lease ────────────────────────────────────────────────────────────────────────────────
+    def lease(
+        self,
+        *,
+        count: int,
+        lease_ms: int,
+        attempts_max: int | None,
+        retention_ms: int,
+        queue_delay_ms: int,
+        in_flight_max: int,
+        attempt_id: str | None = None,
+        now_ms: int,
+        wall_ms: int,
+    ) -> LeaseOutcome:
+        """Lease up to ``count`` records for ``lease_ms``, in one event. If the outcome has
+        ``needs_feed``, nothing was picked: call ``feed``, even without records, and lease again.
+        ``queue_delay_ms`` and ``attempt_id`` are for FIFO queues."""
+        assert not self._unhydrated, "hydrate restored entries before the first lease"
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        self._queue_delay_ms = queue_delay_ms
+        if attempt_id is not None and self.is_fifo:
+            repeated = self._repeat(attempt_id, lease_ms, now_ms, wall_ms)
+            if repeated is not None:
+                return repeated
+        room = in_flight_max - self._in_flight
+        if room <= 0:
+            return LeaseOutcome(is_over_limit=True, wake_at_ms=self.next_wake_ms())
+        take = count if count < room else room
+        is_dry, self._is_dry = self._is_dry, False
+        if self._needs_feed(take, is_dry):
+            return LeaseOutcome(needs_feed=True)
+        bound_ms = wall_ms - retention_ms
+        selection = Selection(take, attempts_max, bound_ms, now_ms, is_dry)
+        head, is_cut = self._select(selection)
+        event, picks, dead = self._decide_lease(
+            selection, head, lease_ms, attempt_id if self.is_fifo else None, now_ms, wall_ms
+        )
+        expired = len(selection.expired) + selection.fresh_expired
+        if len(picks) >= take:
+            return LeaseOutcome(picks, dead, expired, event)
+        return LeaseOutcome(
+            picks,
+            dead,
+            expired,
+            event,
+            needs_feed=self._reads_on(selection),
+            wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
+        )
+
+    @abstractmethod
+    def _needs_feed(self, take: int, is_dry: bool) -> bool:
+        """Return whether to feed before records are chosen."""
+
+    @abstractmethod
+    def _select(self, selection: Selection) -> tuple[int, bool]:
+        """Choose records. Returns the new head, and whether a bound on one event ended the search
+        before the records did."""
+
+    @abstractmethod
+    def _reads_on(self, selection: Selection) -> bool:
+        """Return whether to feed because too few records were found."""
+
+    def _consider(self, selection: Selection, offset: int, entry: Entry) -> bool:
+        """Pick, hold as dead, or expire one available entry. False: the event is full."""
+        if entry.sent_at_ms <= selection.bound_ms:
+            if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
+                return False
+            selection.expired.append(offset)
+        elif is_dead(entry.attempts, selection.attempts_max):
+            if len(selection.held) == HELD_PER_LEASE_MAX:
+                return False
+            selection.held.append(offset)
+        else:
+            selection.picked.append((offset, None))
+        entry.state = TAKEN
+        return True
+
+    def _decide_lease(
+        self,
+        selection: Selection,
+        head: int,
+        lease_ms: int,
+        attempt_id: str | None,
+        now_ms: int,
+        wall_ms: int,
+    ) -> tuple[LeaseEvent | None, tuple[Pick, ...], tuple[Pick, ...]]:
+        """Turn a selection into its event and apply it. Returns event, picked and dead records."""
+        picked = selection.picked
+        if not (picked or selection.passed or selection.held or selection.expired):
+            return None, (), ()
+        offsets = tuple([offset for offset, _ in picked])
+        detail = selection.detail(attempt_id if picked else None)
+        lease_seq = self._next_lease_seq
+        event = LeaseEvent(lease_seq, lease_ms, head, selection.passed, offsets, wall_ms, detail)
+        self._apply_lease(event, now_ms)
+        table = self._table
+        picks = []
+        for offset, record in picked:
+            entry = table[offset]
+            picks.append(Pick(offset, lease_seq, entry.attempts, entry.first_leased_at_ms, record))
+        dead = tuple([self._pick_of(offset) for offset in selection.held])
+        return event, tuple(picks), dead
+
+    def _repeat(
+        self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
+    ) -> LeaseOutcome | None:
+        """Lease the records of an earlier attempt again under the same lease, with a new deadline.
+        Returns None if any of them was acked, extended or released, or its lease ended."""
+        attempt = self._attempts.find(attempt_id, now_ms=now_ms)
+        if attempt is None:
+            return None
+        for offset in attempt.offsets:
+            entry = self._table.get(offset)
+            if entry is None or entry.state != LEASED or entry.is_changed:
+                return None
+            if entry.lease_seq != attempt.lease_seq:
+                return None
+        event = LeaseEvent(
+            attempt.lease_seq,
+            lease_ms,
+            self._head,
+            0,
+            attempt.offsets,
+            wall_ms,
+            LeaseDetail(attempt_id=attempt_id),
+        )
+        self._apply_lease(event, now_ms)
+        return LeaseOutcome(tuple([self._pick_of(o) for o in attempt.offsets]), event=event)
+
+    def _pick_of(self, offset: int) -> Pick:
+        entry = self._table[offset]
+        return Pick(offset, entry.lease_seq, entry.attempts, entry.first_leased_at_ms, None)
+
+    # ── Ack and extend ───────────────────────────────────────────────────────────────────────
+    def ack(
+        self,
+        claims: Sequence[Claim],
+        *,
+        now_ms: int,
+        reason: AckReason = AckReason.ACKED,
+        is_strict: bool = False,
+    ) -> Outcome[Results]:
+        """Ack records; return one result per claim. A gone record is a success without an event.
+        Standard queues accept any receipt of the record, even after its lease has ended, FIFO
+        queues only the running lease. ``is_strict``: all queues do, otherwise NotLeased."""
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        results: list[Exception | None] = []
+        gone: list[int] = []
+        for claim in claims:
+            offset = claim.offset
+            entry = self._table.get(offset)
+            error: Exception | None = None
+            if is_strict and (entry is None or offset in gone or not _is_held(entry, claim)):
+                error = NotLeased(_NOT_LEASED)
+            elif entry is None:
+                if offset >= self._head and self.is_fifo:
+                    error = ExpiredReceipt(_RECEIPT_EXPIRED)
+                elif self._is_lost_lease(offset) and offset not in gone:
+                    gone.append(offset)
+            elif self.is_fifo and reason is AckReason.ACKED and not _is_held(entry, claim):
+                error = ExpiredReceipt(_RECEIPT_EXPIRED)
+            elif offset not in gone:
+                gone.append(offset)
+            results.append(error)
+        if not gone:
+            return Outcome(tuple(results))
+        event = AckEvent(reason, tuple(gone))
+        self._apply_ack(event.offsets)
+        # An ack can unlock a message group; on a standard queue it makes nothing available.
+        return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
+
+    def _is_lost_lease(self, offset: int) -> bool:
+        """Return whether the claim is for a record that no lease has reached: a crash lost the
+        event of its lease. The ack must still count, or the record is delivered again. (FIFO queues
+        reject the ack instead, because it could break the group's order.)"""
+        return self._head <= offset < self._next_offset and offset not in self._acked_ahead
+
+    def extend(
+        self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
+    ) -> Outcome[Results]:
+        """Make each lease end ``lease_ms`` from now; zero releases it. Results per claim: None,
+        NotLeased (gone), InvalidRequest (over twelve hours in total), ExpiredReceipt (FIFO).
+        ``is_strict``: NotLeased also if the lease has ended."""
+        self._advance(now_ms)
+        results: list[Exception | None] = []
+        leases: list[tuple[int, int]] = []
+        wake_at_ms: int | None = None
+        for claim, lease_ms in claims:
+            error = self._refusal(claim, lease_ms, now_ms, is_strict=is_strict)
+            results.append(error)
+            if error is None:
+                leases.append((claim.offset, lease_ms))
+                ends_ms = now_ms + lease_ms
+                wake_at_ms = ends_ms if wake_at_ms is None else min(wake_at_ms, ends_ms)
+        if not leases:
+            return Outcome(tuple(results))
+        event = ExtendEvent(tuple(leases))
+        self._apply_extend(event, now_ms)
+        return Outcome(tuple(results), (event,), wake_at_ms)
+
+    def _refusal(
+        self, claim: Claim, lease_ms: int, now_ms: int, *, is_strict: bool
+    ) -> Exception | None:
+        entry = self._table.get(claim.offset)
+        if entry is None or (is_strict and not _is_held(entry, claim)):
+            return NotLeased(_NOT_LEASED)
+        if self.is_fifo and not _is_held(entry, claim):
+            return ExpiredReceipt(_RECEIPT_EXPIRED)
+        held_ms = now_ms - entry.leased_at_ms if entry.state == LEASED else 0
+        if lease_ms and held_ms + lease_ms > LEASE_MS_MAX:
+            return InvalidRequest(_TOO_LONG)
+        return None
+
+    # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
+    def start(self, offset: int, *, backlog: int) -> Outcome[None]:
+        """Start, or start again, at an offset with ``backlog`` messages from there to the log's
+        end. Leases, attempts and acks are forgotten."""
+        event = StartEvent(offset, backlog)
+        self._apply_start(event)
+        return Outcome(None, (event,))
+
+    def purge(self, *, end_offset: int) -> Outcome[None]:
+        """Drop everything below ``end_offset``, the log's end: visible, delayed, in flight."""
+        assert end_offset >= self._next_offset, "a purge must cover the whole log"
+        event = TrimEvent(end_offset, self._appended_count - self._passed_count)
+        self._apply_trim(event)
+        return Outcome(None, (event,))
+
+    def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
+        """Drop records below ``start_offset``, as retention dropped the segments; ``passed`` of
+        their messages were at or after the head."""
+        if start_offset <= self.low_offset():
+            return Outcome(None)
+        assert start_offset > self._head or passed == 0, "messages passed but the head did not move"
+        event = TrimEvent(start_offset, passed)
+        self._apply_trim(event)
+        return Outcome(None, (event,))
+
+    def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
+        """Drop known records past their retention, in flight or not, and those at the front of the
+        window; return how many. Scans every known record: for a periodic job. If ``wants_feed``
+        afterwards, feed and call again to continue."""
+        self._advance(now_ms)
+        bound_ms = wall_ms - retention_ms
+        table = self._table
+        old = [o for o, e in table.items() if UNKNOWN < e.sent_at_ms <= bound_ms]
+        events: list[Event] = []
+        for at in range(0, len(old), EXPIRED_PER_EVENT_MAX):
+            ack = AckEvent(AckReason.EXPIRED, tuple(old[at : at + EXPIRED_PER_EVENT_MAX]))
+            self._apply_ack(ack.offsets)
+            events.append(ack)
+        selection = Selection(0, None, bound_ms, now_ms)
+        head = self._pass_expired(selection)
+        event, _, _ = self._decide_lease(selection, head, 0, None, now_ms, wall_ms)
+        if event is not None:
+            events.append(event)
+        unlocked_ms = now_ms if old and self.is_fifo else None
+        return Outcome(len(old) + selection.fresh_expired, tuple(events), unlocked_ms)
+
+    def _pass_expired(self, selection: Selection) -> int:
+        """Drop expired records at the front of the window. Returns the new head."""
+        window, head = self._window, self._head
+        while window and self._retention_base(window[0]) <= selection.bound_ms:
+            record = window[0]
+            if record.offset not in self._acked_ahead:
+                selection.fresh_expired += 1
+            self._pass(record, selection)
+            self._on_dropped(record)
+            head = record.offset + 1
+        return head
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    def stats(self, *, now_ms: int, queue_delay_ms: int = 0) -> CursorStats:
+        """Return counts; scans only the delay buckets. ``queue_delay_ms`` matters on FIFO only."""
+        self._advance(now_ms)
+        backlog = self._backlog
+        ahead = min(backlog, self._delays.count(now_ms=now_ms, delay_ms=queue_delay_ms))
+        known = len(self._table) - self._in_flight - self._delayed
+        return CursorStats(backlog - ahead + known, self._in_flight, ahead + self._delayed)
+
+    @property
+    def in_flight_most(self) -> int:
+        """Upper bound of records in flight: leases that ended since the last call still count."""
+        return self._in_flight
+
+    def next_wake_ms(self) -> int | None:
+        """Return the earliest time at which a lease or a delay ends; only calls can make records
+        available earlier."""
+        deadlines = self._deadlines
+        while deadlines:
+            until_ms, offset = deadlines[0]
+            entry = self._table.get(offset)
+            if (
+                entry is not None
+                and entry.until_ms == until_ms
+                and entry.state in (LEASED, DELAYED)
+            ):
+                return until_ms
+            # A stale deadline of an acked or extended lease.
+            self._pop_deadline()
+        return None
+
+    def low_offset(self) -> int:
+        """Return the lowest offset that is still needed."""
+        return next(iter(self._table), self._head)
+
+    def attempts_of(self, offset: int) -> int:
+        entry = self._table.get(offset)
+        return 0 if entry is None else entry.attempts
+
+    def state_of(
+        self, record: Record, *, now_ms: int, wall_ms: int, queue_delay_ms: int = 0
+    ) -> RecordState | None:
+        """Return the state of a record, or None if it is gone."""
+        self._advance(now_ms)
+        offset = record.offset
+        entry = self._table.get(offset)
+        if entry is None and (offset < self._head or offset in self._acked_ahead):
+            return None
+        if entry is not None and entry.state == LEASED:
+            return RecordState(PeekState.IN_FLIGHT, entry.until_ms)
+        if entry is not None and entry.state == DELAYED:
+            return RecordState(PeekState.DELAYED, entry.until_ms)
+        if entry is None:
+            due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
+            if due_ms > now_ms:
+                return RecordState(PeekState.DELAYED, due_ms)
+        blocker = self._blocker(record.message.group, offset)
+        if blocker is not None:
+            return RecordState(PeekState.VISIBLE, self._table[blocker].until_ms, blocker)
+        return RecordState(PeekState.VISIBLE)
+
+    def _due_ms(self, record: Record, queue_delay_ms: int, now_ms: int, wall_ms: int) -> int:
+        """Return when a record at or after the head is due."""
+        delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
+        return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+
+    @abstractmethod
+    def _blocker(self, group: str | None, offset: int) -> int | None:
+        """Return the offset in flight that locks the group for a record at ``offset``, or None."""
+
+    def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
+        """Find out why messages are not delivered; yields every millisecond or so."""
+        self._advance(terms.now_ms)
+        delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
+        counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
+
+        def fresh() -> Iterator[tuple[str | None, int]]:
+            for record in self._window:
+                due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
+                if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
+                    yield record.message.group, self._retention_base(record)
+
+        found = yield from find_obstacles(self._table, fresh, counter)
+        return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
+
+
+def _is_held(entry: Entry, claim: Claim) -> bool:
+    """Return whether the claim's lease is running; deadlines up to now have been applied."""
+    return entry.state == LEASED and entry.lease_seq == claim.lease_seq

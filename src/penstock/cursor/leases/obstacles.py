@@ -1,0 +1,115 @@
+"""Why messages of one partition are not delivered, as far as its cursor has read.
+
+Pure: the cursor passes in its table and its window, the caller owns the clock. A table may hold
+hundreds of thousands of entries, so the search is a generator that yields every few hundred;
+entries that change meanwhile are counted as they are when the search reaches them.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from penstock.cursor.leases.entry import DELAYED, LEASED, Entry
+from penstock.cursor.leases.redrive import is_dead
+from penstock.model.topic import GroupLock, Obstacles, worst_locks
+
+AT_ONCE: Final = 500  # entries: about half a millisecond
+
+ObstacleSearch = Generator[None, None, Obstacles]
+
+
+class QueueTerms(NamedTuple):
+    partition: int
+    attempts_max: int | None
+    retention_ms: int
+    queue_delay_ms: int
+    now_ms: int  # monotonic
+    wall_ms: int
+
+
+class ObstacleCounter:
+    """Counts records in ascending order of their offsets."""
+
+    def __init__(self, terms: QueueTerms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
+        """``delay_ends_ms``: the earliest end of a delay among messages that were not read yet."""
+        self._terms = terms
+        self._is_fifo = is_fifo
+        self._expired_at_ms = terms.wall_ms - terms.retention_ms
+        self._locks: dict[str, tuple[int, int]] = {}  # by group: offset in flight, end of its lease
+        self._waiting: dict[str, int] = {}  # by group: messages after the one in flight
+        self.available = self.blocked = self.exhausted = self.expired = 0
+        self.lease_ends_ms: int | None = None
+        self.delay_ends_ms = delay_ends_ms
+
+    def add_entry(self, offset: int, entry: Entry) -> None:
+        if entry.state == LEASED:
+            if self.lease_ends_ms is None or entry.until_ms < self.lease_ends_ms:
+                self.lease_ends_ms = entry.until_ms
+            if self._is_fifo and entry.group is not None:
+                self._locks.setdefault(entry.group, (offset, entry.until_ms))
+        elif entry.state == DELAYED:
+            if self.delay_ends_ms is None or entry.until_ms < self.delay_ends_ms:
+                self.delay_ends_ms = entry.until_ms
+        else:
+            self.add_free(entry.group, entry.sent_at_ms, entry.attempts)
+
+    def add_free(self, group: str | None, sent_at_ms: int, attempts: int = 0) -> None:
+        """Count a record that is neither in flight nor delayed."""
+        if group is not None and group in self._locks:
+            self.blocked += 1
+            self._waiting[group] = self._waiting.get(group, 0) + 1
+        elif sent_at_ms <= self._expired_at_ms:
+            self.expired += 1
+        elif is_dead(attempts, self._terms.attempts_max):
+            self.exhausted += 1
+        else:
+            self.available += 1
+
+    def result(self) -> ObstacleSearch:
+        worst: list[GroupLock] = []
+        waiting = iter(self._waiting.items())
+        while some := list(islice(waiting, AT_ONCE)):
+            locks = (
+                GroupLock(
+                    partition=self._terms.partition,
+                    group=group,
+                    offset=self._locks[group][0],
+                    until_ms=self._on_wall(self._locks[group][1]),
+                    blocked=count,
+                )
+                for group, count in some
+            )
+            worst = worst_locks([*worst, *locks])
+            yield None
+        return Obstacles(
+            available=self.available,
+            blocked=self.blocked,
+            locked_groups=len(self._waiting),
+            locks=worst,
+            exhausted=self.exhausted,
+            expired=self.expired,
+            lease_ends_ms=None if self.lease_ends_ms is None else self._on_wall(self.lease_ends_ms),
+            delay_ends_ms=None if self.delay_ends_ms is None else self._on_wall(self.delay_ends_ms),
+        )
+
+    def _on_wall(self, mono_ms: int) -> int:
+        return self._terms.wall_ms + mono_ms - self._terms.now_ms
+
+
+def find_obstacles(
+    table: Mapping[int, Entry],
+    fresh: Callable[[], Iterable[tuple[str | None, int]]],
+    counter: ObstacleCounter,
+) -> ObstacleSearch:
+    """Count the entries of the table, then ``fresh``: group and start of the retention period of
+    each record in the window that is not delayed."""
+    following = iter(list(table))  # entries come and go between two steps
+    while some := list(islice(following, AT_ONCE)):
+        for offset in some:
+            entry = table.get(offset)
+            if entry is not None:
+                counter.add_entry(offset, entry)
+        yield None
+    for group, since_ms in fresh():
+        counter.add_free(group, since_ms)
+    return (yield from counter.result())

@@ -1,0 +1,263 @@
+"""The lease cursor of a standard queue: which records a receive gets.
+
+First records that are available again or have come due, lowest offset first, then fresh records in
+log order. A delayed fresh record is skipped and becomes an entry until it is due. While a message
+group is noisy, fair.py decides which groups wait; otherwise this costs two truth tests.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
+
+from penstock.cursor.leases.delay import due_at
+from penstock.cursor.leases.entry import DELAYED, READY, TAKEN, Entry
+from penstock.cursor.leases.fair import FairShare
+from penstock.cursor.leases.lease import LeaseCursor
+from penstock.cursor.leases.window import Selection, size_of
+from penstock.model.message import Record
+
+_STALE_MIN = 1_024
+
+
+class StandardCursor(LeaseCursor):
+    is_fifo = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready: list[int] = []  # heap of offsets; stale if the entry is not READY
+        self._ready_max = _STALE_MIN
+        self._due: dict[int, int] = {}  # delayed records in the window: offset → due, monotonic
+        self._fair = FairShare()
+
+    def _needs_feed(self, take: int, is_dry: bool) -> bool:
+        return len(self._window) < take and len(self._ready) < take and self._lacks(take, is_dry)
+
+    def _select(self, selection: Selection) -> tuple[int, bool]:
+        if self._fair.is_needed:
+            return self._take_fairly(selection)
+        is_cut = bool(self._ready) and self._take_again(selection)
+        if is_cut or len(selection.picked) >= selection.take:
+            return self._head, is_cut
+        return self._take_fresh(selection, self._head), False
+
+    def _reads_on(self, selection: Selection) -> bool:
+        return not selection.picked and self._lacks(1, selection.is_dry) and self._may_skip
+
+    # ── For callers that lease whole batches ─────────────────────────────────────────────────
+    def next_offset(self, *, now_ms: int) -> int | None:
+        """Return the lowest offset of the read-ahead that can be leased."""
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        ready, table = self._ready, self._table
+        while ready and ((entry := table.get(ready[0])) is None or entry.state != READY):
+            heappop(ready)
+        found = [*ready[:1], *(offset for _, offset in self._fair.parked_fronts())]
+        if self._window:
+            found.append(self._window[0].offset)
+        return min(found, default=None)
+
+    @contextmanager
+    def only_below(self, offset: int) -> Iterator[None]:
+        """Lease only records below ``offset`` within the block, without requests for a feed. Parked
+        records of noisy groups are not held back."""
+        window = self._window
+        later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
+        ready = self._ready
+        self._ready = [each for each in ready if each < offset]
+        heapify(self._ready)
+        self._is_dry = True
+        try:
+            yield
+        finally:
+            self._is_dry = False
+            window.extend(reversed(later))
+            for each in ready:
+                if each >= offset:
+                    heappush(self._ready, each)
+
+    # ── Without noisy groups ─────────────────────────────────────────────────────────────────
+    def _take_again(self, selection: Selection) -> bool:
+        """Take records that were leased or skipped before. Returns True if it stopped at a bound,
+        not for lack of records."""
+        ready = self._ready
+        while ready and len(selection.picked) < selection.take:
+            offset = ready[0]
+            entry = self._table.get(offset)
+            if entry is None or entry.state != READY:
+                heappop(ready)
+                continue
+            if not self._consider(selection, offset, entry):
+                return True
+            heappop(ready)
+        return False
+
+    def _take_fresh(self, selection: Selection, head: int) -> int:
+        """Take records that no lease has examined. Returns the new head."""
+        window = self._window
+        picked, take, bound_ms = selection.picked, selection.take, selection.bound_ms
+        # Usually nothing in the window is delayed or acked: then a record needs only the retention
+        # check. This loop is the hottest code of a receive.
+        is_plain = not (self._due or self._delays or self._acked_ahead)
+        while window and len(picked) < take:
+            record = window[0]
+            offset = record.offset
+            message = record.message
+            sent_at_ms = message.sent_at_ms
+            if sent_at_ms is None:
+                sent_at_ms = record.appended_at_ms
+            if is_plain and sent_at_ms > bound_ms:
+                window.popleft()
+                self._window_bytes -= size_of(record)
+                self._table[offset] = Entry(TAKEN, message.group, sent_at_ms)
+                selection.passed += 1
+                picked.append((offset, record))
+            else:
+                entry = self._enter(record, sent_at_ms, selection)
+                if entry is None:
+                    break
+                if entry.state == TAKEN:
+                    picked.append((offset, record))
+            head = offset + 1
+        return head
+
+    def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
+        """Pass the first record of the window. The entry returned is TAKEN if the record can be
+        leased, else it was skipped or is gone. None: memory does not allow to skip the record."""
+        offset = record.offset
+        due_ms = self._due.get(offset, 0) if self._due else 0
+        entry = Entry(TAKEN, record.message.group, sent_at_ms)
+        if sent_at_ms <= selection.bound_ms or (self._acked_ahead and offset in self._acked_ahead):
+            if offset not in self._acked_ahead:
+                selection.fresh_expired += 1
+            entry.state = READY
+        elif due_ms > selection.now_ms:
+            if not self._may_skip:
+                return None
+            entry.state = DELAYED
+            entry.until_ms = due_ms
+            self._delayed += 1
+            self._table[offset] = entry
+            self._arm(due_ms, offset)
+            selection.skipped.append(offset)
+        else:
+            self._table[offset] = entry
+        if self._due:
+            self._due.pop(offset, None)
+        self._pass(record, selection)
+        return entry
+
+    # ── With noisy groups ────────────────────────────────────────────────────────────────────
+    def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
+        """Take records of quiet groups in the usual order, then of noisy groups, fewest in flight
+        first. Returns the new head and whether it stopped at a bound."""
+        fair = self._fair
+        noisy = set(fair.noisy_groups(self._in_flight))
+        picked, take = selection.picked, selection.take
+        while len(picked) < take:
+            offset = self._next_quiet(noisy)
+            if offset is None:
+                break
+            entry = self._table[offset]
+            if not self._consider(selection, offset, entry):
+                heappush(self._ready, offset)
+                return self._head, True
+        head = self._take_quiet_fresh(selection, noisy)
+        is_read_through = not self._window and self._backlog - selection.passed > 0
+        if is_read_through and not selection.is_dry and fair.may_park and self._may_skip:
+            return head, False  # quiet records may follow: read on before noisy groups get more
+        while len(picked) < take:
+            group = fair.quietest()
+            if group is None:
+                break
+            offset = fair.unpark(group)
+            parked = self._table.get(offset)
+            if parked is None or parked.state != READY:
+                continue
+            if not self._consider(selection, offset, parked):
+                heappush(self._ready, offset)
+                return head, True
+        if len(picked) < take and self._window:
+            # Nothing is parked and memory does not allow more: log order for the rest.
+            head = self._take_fresh(selection, head)
+        return head, False
+
+    def _next_quiet(self, noisy: set[str]) -> int | None:
+        """Remove and return the lowest available offset of a group that is not noisy, parked or
+        not. Offsets of noisy groups found before it are parked."""
+        ready = self._ready
+        fair = self._fair
+        while ready:
+            entry = self._table.get(ready[0])
+            if entry is None or entry.state != READY:
+                heappop(ready)
+            elif entry.group in noisy and entry.group is not None and fair.may_park:
+                fair.park(entry.group, heappop(ready))
+            else:
+                break
+        while True:
+            calm = min(((o, g) for g, o in fair.parked_fronts() if g not in noisy), default=None)
+            if calm is None or (ready and ready[0] < calm[0]):
+                return heappop(ready) if ready else None
+            offset = fair.unpark(calm[1])
+            entry = self._table.get(offset)
+            if entry is not None and entry.state == READY:
+                return offset
+
+    def _take_quiet_fresh(self, selection: Selection, noisy: set[str]) -> int:
+        window = self._window
+        head = self._head
+        while window and len(selection.picked) < selection.take:
+            record = window[0]
+            group = record.message.group
+            is_noisy = group in noisy
+            if is_noisy and not (self._fair.may_park and self._may_skip):
+                break
+            entry = self._enter(record, record.sent_at_ms, selection)
+            if entry is None:
+                break
+            head = record.offset + 1
+            if entry.state != TAKEN:
+                continue
+            if is_noisy and group is not None:
+                entry.state = READY
+                self._fair.park(group, record.offset)
+                selection.skipped.append(record.offset)
+            else:
+                selection.picked.append((record.offset, record))
+        return head
+
+    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
+        return None
+
+    # ── Callbacks of the fold ────────────────────────────────────────────────────────────────
+    def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - for FIFO
+        heappush(self._ready, offset)
+        if len(self._ready) > self._ready_max:
+            self._rebuild()
+
+    def _on_leased(self, entry: Entry) -> None:
+        assert entry.group is not None
+        self._fair.leased(entry.group)
+
+    def _on_lease_ended(self, entry: Entry) -> None:
+        assert entry.group is not None
+        self._fair.lease_ended(entry.group)
+
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        pass  # the heap drops stale offsets lazily
+
+    def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
+        delay_ms = record.message.delay_ms
+        if delay_ms:
+            due_ms = due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+            if due_ms > now_ms:
+                self._due[record.offset] = due_ms
+
+    def _on_dropped(self, record: Record) -> None:
+        self._due.pop(record.offset, None)
+
+    def _rebuild(self) -> None:
+        # An ascending list is a heap already.
+        self._ready = [o for o, e in self._table.items() if e.state == READY]
+        self._ready_max = 2 * len(self._ready) + _STALE_MIN
+        self._fair.clear_parked()

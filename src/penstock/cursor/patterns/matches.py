@@ -1,0 +1,143 @@
+"""The topics that the patterns of one tenant's groups match.
+
+Matching is slow: up to a second for one pattern and one name. So a result is kept until the topic
+is deleted, and the work is a generator that yields about every millisecond (``catch_up``): the
+broker runs it before a decision, which then finds all results here.
+"""
+
+from collections.abc import Collection, Generator, Mapping
+
+import msgspec
+
+from penstock.cursor.patterns.pattern import Pattern
+from penstock.model.limits import PATTERN_STATES_KEPT_MAX
+
+# Names found by all patterns together, about 100 bytes each. Beyond this the oldest patterns are
+# dropped, and matched again when they are needed.
+FOUND_MAX = 500_000
+NAMES_AT_ONCE = 4  # each takes less than one step of a match, or yields itself
+PATTERNS_MAX = 4_000  # twice the maximum of members in a group
+
+
+class _Row:
+    """Results of a pattern. ``upto``: number of the tenant's names that it was matched against."""
+
+    __slots__ = ("as_set", "found", "upto")
+
+    def __init__(self) -> None:
+        self.upto = 0
+        self.found: set[str] = set()
+        self.as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
+
+
+class Matches:
+    def __init__(self, *, patterns_max: int = PATTERNS_MAX) -> None:
+        self._patterns_max = patterns_max
+        self._rows: dict[str, _Row] = {}  # by pattern, oldest first
+        self._compiled: dict[str, Pattern] = {}  # oldest first; bounded by their states
+        self._states = 0  # of all compiled patterns
+        self._epoch: int | None = None
+        self._known: set[str] = set()
+        self._names: list[str] = []  # in the order in which they came; some are deleted
+        self._found_count = 0
+
+    def check(self, regex: str) -> None:
+        """Compile a pattern. Raises InvalidPattern."""
+        self._row(regex)
+
+    def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
+        """Return the topics that match. ``epoch`` changes with them. Raises InvalidPattern."""
+        for _ in self.catch_up(regex, topics, epoch):
+            pass
+        row = self._rows[regex]
+        if row.as_set is None:
+            row.as_set = frozenset(row.found)
+        return row.as_set
+
+    def catch_up(
+        self, regex: str, topics: Collection[str], epoch: int
+    ) -> Generator[None, None, None]:
+        """Match a pattern against the names that are new to it. Yields about once a millisecond,
+        and after the pattern was compiled; if the topics change meanwhile, the work ends early and
+        must be started again."""
+        self._see(topics, epoch)
+        if regex not in self._rows:
+            self._row(regex)
+            yield
+            if self._epoch != epoch or regex not in self._rows:
+                return
+        row = self._rows[regex]
+        while row.upto < len(self._names):
+            name = self._names[row.upto]
+            is_found = False
+            if name in self._known and name not in row.found:
+                is_found = yield from self._pattern(regex).steps(name)
+            if self._epoch != epoch or self._rows.get(regex) is not row:
+                return
+            row.upto += 1
+            if is_found:
+                row.found.add(name)
+                row.as_set = None
+                self._found_count += 1
+            if row.upto % NAMES_AT_ONCE == 0:
+                yield
+                if self._epoch != epoch or self._rows.get(regex) is not row:
+                    return
+        self._make_room(regex)
+
+    def _row(self, regex: str) -> _Row:
+        row = self._rows.get(regex)
+        if row is None:
+            self._pattern(regex)
+            row = self._rows[regex] = _Row()
+        return row
+
+    def _pattern(self, regex: str) -> Pattern:
+        pattern = self._compiled.get(regex)
+        if pattern is None:
+            pattern = Pattern(regex)
+            self._states += pattern.size
+            while self._states > PATTERN_STATES_KEPT_MAX:
+                self._states -= self._compiled.pop(next(iter(self._compiled))).size
+            self._compiled[regex] = pattern
+        return pattern
+
+    def _see(self, topics: Collection[str], epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        gone = self._known.difference(topics)
+        self._names += [name for name in topics if name not in self._known]
+        self._known = set(topics)
+        if gone:
+            for row in self._rows.values():
+                before = len(row.found)
+                row.found -= gone
+                if len(row.found) < before:
+                    row.as_set = None
+                    self._found_count -= before - len(row.found)
+        if len(self._names) > 2 * len(self._known) + 1_000:
+            self._renumber()
+
+    def _renumber(self) -> None:
+        """Drop the names of deleted topics. Patterns that lag behind start again."""
+        count, self._names = len(self._names), list(self._known)
+        for row in self._rows.values():
+            row.upto = len(self._names) if row.upto == count else 0
+
+    def _make_room(self, kept: str) -> None:
+        while len(self._rows) > self._patterns_max or self._found_count > FOUND_MAX:
+            oldest = next((regex for regex in self._rows if regex != kept), None)
+            if oldest is None:
+                return
+            self._found_count -= len(self._rows.pop(oldest).found)
+            if oldest in self._compiled:
+                self._states -= self._compiled.pop(oldest).size
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """All topics of a tenant. ``epoch`` changes whenever another field does."""
+
+    epoch: int
+    by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
+    matches: Matches = msgspec.field(default_factory=Matches)  # of these names, for all epochs

@@ -1,0 +1,375 @@
+"""The parser of RE2 patterns, as in Kafka's brokers: Perl syntax without back references and
+look-around. Error texts are those of RE2/J, which Kafka shows to its clients.
+"""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from penstock.cursor.patterns import pattern_classes as classes
+from penstock.cursor.patterns.pattern_classes import Test
+from penstock.model.limits import PATTERN_CHARS_MAX, PATTERN_DEPTH_MAX
+
+REPEAT_MAX = 1_000  # as in RE2
+
+# Assertions about the position between two characters, as bits.
+BEGIN_TEXT: Final = 1
+END_TEXT: Final = 2
+BEGIN_LINE: Final = 4
+END_LINE: Final = 8
+WORD_BOUNDARY: Final = 16
+NO_WORD_BOUNDARY: Final = 32
+
+_ASSERTIONS = {"A": BEGIN_TEXT, "z": END_TEXT, "b": WORD_BOUNDARY, "B": NO_WORD_BOUNDARY}
+_CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_DECIMAL = frozenset("0123456789")
+_OCTAL = frozenset("01234567")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+_BAD_RANGE = "invalid character class range"
+_BAD_ESCAPE = "invalid escape sequence"
+_BAD_NAME = "invalid named capture"
+_BAD_PERL = "invalid or unsupported Perl syntax"
+_BAD_REPEAT = "invalid nested repetition operator"
+_BAD_COUNT = "invalid repeat count"
+_NO_BRACKET = "missing closing ]"
+_NO_PAREN = "missing closing )"
+_NO_ARGUMENT = "missing argument to repetition operator"
+_TRAILING = "trailing backslash at end of expression"
+_SAME_NAME = "duplicate capture group name"
+_EXTRA_PAREN = "unexpected )"
+
+
+class InvalidPattern(ValueError):
+    """The pattern is invalid; the text is written for the client."""
+
+
+class Char(msgspec.Struct, frozen=True, gc=False):
+    test: int  # index in ``Syntax.tests``
+
+
+class Assertion(msgspec.Struct, frozen=True, gc=False):
+    needs: int
+
+
+class Sequence(msgspec.Struct, frozen=True):
+    items: "list[Node]"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    branches: "list[Node]"
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    item: "Node"
+    least: int
+    most: int | None
+
+
+Node: TypeAlias = Char | Assertion | Sequence | Choice | Repeat
+
+
+class _Flags(msgspec.Struct, frozen=True, gc=False):
+    """``U``, which only changes what a repetition prefers, is read and ignored."""
+
+    i: bool = False  # ignore case
+    m: bool = False  # ^ and $ match at line ends
+    s: bool = False  # . matches a line end
+
+
+class Syntax:
+    """A parsed pattern. Raises InvalidPattern."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > PATTERN_CHARS_MAX:
+            raise InvalidPattern(f"expression has more than {PATTERN_CHARS_MAX} characters")
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._flags = _Flags()
+        self._names: set[str] = set()
+        self._numbers: dict[tuple[str, bool], int] = {}  # of tests for one character
+        self.tests: list[Test] = []
+        self.tree = self._choice()
+        if self._at < len(text):
+            raise InvalidPattern(_EXTRA_PAREN)
+
+    # ── Choices, sequences, repetitions ──────────────────────────────────────────────────────
+    def _choice(self) -> Node:
+        branches = [self._sequence()]
+        while self._take("|"):
+            branches.append(self._sequence())
+        return branches[0] if len(branches) == 1 else Choice(branches)
+
+    def _sequence(self) -> Node:
+        items: list[Node] = []
+        is_repeated = False
+        while (mark := self._peek()) not in ("", "|", ")"):
+            bounds = self._bounds(mark)
+            if bounds is None:
+                self._item(items)
+                is_repeated = False
+                continue
+            self._take("?")  # lazy: the same names match
+            if is_repeated:
+                raise InvalidPattern(_BAD_REPEAT)
+            if not items:
+                raise InvalidPattern(_NO_ARGUMENT)
+            items[-1] = Repeat(items[-1], *bounds)
+            is_repeated = True
+        return items[0] if len(items) == 1 else Sequence(items)
+
+    def _bounds(self, mark: str) -> tuple[int, int | None] | None:
+        """Read a repetition operator; None if there is none, as in ``a{,3}``."""
+        if mark == "{":
+            return self._counts()
+        found: tuple[int, int | None] | None
+        found = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(mark)
+        if found is not None:
+            self._at += 1
+        return found
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        begin = self._at
+        self._at += 1
+        low = high = self._take_while(_DECIMAL)
+        if self._take(","):
+            high = self._take_while(_DECIMAL)
+            is_open = not high
+        else:
+            is_open = False
+        numbers = (low,) if is_open else (low, high)
+        if not self._take("}") or not all(n and (n == "0" or n[0] != "0") for n in numbers):
+            self._at = begin
+            return None
+        if any(len(n) > 4 or int(n) > REPEAT_MAX for n in numbers):
+            raise InvalidPattern(_BAD_COUNT)
+        if is_open:
+            return int(low), None
+        if int(low) > int(high):
+            raise InvalidPattern(_BAD_COUNT)
+        return int(low), int(high)
+
+    # ── Items ────────────────────────────────────────────────────────────────────────────────
+    def _item(self, items: list[Node]) -> None:
+        """Read one item that is not a repetition. Flags add none, a quotation adds several."""
+        mark = self._next()
+        flags = self._flags
+        if mark == "(":
+            self._group(items)
+        elif mark == "[":
+            items.append(self._char(self._bracket()))
+        elif mark == ".":
+            is_any = flags.s
+            items.append(self._char(lambda c: is_any or c != "\n"))
+        elif mark == "^":
+            items.append(Assertion(BEGIN_LINE if flags.m else BEGIN_TEXT))
+        elif mark == "$":
+            items.append(Assertion(END_LINE if flags.m else END_TEXT))
+        elif mark == "\\":
+            self._escaped(items)
+        else:
+            items.append(self._literal(mark))
+
+    def _group(self, items: list[Node]) -> None:
+        before = self._flags
+        if self._take("?") and not self._opens_group():
+            return
+        self._depth += 1
+        if self._depth > PATTERN_DEPTH_MAX:
+            raise InvalidPattern("expression nests too deeply")
+        items.append(self._choice())
+        if not self._take(")"):
+            raise InvalidPattern(_NO_PAREN)
+        self._depth -= 1
+        self._flags = before
+
+    def _opens_group(self) -> bool:
+        """Read what follows ``(?``: a name or flags. False if the parenthesis is closed again."""
+        if self._text.startswith(("P<", "<"), self._at):
+            self._named_group()
+            return True
+        found = {"i": self._flags.i, "m": self._flags.m, "s": self._flags.s, "U": False}
+        is_set, is_needed = True, False
+        while (mark := self._peek()) in ("i", "m", "s", "U", "-"):
+            self._at += 1
+            if mark != "-":
+                found[mark], is_needed = is_set, False
+            elif is_set:
+                is_set, is_needed = False, True
+            else:
+                raise InvalidPattern(_BAD_PERL)
+        if mark not in (":", ")") or is_needed:
+            raise InvalidPattern(_BAD_PERL)
+        self._at += 1
+        self._flags = _Flags(found["i"], found["m"], found["s"])
+        return mark == ":"
+
+    def _named_group(self) -> None:
+        begin = self._text.index("<", self._at) + 1
+        end = self._text.find(">", begin)
+        name = self._text[begin:end] if end > 0 else ""
+        if not name or not _NAME.issuperset(name):
+            raise InvalidPattern(_BAD_NAME)
+        if name in self._names:
+            raise InvalidPattern(_SAME_NAME)
+        self._names.add(name)
+        self._at = end + 1
+
+    def _escaped(self, items: list[Node]) -> None:
+        mark = self._peek()
+        if mark in _ASSERTIONS:
+            self._at += 1
+            items.append(Assertion(_ASSERTIONS[mark]))
+        elif mark == "Q":
+            end = self._text.find("\\E", self._at)
+            quoted = self._text[self._at + 1 : end if end > 0 else None]
+            self._at = end + 2 if end > 0 else len(self._text)
+            items += [self._literal(character) for character in quoted]
+        elif (test := self._class_escape()) is not None:
+            items.append(self._char(test))
+        else:
+            items.append(self._literal(self._escape()))
+
+    def _literal(self, character: str) -> Char:
+        key = (character, self._flags.i)
+        number = self._numbers.get(key)
+        if number is None:
+            node = self._char(classes.literal(character, is_folded=self._flags.i))
+            self._numbers[key] = node.test
+            return node
+        return Char(number)
+
+    def _char(self, test: Test) -> Char:
+        self.tests.append(test)
+        return Char(len(self.tests) - 1)
+
+    # ── Classes ──────────────────────────────────────────────────────────────────────────────
+    def _bracket(self) -> Test:
+        is_negated = self._take("^")
+        tests: list[Test] = []
+        ranges: list[tuple[str, str]] = []
+        is_first = True
+        while is_first or self._peek() != "]":
+            is_first = False
+            test = self._class_in_bracket()
+            if test is not None:
+                tests.append(test)
+                continue
+            low = high = self._class_character()
+            if self._peek() == "-" and self._peek(1) != "]":
+                self._at += 1
+                high = self._class_character()
+                if high < low:
+                    raise InvalidPattern(_BAD_RANGE)
+            ranges.append((low, high))
+        self._at += 1
+        if ranges:
+            tests.append(classes.in_ranges(tuple(ranges), is_folded=self._flags.i))
+        return classes.any_of(tests, is_negated=is_negated)
+
+    def _class_in_bracket(self) -> Test | None:
+        if self._text.startswith("[:", self._at):
+            end = self._text.find(":]", self._at)
+            if end < 0:
+                return None
+            name = self._text[self._at + 2 : end]
+            ranges = classes.POSIX.get(name.removeprefix("^"))
+            if ranges is None:
+                raise InvalidPattern(_BAD_RANGE)
+            self._at = end + 2
+            is_negated = name.startswith("^")
+            return classes.in_ranges(ranges, is_folded=self._flags.i, is_negated=is_negated)
+        if self._peek() != "\\":
+            return None
+        self._at += 1
+        test = self._class_escape()
+        if test is None:
+            self._at -= 1
+        return test
+
+    def _class_character(self) -> str:
+        mark = self._peek()
+        if not mark:
+            raise InvalidPattern(_NO_BRACKET)
+        self._at += 1
+        return self._escape() if mark == "\\" else mark
+
+    def _class_escape(self) -> Test | None:
+        """Read what follows a backslash if it is a class: ``d``, ``pL``, ``p{Greek}``."""
+        mark = self._peek()
+        lower = mark.lower()
+        if lower == "p":
+            self._at += 1
+            return self._unicode_class(is_negated=mark == "P")
+        if lower not in classes.PERL:
+            return None
+        self._at += 1
+        ranges = classes.PERL[lower]
+        return classes.in_ranges(ranges, is_folded=self._flags.i, is_negated=mark != lower)
+
+    def _unicode_class(self, *, is_negated: bool) -> Test:
+        end = self._at + 1
+        name = self._peek()
+        if name == "{":
+            end = self._text.find("}", self._at) + 1
+            name = self._text[self._at + 1 : end - 1] if end else ""
+        if name.startswith("^"):
+            name, is_negated = name[1:], not is_negated
+        test = classes.unicode_class(name, is_folded=self._flags.i, is_negated=is_negated)
+        if test is None:
+            raise InvalidPattern(_BAD_RANGE)
+        self._at = end
+        return test
+
+    # ── Characters ───────────────────────────────────────────────────────────────────────────
+    def _escape(self) -> str:
+        """Read what follows a backslash: one character."""
+        mark = self._peek()
+        if not mark:
+            raise InvalidPattern(_TRAILING)
+        self._at += 1
+        if mark in _CONTROLS:
+            return _CONTROLS[mark]
+        if mark in _OCTAL and (mark == "0" or self._peek() in _OCTAL):
+            digits = mark
+            while len(digits) < 3 and self._peek() in _OCTAL:
+                digits += self._next()
+            return chr(int(digits, 8))
+        if mark == "x":
+            return self._hex()
+        if mark.isascii() and mark.isalnum():
+            raise InvalidPattern(_BAD_ESCAPE)
+        return mark
+
+    def _hex(self) -> str:
+        if self._take("{"):
+            digits = self._take_while(_HEX)
+            is_valid = bool(digits) and self._take("}")
+        else:
+            digits = self._text[self._at : self._at + 2]
+            self._at += 2
+            is_valid = len(digits) == 2 and _HEX.issuperset(digits)
+        if not is_valid or int(digits, 16) > 0x10FFFF:
+            raise InvalidPattern(_BAD_ESCAPE)
+        return chr(int(digits, 16))
+
+    def _peek(self, ahead: int = 0) -> str:
+        return self._text[self._at + ahead : self._at + ahead + 1]
+
+    def _next(self) -> str:
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _take(self, mark: str) -> bool:
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += 1
+        return True
+
+    def _take_while(self, allowed: frozenset[str]) -> str:
+        begin = self._at
+        while self._peek() in allowed:
+            self._at += 1
+        return self._text[begin : self._at]

@@ -1,0 +1,52 @@
+"""Rows of a compacted internal topic: the newest value of each key is valid.
+
+    key    = kind u8 · MessagePack array of the key's fields
+    value  = version u8 (0) · MessagePack array of the value's fields, or no value: deleted
+
+To change a layout: add fields at the end with a default (older rows decode, they are shorter). To
+change a meaning: raise the version and keep decoding the old one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+_VERSION = 0
+_VERSION_BYTE = bytes((_VERSION,))
+
+KeyFields = tuple[Any, ...]
+
+
+class Row(NamedTuple):
+    key: bytes
+    value: bytes | None
+
+
+class RowCodec:
+    """``layouts``: kind number → the types of the key's fields, as a tuple, and of the value."""
+
+    def __init__(self, layouts: Mapping[int, tuple[Any, type[msgspec.Struct]]]) -> None:
+        self._decoders = {
+            kind: (msgspec.msgpack.Decoder(key_type), msgspec.msgpack.Decoder(value_type))
+            for kind, (key_type, value_type) in layouts.items()
+        }
+        self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+    def encode(self, kind: int, key: KeyFields, value: msgspec.Struct | None) -> Row:
+        encoded_key = bytes((kind,)) + self._encode(key)
+        return Row(encoded_key, None if value is None else _VERSION_BYTE + self._encode(value))
+
+    def decode(self, key: bytes, value: bytes | None) -> tuple[int, KeyFields, Any]:
+        """Decode a row. Raises ValueError for an unknown kind or value: the topic is damaged or
+        newer than this program, and a guess could lose what a group has committed."""
+        decoders = self._decoders.get(key[0]) if key else None
+        if decoders is None:
+            raise ValueError(f"row of unknown kind, key {key[:16].hex()}")
+        if value is not None and value[:1] != _VERSION_BYTE:
+            raise ValueError(f"row of kind {key[0]} has version {value[:1].hex()}, not {_VERSION}")
+        try:
+            fields = decoders[0].decode(key[1:])
+            return key[0], fields, None if value is None else decoders[1].decode(value[1:])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"row of kind {key[0]} is malformed: {error}") from error

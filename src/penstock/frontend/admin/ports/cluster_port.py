@@ -1,0 +1,168 @@
+"""The cluster as the admin API uses it; implemented by ``node.cluster``."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+
+class PartitionState(StrEnum):
+    """Problems and changes of a partition. A healthy partition has none."""
+
+    UNDER_REPLICATED = "under_replicated"  # fewer live in-sync replicas than configured
+    BELOW_MINIMUM = "below_minimum"  # too few in-sync replicas to accept messages
+    LEADERLESS = "leaderless"
+    LOST = "lost"  # no replica is known to have everything
+    MOVING = "moving"
+    MISSING = "missing"  # the topic exists, the partition was not created yet
+    ORPHANED = "orphaned"  # neither a topic nor a tombstone exists
+
+
+class PartitionShown(msgspec.Struct, frozen=True):
+    topic_id: str
+    partition: int
+    topic: str | None  # name; None: the topic does not exist
+    account: str | None
+    region: str | None
+    leader: int | None
+    epoch: int
+    replicas: Sequence[int]  # in order of preference as leader
+    in_sync: Sequence[int]
+    in_sync_min: int
+    moving_to: Sequence[int] | None
+    states: Sequence[PartitionState]
+
+
+class StopRisk(msgspec.Struct, frozen=True):
+    """Numbers of partitions affected if a node stopped now."""
+
+    node: int
+    unavailable: int  # no other live replica has everything
+    unsendable: int  # too few other in-sync replicas to accept messages
+    only_here: int  # single replica by configuration: waiting does not help
+
+
+class Safety(msgspec.Struct, frozen=True):
+    """Whether a node may stop while all partitions keep accepting messages."""
+
+    is_safe: bool
+    leaderless: int  # now, whichever node stops; so are the next two
+    below_minimum: int
+    missing: int
+    nodes: Sequence[StopRisk]  # the requested nodes
+
+
+class NodeShown(msgspec.Struct, frozen=True):
+    """A node that is alive, or has replicas by the metadata. The facts about a node that is not
+    alive are the last known ones."""
+
+    node: int
+    name: str
+    is_alive: bool
+    is_leaving: bool
+    is_draining: bool
+    is_manager: bool
+    internal: str
+    http: str
+    kafka: str
+    version: str
+    feature_level: int  # highest supported
+    rack: str
+    leaders: int  # partitions that it leads
+    preferred: int  # partitions of which it is the preferred leader
+    replicas: int
+    behind: int  # replicas not in sync
+    feature_level_min: int = 1  # lowest supported
+
+
+class PartitionCounts(msgspec.Struct, frozen=True):
+    total: int
+    under_replicated: int
+    below_minimum: int
+    leaderless: int
+    lost: int
+    moving: int
+    missing: int
+    orphaned: int
+
+
+class LevelShown(msgspec.Struct, frozen=True):
+    in_force: int
+    wanted: int | None  # while it is being raised
+    latest: int  # highest supported by all nodes
+
+
+class Upgrade(msgspec.Struct, frozen=True):
+    """A change of the feature level."""
+
+    level: int  # before
+    to: int
+    is_done: bool  # False: a dry run, or the manager has not done it yet
+    is_dry_run: bool
+    obstacles: Sequence[str]  # reasons for a rejection
+
+
+class ClusterShown(msgspec.Struct, frozen=True):
+    node: int  # that sent the reply
+    manager: int | None
+    trouble: str | None  # why the state may be outdated
+    partitions: PartitionCounts
+    nodes: Sequence[NodeShown]
+    level: LevelShown
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Progress of emptying a node."""
+
+    node: int
+    is_draining: bool
+    replicas: int
+    leaders: int
+    stuck: int  # partitions without another possible node
+
+
+class ClusterPort(Protocol):
+    """Raises NotFound, Conflict, InvalidRequest and Overloaded."""
+
+    async def state(self) -> ClusterShown: ...
+
+    async def partitions(
+        self,
+        *,
+        topic_id: str | None,
+        node: int | None,
+        state: PartitionState | None,
+        after: tuple[str, int] | None,
+        limit: int,
+    ) -> tuple[Sequence[PartitionShown], bool]:
+        """Return partitions after ``after``, by topic id and number, and if there are more."""
+        ...
+
+    async def safety(self, node: int | None) -> Safety:
+        """Return the risk of stopping a node; None: of each node."""
+        ...
+
+    async def drain(self, node: int) -> Drain:
+        """Move all replicas of this node to other nodes, as far as possible."""
+        ...
+
+    async def undrain(self, node: int) -> Drain: ...
+
+    async def decommission(self, node: int) -> Drain:
+        """Drain a node. Raises Conflict if the drain could not be completed."""
+        ...
+
+    async def rebalance(self) -> int:
+        """Make the preferred replica the leader where possible. Returns the number of changes."""
+        ...
+
+    async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
+
+    async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
+        """Elect a replica that may lack records: these are lost."""
+        ...
+
+    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
+        """Raise the feature level; None: to the highest that all nodes support."""
+        ...

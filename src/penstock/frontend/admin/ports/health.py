@@ -1,0 +1,114 @@
+"""The state of this node for probes: starting, ready or draining, and its troubles.
+
+Once a second the node reports its troubles (``model/troubles.py``). A blocking trouble takes the
+node out of the load balancer; any other is only shown, because a node with one bad partition still
+serves the rest. The log gets one line when a trouble begins and one when it ends."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from penstock.model.troubles import WARNINGS, Kind, Trouble
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+REASONS_MAX = 100  # more reasons do not help an operator
+
+log_ = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.STARTING: frozenset({State.READY, State.DRAINING}),
+    State.READY: frozenset({State.DRAINING}),
+    State.DRAINING: frozenset(),
+}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """A trouble as probes and the admin API show it."""
+
+    kind: str
+    name: str
+    text: str
+    do: str
+    is_blocking: bool
+
+
+class Health:
+    def __init__(self) -> None:
+        self._state = State.STARTING
+        self._troubles: dict[tuple[Kind, str], Trouble] = {}
+        self._counts: Counter[Kind] = Counter()
+        self._done = 0
+        self._total = 0
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        return tuple(
+            Reason(one.kind, one.name, one.text, one.do, one.is_blocking)
+            for one in self._troubles.values()
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        if self._state is not State.READY:
+            return False
+        return not any(one.is_blocking for one in self._troubles.values())
+
+    @property
+    def percent_started(self) -> int:
+        if self._state is not State.STARTING:
+            return 100
+        return 100 * self._done // self._total if self._total else 0
+
+    def progress(self, *, done: int, total: int) -> None:
+        """Set the progress of the recovery, in any unit."""
+        assert 0 <= done <= total
+        self._done, self._total = done, total
+
+    def ready(self) -> None:
+        self._go(State.READY)
+
+    def drain(self) -> None:
+        """May be called again: a second signal changes nothing."""
+        if self._state is not State.DRAINING:
+            self._go(State.DRAINING)
+
+    def show(self, troubles: Sequence[Trouble]) -> None:
+        """Replace the shown troubles by the present ones."""
+        before = self._troubles
+        # Blocking ones come first, so that they are never left out.
+        kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]
+        self._troubles = {(one.kind, one.name): one for one in kept}
+        self._counts = Counter(one.kind for one in troubles)
+        for key, one in self._troubles.items():
+            if key not in before:
+                facts = {"trouble": one.kind, "do": one.do, **one.facts()}
+                level = logging.WARNING if one.kind in WARNINGS else logging.ERROR
+                log_.log(level, one.text, extra=facts)
+        for key, one in before.items():
+            if key not in self._troubles and one.over:
+                log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        """Yield one series per kind, even if zero: alerts need the series."""
+        for kind in Kind:
+            yield families.TROUBLE, ((kind.value,), self._counts[kind])
+
+    def _go(self, state: State) -> None:
+        assert state in TRANSITIONS[self._state], f"{self._state} does not lead to {state}"
+        self._state = state

@@ -1,0 +1,194 @@
+"""Texts that explain why a queue delivers nothing. Pure: ``explain.py`` calls the broker.
+
+A reason has a code for programs, a text for people, and its numbers. Gates stop every receive (a
+policy, a limit, a missing leader); other reasons are about some of the messages. The summary is one
+line for a consumer that received nothing."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from penstock.model.topic import Obstacles, QueueStats
+
+
+class Code(StrEnum):
+    # Gates
+    DENIED = "denied"
+    THROTTLED = "throttled"
+    UNREACHABLE = "unreachable"
+    IN_FLIGHT_LIMIT = "in_flight_limit"
+    # Why some messages are not delivered
+    BLOCKED = "blocked"
+    IN_FLIGHT = "in_flight"
+    DELAYED = "delayed"
+    EXHAUSTED = "exhausted"
+    EXPIRED = "expired"
+    READ_AHEAD_FULL = "read_ahead_full"
+    UNREPLICATED = "unreplicated"
+    # Other facts
+    EMPTY = "empty"
+    AVAILABLE = "available"
+    UNEXAMINED = "unexamined"
+    DEAD_LETTERED = "dead_lettered"
+    OLDER_VERSION = "older_version"
+
+
+GATES = frozenset({Code.DENIED, Code.THROTTLED, Code.UNREACHABLE, Code.IN_FLIGHT_LIMIT})
+DELIVERED = frozenset({Code.AVAILABLE, Code.UNEXAMINED})
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    code: Code
+    text: str
+    count: int | None = None  # messages
+    until_ms: int | None = None
+    partition: int | None = None
+    offset: int | None = None
+    group: str | None = None
+    queue: str | None = None
+
+
+class Situation(msgspec.Struct, frozen=True):
+    stats: QueueStats | None = None  # None: ``unreachable`` says why
+    unreachable: str = ""
+    denied: str = ""  # why the caller may not receive
+    throttled_by: str = ""  # the limit that is used up
+    throttled_ms: int = 0  # until the next request passes
+    attempts_max: int | None = None
+    dead_letter_queue: str | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    is_delivering: bool  # whether a receive gets a message now
+    summary: str
+    reasons: tuple[Reason, ...]
+
+
+def explain(situation: Situation, *, now_ms: int) -> Explanation:
+    reasons = tuple(_reasons(situation, now_ms))
+    codes = {reason.code for reason in reasons}
+    is_delivering = codes.isdisjoint(GATES) and not codes.isdisjoint(DELIVERED)
+    return Explanation(is_delivering, _summary(situation, reasons, now_ms), reasons)
+
+
+def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
+    if situation.denied:
+        yield Reason(Code.DENIED, situation.denied)
+    if situation.throttled_by:
+        until_ms = now_ms + situation.throttled_ms
+        limit = situation.throttled_by
+        text = f"requests are throttled: the {limit} limit is used up until {_time(until_ms)}"
+        yield Reason(Code.THROTTLED, text, until_ms=until_ms)
+    stats = situation.stats
+    if stats is None:
+        yield Reason(Code.UNREACHABLE, situation.unreachable)
+        return
+    found = stats.obstacles or Obstacles()
+    if 0 < found.in_flight_max <= stats.in_flight:
+        text = (
+            f"the in-flight limit is reached: {stats.in_flight:,} of {found.in_flight_max:,}"
+            " messages; delete or release some, or raise queue.in_flight_max"
+        )
+        yield Reason(Code.IN_FLIGHT_LIMIT, text, stats.in_flight, found.lease_ends_ms)
+    if stats.obstacles is None:
+        text = "a node of an older version leads part of the queue: only counts are known"
+        yield Reason(Code.OLDER_VERSION, text)
+    if not (stats.visible or stats.in_flight or stats.delayed):
+        yield Reason(Code.EMPTY, "the queue is empty", 0)
+    yield from _of_visible(situation, stats.visible, found)
+    if stats.in_flight:
+        text = f"in flight{_end('lease', found.lease_ends_ms)}"
+        yield _counted(Code.IN_FLIGHT, stats.in_flight, text, until_ms=found.lease_ends_ms)
+    if stats.delayed:
+        text = f"delayed{_end('delay', found.delay_ends_ms)}"
+        yield _counted(Code.DELAYED, stats.delayed, text, until_ms=found.delay_ends_ms)
+    if found.uncommitted:
+        text = "not yet replicated to the in-sync set"
+        yield _counted(Code.UNREPLICATED, found.uncommitted, text)
+    if stats.dead_lettered:
+        queue = situation.dead_letter_queue
+        name = f" {queue}" if queue else ""
+        text = f"moved to the dead-letter queue{name} since the server opened this queue"
+        yield _counted(Code.DEAD_LETTERED, stats.dead_lettered, text, queue=queue)
+
+
+def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterator[Reason]:
+    if found.available:
+        yield _counted(Code.AVAILABLE, found.available, "available to the next receive")
+    for lock in found.locks:
+        yield _counted(
+            Code.BLOCKED,
+            lock.blocked,
+            f"blocked in group {lock.group}: offset {lock.offset} of partition {lock.partition} is"
+            f" in flight until {_time(lock.until_ms)}",
+            until_ms=lock.until_ms,
+            partition=lock.partition,
+            offset=lock.offset,
+            group=lock.group,
+        )
+    others = found.blocked - sum(lock.blocked for lock in found.locks)
+    if others > 0:
+        groups = found.locked_groups - len(found.locks)
+        yield _counted(Code.BLOCKED, others, f"blocked in {groups:,} more groups")
+    if found.exhausted:
+        queue = situation.dead_letter_queue
+        text = (
+            f"received {situation.attempts_max} times, the maximum:"
+            f" will be moved to the dead-letter queue {queue or ''}".rstrip()
+        )
+        yield _counted(Code.EXHAUSTED, found.exhausted, text, queue=queue)
+    if found.expired:
+        text = "past the retention period, will be deleted"
+        yield _counted(Code.EXPIRED, found.expired, text)
+    rest = visible - found.available - found.blocked - found.exhausted - found.expired
+    if rest > 0 and found.is_read_ahead_full:
+        text = (
+            "not examined: too many earlier messages are blocked or delayed;"
+            " receive or delete some of those first"
+        )
+        yield _counted(Code.READ_AHEAD_FULL, rest, text)
+    elif rest > 0:
+        yield _counted(Code.UNEXAMINED, rest, "not yet examined by a receive")
+
+
+def _counted(code: Code, count: int, text: str, **facts: Any) -> Reason:
+    return Reason(code, f"{count:,} message{'' if count == 1 else 's'} {text}", count, **facts)
+
+
+def _summary(situation: Situation, reasons: tuple[Reason, ...], now_ms: int) -> str:
+    for reason in reasons:
+        if reason.code in GATES or reason.code is Code.EMPTY:
+            return reason.text
+    stats = situation.stats
+    assert stats is not None, "an unreachable queue has a gate"
+    found = stats.obstacles or Obstacles()
+    parts = []
+    if found.blocked:
+        lock = found.locks[0]
+        groups = f"group {lock.group}"
+        if found.locked_groups != 1:
+            groups = f"{found.locked_groups:,} groups, most in {lock.group}"
+        parts.append(f"{found.blocked:,} blocked in {groups}{_until(lock.until_ms, now_ms)}")
+    parts.append(f"{stats.delayed:,} delayed{_until(found.delay_ends_ms, now_ms)}")
+    if stats.in_flight:
+        parts.append(f"{stats.in_flight:,} in flight{_until(found.lease_ends_ms, now_ms)}")
+    free = stats.visible - found.blocked
+    if free > 0:
+        parts.append(f"{free:,} more visible")
+    return ", ".join(parts)
+
+
+def _until(at_ms: int | None, now_ms: int) -> str:
+    """Return `` until TIME``, or nothing if the time is over."""
+    return "" if at_ms is None or at_ms <= now_ms else f" until {_time(at_ms)}"
+
+
+def _end(what: str, at_ms: int | None) -> str:
+    return "" if at_ms is None else f": the first {what} ends at {_time(at_ms)}"
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%H:%M:%S UTC")

@@ -1,0 +1,233 @@
+"""``/api/v1/queues/{name}/messages``: messages of a queue, without leasing them.
+
+A reply has the next offset of each partition; a tail sends these with its next request. With
+``wait_ms`` an empty reply waits for messages. Brokers have no call that waits without leasing, so
+the queue is read at intervals; tails are used by people, few and bounded.
+
+Encrypted messages are decrypted, because the caller may receive them. One that cannot be decrypted
+is shown without its content."""
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.frontend.admin.ports.health import State
+from penstock.frontend.admin.reply import rows_reply
+from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.rights import may_use_queue
+from penstock.frontend.admin.topics.queues import find
+from penstock.model.calls import Peek
+from penstock.model.errors import InvalidRequest, Throttled
+from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
+from penstock.model.message import Attribute
+from penstock.model.names import uuid_text
+from penstock.model.ports import Peeked
+from penstock.model.quotas import SharedLimit
+from penstock.model.topic import Topic
+from penstock.net.http.exchange import HttpReply
+
+RECEIVE = "sqs:ReceiveMessage"  # the right needed to view messages
+COUNT_DEFAULT = 10
+COUNT_MAX = 100
+PEEK_COUNT = 10  # per call, so that at most ten of the largest messages are in memory
+PEEKS_MAX = 32  # per partition and reply: ranges without messages are read in pieces
+REPLY_BYTES_MAX = 4 * MIB  # bodies and attributes; the rest is in the next reply
+TAILS_MAX = 64  # waiting at the same time
+LOOK_AGAIN_SECONDS = 0.1
+BEGIN = 0
+END = -1  # as the offset of ``Peek``: after the last record
+
+
+class Window(msgspec.Struct):
+    """The messages of one reply."""
+
+    count: int  # that may be added
+    size_bytes: int  # that may be added
+    messages: list[dict[str, object]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.count <= 0 or self.size_bytes <= 0
+
+    def take(self, peeked: Sequence[Peeked]) -> int | None:
+        """Add records until full; return the offset of the first that does not fit."""
+        for one in peeked:
+            if self.is_full:
+                return one.record.offset
+            self.count -= 1
+            self.size_bytes -= _size_bytes(one)
+            self.messages.append(_row(one))
+        return None
+
+
+class Messages:
+    """The handler, which counts waiting tails."""
+
+    def __init__(self) -> None:
+        self._tails: SharedLimit | None = None  # by account; made by the first tail
+
+    async def __call__(self, context: Context, call: Call) -> HttpReply:
+        topic = find(context, call)
+        count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
+        wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
+        starts = _starts(call, topic)
+        window = Window(count, REPLY_BYTES_MAX)
+        starts = await _fill(context, topic, starts, window)
+        if not window.messages and wait_ms:
+            tails = self._tails_of(context)
+            with tails.holding(call.caller.account, "tails waiting on this node"):
+                starts = await _tail(context, call, topic, starts, window, wait_ms)
+        may_use_queue(context, call, RECEIVE, topic.name)  # a policy may have changed since
+        nexts = {str(partition): offset for partition, offset in starts.items()}
+        return await rows_reply("messages", window.messages, {"next": nexts})
+
+    def _tails_of(self, context: Context) -> SharedLimit:
+        if self._tails is None:
+            own_account = context.info.account
+            self._tails = SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
+        if self._tails.is_full():
+            raise Throttled(f"Too many tails: {TAILS_MAX} are waiting on this node.")
+        return self._tails
+
+
+async def _tail(
+    context: Context,
+    call: Call,
+    topic: Topic,
+    starts: dict[int, int],
+    window: Window,
+    wait_ms: int,
+) -> dict[int, int]:
+    deadline_ms = context.clock.mono_ms() + wait_ms
+    while not window.messages and context.health.state is not State.DRAINING:
+        left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
+        if left_seconds <= 0:
+            break
+        await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
+        may_use_queue(context, call, RECEIVE, topic.name)
+        starts = await _fill(context, topic, starts, window)
+    return starts
+
+
+def _starts(call: Call, topic: Topic) -> dict[int, int]:
+    """Return the first offset of each partition. ``start`` is ``begin``, ``end``, an offset for
+    all, or ``partition:offset`` pairs with commas between: the ``next`` of an earlier reply."""
+    partitions = range(topic.partition_count)
+    if "partition" in call.query:
+        only = call.number("partition", default=0, least=0, most=topic.partition_count - 1)
+        partitions = range(only, only + 1)
+    text = call.text("start", "begin")
+    if ":" not in text:
+        return dict.fromkeys(partitions, _offset(text))
+    starts: dict[int, int] = {}
+    for pair in text.split(","):
+        partition, _, offset = pair.partition(":")
+        if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
+            raise InvalidRequest(f"start has partition {partition!r}, which is not requested.")
+        starts[int(partition)] = _offset(offset)
+    return starts
+
+
+def _offset(text: str) -> int:
+    if text in ("begin", "end"):
+        return BEGIN if text == "begin" else END
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidRequest("start must be begin, end, an offset, or partition:offset pairs.")
+    return int(text)
+
+
+async def _fill(
+    context: Context, topic: Topic, starts: Mapping[int, int], window: Window
+) -> dict[int, int]:
+    """Read the partitions in turn, so that a busy one does not hide the others. Returns the next
+    offset of each."""
+    nexts = dict(starts)
+    active = list(starts)
+    share = min(PEEK_COUNT, -(-window.count // len(starts)))
+    for _ in range(PEEKS_MAX):
+        for partition in tuple(active):
+            start = nexts[partition]
+            # END must become an offset even if the window is full, for the next reply.
+            if window.is_full and start != END:
+                continue
+            peeked, nexts[partition] = await context.broker.call(
+                Peek(topic, partition=partition, start=start, count=share)
+            )
+            left_out = window.take(await _opened(context, topic, peeked))
+            if left_out is not None:
+                nexts[partition] = left_out
+            if start == END or nexts[partition] == start:
+                active.remove(partition)
+        if window.is_full or not active:
+            break
+    return nexts
+
+
+async def _opened(context: Context, topic: Topic, peeked: Sequence[Peeked]) -> Sequence[Peeked]:
+    if context.sealing is None:
+        return peeked
+    opened = []
+    for one in peeked:
+        record = one.record
+        message = await context.sealing.open(topic, one.partition, record.offset, record.message)
+        if message is not None and message is not record.message:
+            record = msgspec.structs.replace(record, message=message)
+            one = msgspec.structs.replace(one, record=record)
+        opened.append(one)
+    return opened
+
+
+def _row(peeked: Peeked) -> dict[str, object]:
+    record = peeked.record
+    message = record.message
+    row: dict[str, object] = {
+        "partition": peeked.partition,
+        "offset": record.offset,
+        "message_id": uuid_text(message.message_id),
+        "state": "blocked" if peeked.blocked_by is not None else peeked.state,
+        "attempts": peeked.attempts,
+        "sent_at_ms": record.sent_at_ms,
+        "appended_at_ms": record.appended_at_ms,
+        "size_bytes": _size_bytes(peeked),
+        **({"is_quarantined": True} if message.is_sealed else _content("body", message.body)),
+        "attributes": {
+            name: _attribute(attribute) for name, attribute in (message.attributes or {}).items()
+        },
+    }
+    extras = {
+        "blocked_by": peeked.blocked_by,
+        "until_ms": peeked.until_ms,
+        "group": message.group,
+        "dedup_id": message.dedup_id,
+        "delay_ms": message.delay_ms,
+        "sender": message.sender or None,
+        "trace_header": message.trace_header,
+        "source_arn": message.source_arn,
+    }
+    row.update((name, value) for name, value in extras.items() if value is not None)
+    return row
+
+
+def _attribute(attribute: Attribute) -> dict[str, object]:
+    if attribute.is_binary:
+        encoded = base64.b64encode(attribute.value).decode()
+        return {"data_type": attribute.data_type, "value_base64": encoded}
+    return {"data_type": attribute.data_type, **_content("value", attribute.value)}
+
+
+def _content(name: str, value: bytes) -> dict[str, object]:
+    """Return the value as text; if it is not UTF-8, as base64 under another name."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def _size_bytes(peeked: Peeked) -> int:
+    message = peeked.record.message
+    attributes = message.attributes or {}
+    return len(message.body) + sum(
+        len(name) + len(attribute.data_type) + len(attribute.value)
+        for name, attribute in attributes.items()
+    )

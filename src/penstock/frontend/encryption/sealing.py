@@ -1,0 +1,268 @@
+"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption.
+
+A topic is encrypted if its queue has a KMS key or SQS-managed encryption, or by its config
+``penstock.encryption`` (the same setting); if none is set, by ``keys.encrypt_by_default`` of the
+node. A change applies to later messages: encrypted and plain records are side by side in a log, and
+each is marked.
+
+A message that cannot be decrypted is never delivered. It is counted and logged once, without its
+content. In a queue it stays leased, so that it moves to the dead-letter queue like other messages
+that cannot be processed; a reader by offset sees a gap, as after compaction."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from penstock.frontend.encryption.batches import (
+    Quarantine,
+    check_count,
+    open_batch,
+    seal_records,
+    sealed_runs,
+)
+from penstock.frontend.encryption.content import (
+    NONCE_BYTES,
+    UNKNOWN_KEY,
+    Unopenable,
+    open_message,
+    place_of,
+    seal_message,
+)
+from penstock.metadata.security.data_keys import DataKeys
+from penstock.model.errors import InvalidRequest
+from penstock.model.file_slice import in_memory
+from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
+from penstock.model.message import Delivery, Message
+from penstock.model.ports import Acquired, Clock, Fetched
+from penstock.model.topic import Topic
+from penstock.net.unpacking import unpacked
+from penstock.record.batch import BatchHeader, parse_header, repacked
+from penstock.record.compression import TooLarge
+from penstock.record.malformed import MalformedBatch
+from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
+
+# Quarantined messages to remember; a forgotten one may be counted again.
+QUARANTINED_MAX: Final = 16_384
+TOPICS_LOGGED_MAX: Final = 1_024
+LOG_INTERVAL_MS: Final = 1_000  # between two log lines about one topic
+
+Buffer = bytes | memoryview
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.frontend")
+
+
+class QuarantineMeter(Protocol):
+    def quarantined(self, count: int) -> None: ...
+
+
+class Sealing:
+    def __init__(
+        self,
+        keys: DataKeys,
+        *,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        meter: QuarantineMeter,
+        is_default: bool = False,
+    ) -> None:
+        """``entropy`` returns random bytes. ``is_default``: whether a topic without a setting is
+        encrypted."""
+        self._keys = keys
+        self._clock = clock
+        self._entropy = entropy
+        self._meter = meter
+        self._is_default = is_default
+        self._quarantined: dict[tuple[str, int, int], None] = {}  # topic, partition, offset
+        self._logged_at_ms: dict[str, int] = {}  # by topic id
+
+    def is_on(self, topic: Topic) -> bool:
+        settings = topic.settings
+        if settings.kms_key is not None:
+            return True
+        is_managed = settings.is_sse_managed
+        return self._is_default if is_managed is None else is_managed
+
+    async def rotate(self, topic: Topic) -> None:
+        """Use a new data key from now on. Raises InvalidRequest if the topic is not encrypted."""
+        if not self.is_on(topic):
+            raise InvalidRequest(f"{topic.name} is not encrypted.")
+        await self._keys.rotate(topic)
+
+    # ── Messages ─────────────────────────────────────────────────────────────────────────────
+
+    def sealed(self, topic: Topic, message: Message) -> Message | None:
+        """Encrypt without waiting; None: no key is in memory."""
+        key = self._keys.take(topic, 1)
+        return None if key is None else seal_message(message, key, self._entropy(NONCE_BYTES))
+
+    async def seal(self, topic: Topic, message: Message) -> Message:
+        key = self._keys.take(topic, 1) or await self._keys.reserve(topic, 1)
+        return seal_message(message, key, self._entropy(NONCE_BYTES))
+
+    async def opened(self, topic: Topic, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Decrypt deliveries. Those that cannot be decrypted are left out and stay leased."""
+        if not any(delivery.record.message.is_sealed for delivery in deliveries):
+            return deliveries
+        opened = []
+        for delivery in deliveries:
+            record = delivery.record
+            message = await self.open(topic, delivery.partition, record.offset, record.message)
+            if message is not None:
+                opened.append(replace(delivery, record=replace(record, message=message)))
+        return opened
+
+    async def open(
+        self, topic: Topic, partition: int, offset: int, message: Message
+    ) -> Message | None:
+        """Decrypt a message; None, and quarantined, if that fails."""
+        if not message.is_sealed:
+            return message
+        try:
+            place = place_of(message.body)
+            key = self._keys.find(place) or await self._keys.learn(place)
+            if key is None:
+                raise Unopenable(UNKNOWN_KEY)
+            return open_message(message, key, topic.account.encode())
+        except Unopenable as error:
+            self._quarantine(topic, partition, [(offset, str(error))])
+            return None
+
+    # ── Batches ──────────────────────────────────────────────────────────────────────────────
+
+    async def seal_batches(
+        self, topic: Topic, batches: Sequence[tuple[memoryview, BatchHeader]]
+    ) -> list[tuple[memoryview, BatchHeader]]:
+        """Encrypt batches. Raises BatchRefused for one that is malformed, or too large without its
+        compression."""
+        sealed = []
+        for batch, header in batches:
+            try:
+                check_opened_count(header)
+                blob = await unpacked(
+                    bytes(batch), header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
+                )
+                check_count(blob, header)
+                count = header.count
+                key = self._keys.take(topic, count) or await self._keys.reserve(topic, count)
+                done = await self._run(seal_records(bytes(blob), header, key, self._entropy))
+            except TooLarge as error:
+                raise BatchTooLarge(f"{error} when decompressed") from None
+            except MalformedBatch as error:
+                raise BatchInvalid(str(error)) from None
+            if len(done) > BATCH_BYTES_MAX:
+                raise BatchTooLarge(
+                    f"the encrypted batch has {len(done)} bytes, {BATCH_BYTES_MAX} are allowed"
+                )
+            sealed.append((memoryview(done), parse_header(done)))
+        return sealed
+
+    def may_hold(self, topic: Topic) -> bool:
+        """Return True if batches of the topic may be encrypted: for a stream if it has keys or will
+        have, for a queue always, because it may get dead letters of others."""
+        return topic.is_queue or self._keys.has(topic.topic_id) or self.is_on(topic)
+
+    async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
+        if not fetched.buffers:
+            return fetched
+        held = in_memory(fetched.buffers)
+        buffers, gone = await self._opened_buffers(topic, partition, held)
+        if buffers is held:
+            return fetched
+        count = fetched.record_count - len(gone)
+        return replace(fetched, buffers=buffers, record_count=max(count, 0))
+
+    async def opened_share(self, share: Topic, partition: int, acquired: Acquired) -> Acquired:
+        """Decrypt. Records that cannot be decrypted are left out and stay leased until expiry."""
+        batches, gone = await self._opened_buffers(share, partition, acquired.batches)
+        if batches is acquired.batches:
+            return acquired
+        picks = acquired.picks
+        if gone:
+            picks = [pick for pick in picks if pick[0] not in gone]
+        return replace(acquired, batches=[bytes(batch) for batch in batches], picks=picks)
+
+    async def _opened_buffers(
+        self, topic: Topic, partition: int, buffers: Sequence[Buffer]
+    ) -> tuple[Sequence[Buffer], set[int]]:
+        """Return the same object if nothing is encrypted, else the decrypted buffers, and the
+        offsets that are left out."""
+        opened: list[Buffer] = []
+        gone: set[int] = set()
+        is_sealed = False
+        for buffer in buffers:
+            for is_batch, piece in sealed_runs(buffer):
+                if not piece:
+                    await asyncio.sleep(0)
+                elif is_batch:
+                    is_sealed = True
+                    opened.append(await self._opened_batch(topic, partition, bytes(piece), gone))
+                else:
+                    opened.append(piece)
+        return (opened, gone) if is_sealed else (buffers, gone)
+
+    async def _opened_batch(
+        self, topic: Topic, partition: int, batch: bytes, gone: set[int]
+    ) -> bytes:
+        quarantine: Quarantine = []
+        owner = topic.account.encode()
+        try:
+            opened = await self._run(open_batch(batch, self._keys.find, owner, quarantine))
+        except MalformedBatch as error:
+            header = parse_header(batch)
+            span = min(header.last_offset_delta + 1, len(batch))  # no record takes less than a byte
+            quarantine = [(header.base_offset + delta, str(error)) for delta in range(span)]
+            opened = repacked(header._replace(attributes=0), ())
+        if quarantine:
+            gone.update(offset for offset, _ in quarantine)
+            self._quarantine(topic, partition, quarantine)
+        return opened
+
+    async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
+        """Run a generator to its end; load the keys that it yields, and let other tasks run."""
+        while True:
+            try:
+                missing = next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if missing is None:
+                await asyncio.sleep(0)
+            else:
+                await self._keys.learn(missing)
+
+    # ── Quarantine ───────────────────────────────────────────────────────────────────────────
+
+    def _quarantine(self, topic: Topic, partition: int, quarantine: Quarantine) -> None:
+        known = self._quarantined
+        topic_id = topic.source_id or topic.topic_id
+        new = [one for one in quarantine if (topic_id, partition, one[0]) not in known]
+        for offset, _ in new:
+            if len(known) >= QUARANTINED_MAX:
+                del known[next(iter(known))]
+            known[topic_id, partition, offset] = None
+        if not new:
+            return
+        self._meter.quarantined(len(new))
+        now_ms = self._clock.mono_ms()
+        logged_at_ms = self._logged_at_ms.pop(topic_id, None)
+        if logged_at_ms is None or now_ms - logged_at_ms >= LOG_INTERVAL_MS:
+            logged_at_ms = now_ms
+            offset, reason = new[0]
+            log.error(
+                "message not delivered: decryption failed",
+                extra={
+                    "topic": topic.name,
+                    "account": topic.account,
+                    "partition": partition,
+                    "offset": offset,
+                    "count": len(new),
+                    "reason": reason,
+                },
+            )
+        while len(self._logged_at_ms) >= TOPICS_LOGGED_MAX:
+            del self._logged_at_ms[next(iter(self._logged_at_ms))]
+        self._logged_at_ms[topic_id] = logged_at_ms

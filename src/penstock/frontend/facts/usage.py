@@ -1,0 +1,223 @@
+"""Usage of tenants in memory: requests, messages and bytes of the current minute by tenant, region,
+queue or topic, and operation. Pure: ``usage_writer.py`` has the clock and the log.
+
+Counting is one lookup and a few additions per request, whatever the size of a batch. A row lives
+for a minute; ``take`` returns the counts since the last call, so the sum of all that was taken is
+the sum of all that was counted.
+
+The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is counted
+in one row whose resource and operation are ``*``, and with too many tenants in one row for all:
+details are lost, totals never."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from enum import Enum
+from itertools import chain
+from typing import Final, Protocol
+
+from penstock.model.limits import KIB, MIB, MINUTE_MS, TENANT_FACTS_PERCENT
+from penstock.model.quotas import SharedLimit
+from penstock.wire.facts.telemetry import BOUNDS_SECONDS
+from penstock.wire.facts.usage import CALLS, NUMBERS, STORAGE, UsageColumns
+
+Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "": none
+
+KEYS_MAX: Final = 10_000  # rows of a minute: a few MB, and ten milliseconds to write
+KEY_CHARS_MAX: Final = 2 * MIB  # of all keys, which are in one batch of the log
+UNIT_BYTES: Final = 64 * KIB  # a request of more bytes counts as several units
+FOLDED: Final = "*"  # occurs in no name
+STORED: Final = "storage"
+
+
+class Meter(Protocol):
+    """Counters of a frontend, called per request, never per message."""
+
+    def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
+        """``code`` is OK or the code of the error."""
+        ...
+
+    def sent(self, count: int, size_bytes: int) -> None: ...
+
+    def received(self, count: int, size_bytes: int) -> None: ...
+
+    def deleted(self, count: int) -> None: ...
+
+
+class Refusal(Enum):
+    """Why a request was not carried out; the value is a field of ``Counts``."""
+
+    THROTTLED = "throttled"
+    DENIED = "denied"
+    FAILED = "failed"
+
+
+class Counts:
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "denied",
+        "durations",
+        "failed",
+        "messages",
+        "requests",
+        "throttled",
+        "units64k",
+    )
+
+    def __init__(self, *, is_timed: bool = False) -> None:
+        self.durations: dict[int, int] | None = {} if is_timed else None  # by bucket
+        self.clear()
+
+    def add(self, messages: int, bytes_in: int, bytes_out: int) -> None:
+        """Count one successful request."""
+        self.requests += 1
+        self.messages += messages
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        size = bytes_in + bytes_out
+        self.units64k += 1 if size <= UNIT_BYTES else -(-size // UNIT_BYTES)
+
+    def took(self, seconds: float) -> None:
+        durations = self.durations
+        if durations is not None:
+            bucket = bisect_left(BOUNDS_SECONDS, seconds)
+            durations[bucket] = durations.get(bucket, 0) + 1
+
+    def clear(self) -> None:
+        self.requests = 0  # including rejected ones
+        self.messages = 0
+        self.bytes_in = 0  # of messages
+        self.bytes_out = 0
+        self.units64k = 0
+        self.throttled = 0
+        self.denied = 0
+        self.failed = 0
+        if self.durations:
+            self.durations.clear()
+
+
+class UsageTable:
+    def __init__(
+        self,
+        *,
+        now_ms: int,
+        keys_max: int = KEYS_MAX,
+        is_timed: bool = False,
+        own_account: str | None = None,
+    ) -> None:
+        """``is_timed``: record durations of requests. ``own_account``: the node's own tenant, which
+        may use all rows; None: every tenant may."""
+        percent = TENANT_FACTS_PERCENT
+        self._rows = SharedLimit(keys_max, percent, own_account=own_account)
+        self._chars = SharedLimit(KEY_CHARS_MAX, percent, own_account=own_account)
+        self._stored_rows = SharedLimit(keys_max, percent, own_account=own_account)
+        self._is_timed = is_timed
+        # Called with each row that is taken, before its counts are cleared.
+        self.on_taken: Callable[[Key, Counts], None] | None = None
+        self._keys_max = keys_max
+        self.minute_ms = _minute_of(now_ms)  # start of the current minute
+        self._counts: dict[Key, Counts] = {}
+        self._folded: dict[str, Counts] = {}  # by tenant
+        # A cache for callers, by keys that are cheaper to make; see ``remember``.
+        self.found: dict[tuple[str | None, ...], Counts] = {}
+        self._stored: dict[tuple[str, str, str], int] = {}
+        self._stored_folded: dict[str, int] = {}
+
+    # ── Counting: the hot path ───────────────────────────────────────────────────────────────
+
+    def find(self, key: Key) -> Counts:
+        """Return the counts of a key, valid until the end of the minute."""
+        return self._counts.get(key) or self._open(key)
+
+    def move(self, key: Key, messages: int, bytes_in: int, bytes_out: int) -> None:
+        """Count messages of a request that is counted elsewhere, because it names many topics."""
+        counts = self.find(key)
+        counts.messages += messages
+        counts.bytes_in += bytes_in
+        counts.bytes_out += bytes_out
+        counts.units64k += -(-(bytes_in + bytes_out) // UNIT_BYTES)
+
+    def request(self, key: Key, seconds: float) -> None:
+        """Count a request whose messages are counted with their topics."""
+        counts = self.find(key)
+        counts.requests += 1
+        counts.took(seconds)
+
+    def reject(self, key: Key, refusal: Refusal) -> None:
+        counts = self.find(key)
+        counts.requests += 1
+        counts.units64k += 1
+        field = refusal.value
+        setattr(counts, field, getattr(counts, field) + 1)
+
+    def remember(self, key: tuple[str | None, ...], counts: Counts) -> None:
+        """Put ``counts`` into ``found`` until the end of the minute."""
+        if len(self.found) < self._keys_max:
+            self.found[key] = counts
+
+    # ── Once a minute ────────────────────────────────────────────────────────────────────────
+
+    def store(self, tenant: str, region: str, resource: str, size_bytes: int) -> None:
+        """Record the present size of a queue or topic."""
+        rows = self._stored_rows
+        if not (rows.is_full() or rows.is_used_up(tenant)):
+            if (tenant, region, resource) not in self._stored:
+                rows.add(tenant)
+            self._stored[tenant, region, resource] = size_bytes
+            return
+        if tenant not in self._stored_folded and len(self._stored_folded) >= self._keys_max:
+            tenant = FOLDED
+        self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
+
+    # ── Taking ───────────────────────────────────────────────────────────────────────────────
+
+    def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
+        """Return the minute, and the counts since the last call. If that minute is over, a new one
+        begins."""
+        minute_ms = self.minute_ms
+        rows: list[tuple[str | int, ...]] = []
+        folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())
+        for key, counts in chain(self._counts.items(), folded):
+            if self.on_taken is not None:
+                self.on_taken(key, counts)
+            if counts.requests or counts.messages or counts.units64k:
+                numbers = (getattr(counts, name) for name in NUMBERS[:-1])
+                rows.append((*key[:3], CALLS, key[3], *numbers, 0))
+                counts.clear()
+        nothing = (0,) * (len(NUMBERS) - 1)
+        rows += [(*key, STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
+        rows += [
+            (tenant, "", FOLDED, STORAGE, STORED, *nothing, size)
+            for tenant, size in self._stored_folded.items()
+        ]
+        self._stored.clear()
+        self._stored_rows.clear()
+        self._stored_folded.clear()
+        if _minute_of(now_ms) != minute_ms:
+            self.minute_ms = _minute_of(now_ms)
+            self._counts.clear()
+            self._folded.clear()
+            self.found.clear()
+            self._rows.clear()
+            self._chars.clear()
+        return minute_ms, UsageColumns(*map(list, zip(*rows, strict=True)))
+
+    def _open(self, key: Key) -> Counts:
+        size, tenant, rows, chars = sum(map(len, key)), key[0], self._rows, self._chars
+        if not (
+            rows.is_full()
+            or rows.is_used_up(tenant)
+            or chars.is_full(size)
+            or chars.is_used_up(tenant, size)
+        ):
+            rows.add(tenant)
+            chars.add(tenant, size)
+            counts = self._counts[key] = Counts(is_timed=self._is_timed)
+            return counts
+        if tenant not in self._folded and len(self._folded) >= self._keys_max:
+            tenant = FOLDED
+        return self._folded.setdefault(tenant, Counts(is_timed=self._is_timed))
+
+
+def _minute_of(now_ms: int) -> int:
+    return now_ms - now_ms % MINUTE_MS

@@ -1,0 +1,234 @@
+"""CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken.
+
+A program logs in with a token as the token's owner. Only the replies to creating and describing a
+token contain its secret."""
+
+import base64
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.kafka.context import KafkaCall
+from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error
+from penstock.frontend.kafka.login.logins import user_shown
+from penstock.frontend.kafka.login.passwords import is_live
+from penstock.frontend.kafka.permissions import may_by_rules
+from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.model.acls import Operation, ResourceType
+from penstock.model.identity import Caller, DelegationToken, User
+from penstock.model.levels import ACLS_STORED
+from penstock.model.limits import (
+    ACL_TEXT_CHARS_MAX,
+    TOKEN_LIFE_MS_MAX,
+    TOKEN_RENEWAL_MS_MAX,
+    TOKEN_RENEWERS_MAX,
+)
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import create_delegation_token as create_wire
+from penstock.wire.kafka.generated import describe_delegation_token as describe_wire
+from penstock.wire.kafka.generated import expire_delegation_token as expire_wire
+from penstock.wire.kafka.generated import renew_delegation_token as renew_wire
+
+USER: Final = "User"
+ID_BYTES: Final = 16
+_NO_TIME: Final = -1  # in replies with an error
+
+
+def _check_tokens(call: KafkaCall) -> TokenCalls:
+    """Return the store of tokens. Raises ApiError if this client must not send requests about
+    tokens, or if a node of the cluster may be too old to know tokens."""
+    context = call.context
+    login = context.logins.of(call.connection)
+    if call.caller.is_trusted or isinstance(login.proven, DelegationToken):
+        raise ApiError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+    if context.tokens is None or context.level() < ACLS_STORED:
+        raise ApiError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    return context.tokens
+
+
+def _may_renew(caller: Caller, token: DelegationToken) -> bool:
+    return caller.user == token.owner or caller.user in token.renewers
+
+
+# ── Creating ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def create(call: KafkaCall, request: create_wire.Request) -> create_wire.Response:
+    reply = create_wire.Response(
+        principal_type=(request.owner_principal_name and request.owner_principal_type) or USER,
+        principal_name=request.owner_principal_name or user_shown(call.caller),
+        token_requester_principal_type=USER,
+        token_requester_principal_name=user_shown(call.caller),
+        issue_timestamp_ms=_NO_TIME,
+        expiry_timestamp_ms=_NO_TIME,
+        max_timestamp_ms=_NO_TIME,
+    )
+    try:
+        tokens = _check_tokens(call)
+        token = _new_token(call, request)
+        await tokens.create(token)
+    except API_ERRORS as error:
+        return msgspec.structs.replace(reply, error_code=api_error(error).code)
+    return msgspec.structs.replace(
+        reply,
+        issue_timestamp_ms=token.issued_at_ms,
+        expiry_timestamp_ms=token.expires_at_ms,
+        max_timestamp_ms=token.max_at_ms,
+        token_id=token.token_id,
+        hmac=tokens.hmac_of(token.token_id),
+    )
+
+
+def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken:
+    """Raises ApiError."""
+    context = call.context
+    owner = request.owner_principal_name or call.caller.user
+    is_user = not request.owner_principal_name or request.owner_principal_type == USER
+    user = context.identities.user(context.account, owner) if is_user else None
+    if user is None or not _may_create_for(call, user):
+        raise ApiError(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
+    if any(renewer.principal_type != USER for renewer in request.renewers):
+        raise ApiError(ErrorCode.INVALID_PRINCIPAL_TYPE)
+    renewers = tuple(dict.fromkeys(renewer.principal_name for renewer in request.renewers))
+    too_long = any(len(name) > ACL_TEXT_CHARS_MAX for name in renewers)
+    if len(renewers) > TOKEN_RENEWERS_MAX or too_long:
+        raise ApiError(ErrorCode.INVALID_REQUEST)
+    life_ms = TOKEN_LIFE_MS_MAX
+    if request.max_lifetime_ms > 0:
+        life_ms = min(life_ms, request.max_lifetime_ms)
+    now_ms = context.clock.wall_ms()
+    return DelegationToken(
+        token_id=base64.urlsafe_b64encode(context.entropy(ID_BYTES)).decode("ascii").rstrip("="),
+        account=context.account,
+        owner=owner,
+        owner_created_at_ms=user.created_at_ms,
+        requester=call.caller.user,
+        renewers=renewers,
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + min(life_ms, TOKEN_RENEWAL_MS_MAX),
+        max_at_ms=now_ms + life_ms,
+    )
+
+
+def _may_create_for(call: KafkaCall, owner: User) -> bool:
+    """Tokens of operators are for operators only, whatever rules allow."""
+    if owner.is_operator and not call.caller.is_operator:
+        return False
+    return owner.name == call.caller.user or may_by_rules(
+        call, Operation.CREATE_TOKENS, ResourceType.USER, f"{USER}:{owner.name}"
+    )
+
+
+# ── Changing ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def renew(call: KafkaCall, request: renew_wire.Request) -> renew_wire.Response:
+    """Let a token expire later, at its maximum lifetime at the latest."""
+    period_ms = TOKEN_RENEWAL_MS_MAX
+    if request.renew_period_ms > 0:
+        period_ms = min(period_ms, request.renew_period_ms)
+    try:
+        token = await _expire_after(call, request.hmac, period_ms)
+    except ApiError as error:
+        return renew_wire.Response(error.code, _NO_TIME)
+    return renew_wire.Response(expiry_timestamp_ms=token.expires_at_ms)
+
+
+async def expire(call: KafkaCall, request: expire_wire.Request) -> expire_wire.Response:
+    """Let a token expire after a period; a negative period deletes it. Clients that are logged in
+    with a deleted token are disconnected at their next request."""
+    now_ms, period_ms = call.context.clock.wall_ms(), request.expiry_time_period_ms
+    try:
+        if period_ms < 0:
+            await _change(call, request.hmac, lambda _: None)
+            return expire_wire.Response(expiry_timestamp_ms=now_ms)
+        token = await _expire_after(call, request.hmac, period_ms)
+    except ApiError as error:
+        return expire_wire.Response(error.code, _NO_TIME)
+    return expire_wire.Response(expiry_timestamp_ms=token.expires_at_ms)
+
+
+async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> DelegationToken:
+    now_ms = call.context.clock.wall_ms()
+
+    def change(token: DelegationToken) -> DelegationToken:
+        if token.is_expired(now_ms=now_ms):
+            raise ApiError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
+        expires_at_ms = min(token.max_at_ms, now_ms + period_ms)
+        return msgspec.structs.replace(token, expires_at_ms=expires_at_ms)
+
+    return await _change(call, hmac, change)
+
+
+async def _change(
+    call: KafkaCall, hmac: bytes, change: Callable[[DelegationToken], DelegationToken | None]
+) -> DelegationToken:
+    """Apply ``change`` to the token with this HMAC; None deletes the token. Raises ApiError."""
+    tokens = _check_tokens(call)
+    found = tokens.find_by_hmac(call.context.account, hmac)
+
+    def checked(token: DelegationToken) -> DelegationToken | None:
+        if not _may_renew(call.caller, token):
+            raise ApiError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
+        return change(token)
+
+    try:
+        done = None if found is None else await tokens.change(found.token_id, checked)
+    except API_ERRORS as error:
+        raise api_error(error) from None
+    if done is None:
+        raise ApiError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
+    return done
+
+
+# ── Describing ───────────────────────────────────────────────────────────────────────────────
+
+
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
+    """Return the tokens that the caller owns, may renew, or may see by an access rule. Expired
+    tokens and tokens of deleted users are left out. No list of owners means all tokens, an empty
+    list none."""
+    tokens = _check_tokens(call)
+    owners = None
+    if request.owners is not None:
+        owners = {each.principal_name for each in request.owners if each.principal_type == USER}
+    identities, now_ms = call.context.identities, call.context.clock.wall_ms()
+    return describe_wire.Response(
+        tokens=[
+            _described(token, tokens.hmac_of(token.token_id))
+            async for token in call.slices.each(list(tokens.of(call.context.account)))
+            if (owners is None or not owners.isdisjoint((token.owner, *token.renewers)))
+            and is_live(token, identities, now_ms=now_ms)
+            and _may_describe(call, token)
+        ]
+    )
+
+
+def _may_describe(call: KafkaCall, token: DelegationToken) -> bool:
+    """The description contains the token's secret."""
+    if _may_renew(call.caller, token):
+        return True
+    owner = call.context.identities.user(call.context.account, token.owner)
+    if owner is not None and owner.is_operator and not call.caller.is_operator:
+        return False
+    return may_by_rules(
+        call, Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id
+    ) or may_by_rules(call, Operation.DESCRIBE_TOKENS, ResourceType.USER, f"{USER}:{token.owner}")
+
+
+def _described(token: DelegationToken, hmac: bytes) -> describe_wire.DescribedDelegationToken:
+    return describe_wire.DescribedDelegationToken(
+        principal_type=USER,
+        principal_name=token.owner,
+        token_requester_principal_type=USER,
+        token_requester_principal_name=token.requester,
+        issue_timestamp=token.issued_at_ms,
+        expiry_timestamp=token.expires_at_ms,
+        max_timestamp=token.max_at_ms,
+        token_id=token.token_id,
+        hmac=hmac,
+        renewers=[
+            describe_wire.DescribedDelegationTokenRenewer(USER, name) for name in token.renewers
+        ],
+    )

@@ -1,0 +1,114 @@
+"""Checks of what a request names. All raise ApiError, or another error that a reply can report."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import ApiError, invalid_request
+from penstock.frontend.kafka.offsets_view import is_offsets_view
+from penstock.frontend.kafka.permissions import (
+    Operation,
+    on_cluster,
+    on_group,
+    on_topic,
+    on_transaction,
+)
+from penstock.frontend.kafka.topic_lookup import find_id, find_name, has_partition
+from penstock.model.errors import TopicNotFound
+from penstock.model.names import is_internal
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+
+T = TypeVar("T")
+
+NAME_CHARS_MAX = 249
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+
+def is_topic_name(name: str) -> bool:
+    return _NAME.match(name) is not None and name not in (".", "..")
+
+
+def check_name(name: str) -> None:
+    if not is_topic_name(name):
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"A topic's name has 1 to {NAME_CHARS_MAX} of the characters a-z A-Z 0-9 . _ - "
+            'and is neither "." nor "..".',
+        )
+
+
+def topic_named(context: KafkaContext, name: str) -> Topic:
+    topic = find_name(context, name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return topic
+
+
+def topic_with_id(context: KafkaContext, topic_id: bytes) -> Topic:
+    topic = find_id(context, topic_id)
+    if topic is None:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)
+    return topic
+
+
+def check_topic(call: KafkaCall, operation: Operation, name: str) -> None:
+    if not on_topic(call, operation, name):
+        raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def check_group(call: KafkaCall, operation: Operation, group_id: str) -> None:
+    if not on_group(call, operation, group_id):
+        raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def check_transactional_id(call: KafkaCall, operation: Operation, transactional_id: str) -> None:
+    if not on_transaction(call, operation, transactional_id):
+        raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+
+def check_cluster(call: KafkaCall, operation: Operation) -> None:
+    if not on_cluster(call, operation):
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
+def check_operator(call: KafkaCall, operation: Operation) -> None:
+    """For resources of all tenants: a right on the cluster of one tenant is not enough."""
+    if not (call.caller.is_trusted or call.caller.is_operator):
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    check_cluster(call, operation)
+
+
+def check_not_internal(name: str) -> None:
+    if is_internal(name):
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            "Topics whose names begin with __ are internal and cannot be changed.",
+        )
+
+
+def check_partition(topic: Topic | None, partition: int) -> Topic:
+    if topic is None or not has_partition(topic, partition):
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return topic
+
+
+def check_has_replicas(topic: Topic) -> None:
+    if is_offsets_view(topic):
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"{topic.name} is a read-only view of committed offsets and has no replicas.",
+        )
+
+
+def repeated(names: Iterable[T]) -> frozenset[T]:
+    """Return the names that a request has more than once: which entry counts is undefined."""
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
+
+
+def check_not_repeated(name: T, twice: frozenset[T]) -> None:
+    if name in twice:
+        raise invalid_request("The request names this more than once.")

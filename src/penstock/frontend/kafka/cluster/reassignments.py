@@ -1,0 +1,152 @@
+"""AlterPartitionReassignments and ListPartitionReassignments: move partitions to given nodes, or
+cancel their moves. The first node of a list is the preferred leader. Moves continue after the
+reply.
+
+A list of another length changes the replication factor of the partition. Fewer replicas than
+``min.insync.replicas`` are rejected, because nothing could be written then."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from penstock.frontend.kafka.checks import check_cluster, check_has_replicas, check_partition
+from penstock.frontend.kafka.cluster.assignments import check_replicas, invalid
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import API_ERRORS, ApiError, error_fields
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.ports.cluster import Reassigned
+from penstock.frontend.kafka.topic_lookup import find_name
+from penstock.model.errors import InvalidRequest, NotFound
+from penstock.model.replication import MANUAL, PLACEMENT, factor_of, is_manual, with_factors
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import alter_partition_reassignments as alter_wire
+from penstock.wire.kafka.generated import list_partition_reassignments as list_wire
+
+Moves = Mapping[tuple[str, int], Reassigned]
+
+
+async def alter(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+    check_cluster(call, Operation.ALTER)
+    moves = await call.context.cluster.moves() if request.topics else {}
+    is_factor_fixed = not request.allow_replication_factor_change
+    return alter_wire.Response(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_message=None,
+        responses=[
+            await _altered(call, topic, moves, is_factor_fixed=is_factor_fixed)
+            async for topic in call.slices.each(request.topics)
+        ],
+    )
+
+
+async def _altered(
+    call: KafkaCall, named: alter_wire.ReassignableTopic, moves: Moves, *, is_factor_fixed: bool
+) -> alter_wire.ReassignableTopicResponse:
+    found = find_name(call.context, named.name)
+    results = []
+    async for wanted in call.slices.each(named.partitions):
+        index = wanted.partition_index
+        try:
+            topic = check_partition(found, index)
+            check_has_replicas(topic)
+            move = moves.get((topic.topic_id, index))
+            if wanted.replicas is None:
+                await _cancel(call.context, topic, index)
+            else:
+                count = _count(call.context, topic, index, move)
+                if is_factor_fixed and len(wanted.replicas) != count:
+                    raise _factor_changed(count, len(wanted.replicas))
+                await _move(call.context, topic, wanted)
+            results.append(alter_wire.ReassignablePartitionResponse(index, error_message=None))
+        except API_ERRORS as error:
+            results.append(alter_wire.ReassignablePartitionResponse(index, **error_fields(error)))
+    return alter_wire.ReassignableTopicResponse(named.name, results)
+
+
+def _count(context: KafkaContext, topic: Topic, index: int, move: Reassigned | None) -> int:
+    """Return the number of replicas without the current move."""
+    if move is not None:
+        return len(move.replicas) - len(move.adding)
+    return len(context.brokers.place(topic, index).replicas)
+
+
+def _factor_changed(before: int, after: int) -> ApiError:
+    return ApiError(
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        f"The replication factor is changed from {before} to {after}, and the request does not "
+        "allow that.",
+    )
+
+
+async def _move(
+    context: KafkaContext, topic: Topic, wanted: alter_wire.ReassignablePartition
+) -> None:
+    replicas, index = wanted.replicas or (), wanted.partition_index
+    holding = context.brokers.place(topic, index).replicas
+    check_replicas(replicas, {*context.cluster.nodes, *holding})
+    try:
+        await context.cluster.move(topic, index, replicas)
+    except InvalidRequest as error:
+        raise invalid(str(error)) from None
+    await _note(context, topic, {index: len(replicas)}, is_assigned=True)
+
+
+async def _cancel(context: KafkaContext, topic: Topic, index: int) -> None:
+    try:
+        count = await context.cluster.cancel_move(topic, index)
+    except NotFound:
+        raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS) from None
+    await _note(context, topic, {index: count}, is_assigned=False)
+
+
+async def _note(
+    context: KafkaContext, topic: Topic, counts: Mapping[int, int], *, is_assigned: bool
+) -> None:
+    """Store factor and manual placement in the topic: the manager applies what the topic says."""
+    default = context.config.replicas_default
+
+    def change(topic: Topic) -> Topic:
+        changed = with_factors(topic, counts, default)
+        if not is_assigned:
+            return changed
+        return msgspec.structs.replace(changed, configs={**changed.configs, PLACEMENT: MANUAL})
+
+    now = context.catalog.find_id(topic.topic_id)
+    if context.joined is None or now is None:
+        return
+    is_right = all(factor_of(now, at, default) == count for at, count in counts.items())
+    if not is_right or (is_assigned and not is_manual(now)):
+        await context.catalog.change(topic.account, topic.region, topic.name, change)
+
+
+async def list_moves(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
+    """Return partitions that are moving, with added and removed replicas."""
+    check_cluster(call, Operation.DESCRIBE)
+    moves = await call.context.cluster.moves()
+    moving = {topic_id for topic_id, _ in moves}
+    topics = []
+    async for topic, indexes in call.slices.each(_chosen(call.context, request)):
+        if topic.topic_id not in moving:
+            continue
+        found = [
+            list_wire.OngoingPartitionReassignment(index, *moves[topic.topic_id, index])
+            async for index in call.slices.each(indexes)
+            if (topic.topic_id, index) in moves
+        ]
+        if found:
+            topics.append(list_wire.OngoingTopicReassignment(topic.name, found))
+    return list_wire.Response(error_message=None, topics=topics)
+
+
+def _chosen(
+    context: KafkaContext, request: list_wire.Request
+) -> Iterator[tuple[Topic, Sequence[int]]]:
+    if request.topics is None:
+        for topic in list(context.catalog.topics(context.account, context.config.region)):
+            yield topic, range(topic.partition_count)
+        return
+    for each in request.topics:
+        found = find_name(context, each.name)
+        if found is not None:
+            yield found, each.partition_indexes

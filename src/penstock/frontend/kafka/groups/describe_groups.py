@@ -1,0 +1,343 @@
+"""ListGroups, and the four APIs that describe groups with their members. Each of these describes
+groups of one kind; a group of another kind is not found. A group is not described if it reads
+topics that the caller may not describe, except a classic group."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from penstock.cursor.coordinator_calls import DescribeGroup, ListGroups
+from penstock.cursor.groups.assignors import Partitions, to_map
+from penstock.cursor.groups.classic.classic_state import State
+from penstock.cursor.groups.describe import Description, StreamsMemberDescription
+from penstock.cursor.groups.records import InternalTopic, PartitionMap, TopologyValue
+from penstock.cursor.groups.streams.task_assignor import maps_by_role
+from penstock.cursor.groups.streams.topology import topic_names
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import (
+    UNASKED,
+    Operation,
+    group_operations,
+    on_cluster,
+    on_group,
+    on_topic,
+)
+from penstock.frontend.kafka.topic_lookup import find_id, id_of
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import consumer_group_describe as consumer_wire
+from penstock.wire.kafka.generated import describe_groups as classic_wire
+from penstock.wire.kafka.generated import list_groups as list_wire
+from penstock.wire.kafka.generated import share_group_describe as share_wire
+from penstock.wire.kafka.generated import streams_group_describe as streams_wire
+
+_MISSING_IS_ERROR_FROM = 6  # version of DescribeGroups
+_MEMBER_TYPE_CONSUMER = 1  # as opposed to a classic member that is being converted
+
+
+async def list_groups(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
+    """Return the groups that the caller may describe, filtered by state (version 4) and type
+    (version 5). A caller who may describe the cluster sees all groups."""
+    sees_all = on_cluster(call, Operation.DESCRIBE)
+    code, found = await call.context.groups.call(
+        ListGroups(states=request.states_filter, kinds=request.types_filter)
+    )
+    return list_wire.Response(
+        error_code=code,
+        groups=[
+            list_wire.ListedGroup(each.group_id, each.protocol_type, each.state, each.kind)
+            async for each in call.slices.each(found)
+            if sees_all or on_group(call, Operation.DESCRIBE, each.group_id)
+        ],
+    )
+
+
+class _Lookup(NamedTuple):
+    """One requested group: its description, or an error."""
+
+    group_id: str
+    found: Description | None = None
+    operations: int = UNASKED
+    code: int = ErrorCode.NONE
+    message: str | None = None
+
+
+async def _look_up(
+    call: KafkaCall, group_ids: Sequence[str], kind: str, *, with_operations: bool
+) -> list[_Lookup]:
+    """Return the groups in the order of the request, each once."""
+    lookups = []
+    async for group_id in call.slices.each(dict.fromkeys(group_ids)):
+        if not on_group(call, Operation.DESCRIBE, group_id):
+            lookups.append(_denied(ErrorCode.GROUP_AUTHORIZATION_FAILED, group_id))
+            continue
+        operations = group_operations(call, group_id) if with_operations else UNASKED
+        found = await call.context.groups.call(DescribeGroup(group_id))
+        if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+            lookups.append(_Lookup(group_id, code=found.code))
+        elif found.code or found.kind != kind:
+            text = "not found." if found.code else f"is not a {kind} group."
+            code, message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {text}"
+            lookups.append(_Lookup(group_id, None, operations, code, message))
+        elif await _may_describe_topics(call, found):
+            lookups.append(_Lookup(group_id, found, operations))
+        else:
+            lookups.append(_denied(ErrorCode.TOPIC_AUTHORIZATION_FAILED, group_id))
+    return lookups
+
+
+def _denied(code: ErrorCode, group_id: str) -> _Lookup:
+    return _Lookup(group_id, code=code, message=code.message)
+
+
+async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
+    """Return whether the caller may describe all topics that the reply would name."""
+    if call.caller.is_trusted:
+        return True
+    names: set[str] = set()
+    async for member in call.slices.each(group.consumer_members):
+        names.update(member.subscription.topic_names)
+        names.update(_names(call.context, (member.assigned, member.target)))
+    async for sharer in call.slices.each(group.share_members):
+        names.update(sharer.topic_names)
+        names.update(_names(call.context, (sharer.assigned,)))
+    if group.topology is not None:
+        names.update(topic_names(group.topology))
+    async for name in call.slices.each(names):
+        if not on_topic(call, Operation.DESCRIBE, name):
+            return False
+    return True
+
+
+def _names(context: KafkaContext, several: Iterable[Partitions]) -> Iterator[str]:
+    return (topic.name for partitions in several for topic, _ in _topics(context, partitions))
+
+
+def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Topic, Sequence[int]]]:
+    """Topics that were deleted a moment ago are left out: their names are not known any more."""
+    for topic_id, indexes in to_map(partitions).items():
+        topic = find_id(context, bytes.fromhex(topic_id))
+        if topic is not None:
+            yield topic, indexes
+
+
+# ── Classic groups ───────────────────────────────────────────────────────────────────────────
+
+
+async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
+    """A group that does not exist is Dead, which is an error from version 6 on."""
+    lookups = await _look_up(
+        call, request.groups, "classic", with_operations=request.include_authorized_operations
+    )
+    is_missing_error = call.version >= _MISSING_IS_ERROR_FROM
+    return classic_wire.Response(
+        groups=[_classic(lookup, is_missing_error=is_missing_error) for lookup in lookups]
+    )
+
+
+def _classic(lookup: _Lookup, *, is_missing_error: bool) -> classic_wire.DescribedGroup:
+    found, group_id = lookup.found, lookup.group_id
+    if found is not None:
+        return classic_wire.DescribedGroup(
+            group_id=group_id,
+            group_state=found.state,
+            protocol_type=found.protocol_type,
+            protocol_data=found.protocol,
+            members=[
+                classic_wire.DescribedGroupMember(
+                    each.member_id,
+                    each.instance_id,
+                    each.client_id,
+                    each.client_host,
+                    each.metadata,
+                    each.assignment,
+                )
+                for each in found.classic_members
+            ],
+            authorized_operations=lookup.operations,
+        )
+    if lookup.code != ErrorCode.GROUP_ID_NOT_FOUND:
+        return classic_wire.DescribedGroup(lookup.code, lookup.message, group_id)
+    return classic_wire.DescribedGroup(
+        error_code=lookup.code if is_missing_error else ErrorCode.NONE,
+        error_message=f"There is no classic group {group_id}." if is_missing_error else None,
+        group_id=group_id,
+        group_state=State.DEAD,
+        authorized_operations=lookup.operations,
+    )
+
+
+def _group_fields(found: Description, operations: int) -> dict[str, Any]:
+    """Return the fields that descriptions of all other kinds have in common."""
+    return {
+        "group_id": found.group_id,
+        "group_state": found.state,
+        "group_epoch": found.epoch,
+        "assignment_epoch": found.target_epoch,
+        "authorized_operations": operations,
+    }
+
+
+# ── Consumer groups ──────────────────────────────────────────────────────────────────────────
+
+
+async def consumer(call: KafkaCall, request: consumer_wire.Request) -> consumer_wire.Response:
+    lookups = await _look_up(
+        call, request.group_ids, "consumer", with_operations=request.include_authorized_operations
+    )
+    return consumer_wire.Response(
+        groups=[_consumer(call.context, lookup) async for lookup in call.slices.each(lookups)]
+    )
+
+
+def _consumer(context: KafkaContext, lookup: _Lookup) -> consumer_wire.DescribedGroup:
+    found = lookup.found
+    if found is None:
+        return consumer_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
+
+    def assignment(partitions: Partitions) -> consumer_wire.Assignment:
+        return consumer_wire.Assignment(
+            [
+                consumer_wire.TopicPartitions(id_of(topic), topic.name, indexes)
+                for topic, indexes in _topics(context, partitions)
+            ]
+        )
+
+    return consumer_wire.DescribedGroup(
+        **_group_fields(found, lookup.operations),
+        assignor_name=found.assignor,
+        members=[
+            consumer_wire.Member(
+                member_id=member.member_id,
+                instance_id=member.subscription.instance_id,
+                rack_id=member.subscription.rack_id,
+                member_epoch=member.member_epoch,
+                client_id=member.subscription.client_id,
+                client_host=member.subscription.client_host,
+                subscribed_topic_names=member.subscription.topic_names,
+                subscribed_topic_regex=member.subscription.topic_regex or "",
+                assignment=assignment(member.assigned),
+                target_assignment=assignment(member.target),
+                member_type=_MEMBER_TYPE_CONSUMER,
+            )
+            for member in found.consumer_members
+        ],
+    )
+
+
+# ── Share groups ─────────────────────────────────────────────────────────────────────────────
+
+
+async def share(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
+    lookups = await _look_up(
+        call, request.group_ids, "share", with_operations=request.include_authorized_operations
+    )
+    return share_wire.Response(
+        groups=[_share(call.context, lookup) async for lookup in call.slices.each(lookups)]
+    )
+
+
+def _share(context: KafkaContext, lookup: _Lookup) -> share_wire.DescribedGroup:
+    found = lookup.found
+    if found is None:
+        return share_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
+    return share_wire.DescribedGroup(
+        **_group_fields(found, lookup.operations),
+        assignor_name=found.assignor,
+        members=[
+            share_wire.Member(
+                member_id=member.member_id,
+                rack_id=member.rack_id,
+                member_epoch=member.member_epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=member.topic_names,
+                assignment=share_wire.Assignment(
+                    [
+                        share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
+                        for topic, indexes in _topics(context, member.assigned)
+                    ]
+                ),
+            )
+            for member in found.share_members
+        ],
+    )
+
+
+# ── Streams groups ───────────────────────────────────────────────────────────────────────────
+
+
+async def streams(call: KafkaCall, request: streams_wire.Request) -> streams_wire.Response:
+    lookups = await _look_up(
+        call, request.group_ids, "streams", with_operations=request.include_authorized_operations
+    )
+    return streams_wire.Response(
+        groups=[await _streams(call, lookup) async for lookup in call.slices.each(lookups)]
+    )
+
+
+async def _streams(call: KafkaCall, lookup: _Lookup) -> streams_wire.DescribedGroup:
+    found = lookup.found
+    if found is None:
+        return streams_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
+    topology, counts = found.topology, found.partition_counts
+    return streams_wire.DescribedGroup(
+        **_group_fields(found, lookup.operations),
+        topology=None if topology is None else await _topology(call, topology, counts),
+        members=[_streams_member(each) async for each in call.slices.each(found.streams_members)],
+    )
+
+
+async def _topology(
+    call: KafkaCall, topology: TopologyValue, counts: Mapping[str, int]
+) -> streams_wire.Topology:
+    def infos(topics: Sequence[InternalTopic]) -> list[streams_wire.TopicInfo]:
+        return [
+            streams_wire.TopicInfo(
+                topic.name,
+                counts.get(topic.name, topic.partition_count),
+                topic.replicas,
+                [streams_wire.KeyValue(*config) for config in topic.configs],
+            )
+            for topic in topics
+        ]
+
+    return streams_wire.Topology(
+        topology.epoch,
+        [
+            streams_wire.Subtopology(
+                part.subtopology_id,
+                part.sources,
+                part.repartition_sinks,
+                infos(part.changelogs),
+                infos(part.repartition_sources),
+            )
+            async for part in call.slices.each(topology.subtopologies)
+        ],
+    )
+
+
+def _streams_member(member: StreamsMemberDescription) -> streams_wire.Member:
+    metadata = member.metadata
+    return streams_wire.Member(
+        member_id=member.member_id,
+        member_epoch=member.member_epoch,
+        rack_id=metadata.rack_id,
+        client_id=metadata.client_id,
+        client_host=metadata.client_host,
+        topology_epoch=metadata.topology_epoch,
+        process_id=metadata.process_id,
+        user_endpoint=None
+        if metadata.endpoint is None
+        else streams_wire.Endpoint(*metadata.endpoint),
+        client_tags=[streams_wire.KeyValue(*tag) for tag in metadata.client_tags],
+        assignment=_tasks(member.assigned),
+        target_assignment=_tasks(member.target),
+    )
+
+
+def _tasks(tasks: Partitions) -> streams_wire.Assignment:
+    def task_ids(role: PartitionMap) -> list[streams_wire.TaskIds]:
+        return [streams_wire.TaskIds(part, indexes) for part, indexes in role.items()]
+
+    active, standby = maps_by_role(tasks)
+    return streams_wire.Assignment(task_ids(active), task_ids(standby))

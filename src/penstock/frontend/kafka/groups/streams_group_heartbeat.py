@@ -1,0 +1,266 @@
+"""StreamsGroupHeartbeat: members of streams groups (KIP-1071) send their state and get their tasks.
+
+Internal topics of the topology that are missing are created here, with the rights of the caller.
+The reply still reports them as missing; the member's next heartbeat finds them."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from penstock.cursor.coordinator_calls import BeatStreams
+from penstock.cursor.groups.assigned import LEAVE
+from penstock.cursor.groups.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
+from penstock.cursor.groups.streams.streams_requests import Endpoint, StreamsHeartbeat, StreamsReply
+from penstock.cursor.groups.streams.task_assignor import Tasks, maps_by_role
+from penstock.cursor.groups.streams.topology import StatusCode, topic_names
+from penstock.frontend.kafka.audit import run_audited
+from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.context import KafkaCall
+from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, invalid_request
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
+from penstock.frontend.kafka.topics.new_topic import check_replicas, new_stream, with_replicas
+from penstock.model.errors import TopicExists
+from penstock.model.limits import STREAMS_TOPICS_MAX
+from penstock.model.names import is_internal
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import streams_group_heartbeat as wire
+
+_FAILURES_SHOWN = 3  # as in Kafka
+_DENIED = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
+    try:
+        if not on_group(call, Operation.READ, request.group_id):
+            raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        if not request.group_id:
+            raise invalid_request("GroupId can't be empty.")
+        topology = None
+        if request.topology is not None:
+            topology = await _topology(call, request.topology)
+            await _check_names(call, topology)
+    except ApiError as error:
+        return _failed(error.code, error.message)
+    reply = await call.context.groups.call(
+        BeatStreams(request.group_id, _request(call, request, topology))
+    )
+    if reply.code:
+        return _failed(ErrorCode(reply.code), reply.message)
+    note = ""
+    if reply.missing and request.member_epoch != LEAVE:
+        note = await _create(call, reply.missing)
+    return await _response(call, request, reply, note)
+
+
+async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
+    """Return the topology, sorted so that equal topologies are equal values. Raises ApiError."""
+    parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
+    parts.sort(key=lambda part: part.subtopology_id)
+    if len({part.subtopology_id for part in parts}) < len(parts):
+        text = "Two subtopologies have the same id."
+        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+    return TopologyValue(given.epoch, tuple(parts))
+
+
+def _part(given: wire.Subtopology) -> Subtopology:
+    copartitions = []
+    for group in given.copartition_groups:
+        try:
+            names = {
+                *(given.source_topics[index] for index in _checked(group.source_topics)),
+                *(
+                    given.repartition_source_topics[index].name
+                    for index in _checked(group.repartition_source_topics)
+                ),
+            }
+        except IndexError:
+            text = f"A copartition group of subtopology {given.subtopology_id} has a wrong index."
+            raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text) from None
+        copartitions.append(tuple(sorted(names)))
+    return Subtopology(
+        given.subtopology_id,
+        _sorted(given.source_topics),
+        _internal(given.repartition_source_topics),
+        _sorted(given.repartition_sink_topics),
+        _internal(given.state_changelog_topics),
+        tuple(sorted(copartitions)),
+    )
+
+
+def _checked(indexes: Sequence[int]) -> Sequence[int]:
+    if any(index < 0 for index in indexes):
+        raise IndexError
+    return indexes
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
+    found = {
+        topic.name: InternalTopic(
+            topic.name,
+            max(topic.partitions, 0),
+            max(topic.replication_factor, 0),
+            tuple(sorted((config.key, config.value) for config in topic.topic_configs)),
+        )
+        for topic in given
+    }
+    return tuple(found[name] for name in sorted(found))
+
+
+async def _check_names(call: KafkaCall, topology: TopologyValue) -> None:
+    """Raises ApiError if the topology has an invalid topic name, too many topics, or a topic that
+    the caller may not describe."""
+    names = sorted(topic_names(topology))
+    if len(names) > STREAMS_TOPICS_MAX:
+        text = (
+            f"The topology has {len(names):,} topics, at most {STREAMS_TOPICS_MAX:,} are allowed:"
+            " split the application."
+        )
+        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+    owned = [name for name in names if is_internal(name)]
+    if owned:
+        text = f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
+        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, f"{text} prohibited.")
+    wrong = [name for name in names if not is_topic_name(name)]
+    if wrong:
+        text = f"Topic names {','.join(wrong)} are not valid topic names."
+        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+    for name in names:
+        if call.slices.is_over:
+            await call.slices.next()
+        if not on_topic(call, Operation.DESCRIBE, name):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def _request(
+    call: KafkaCall, request: wire.Request, topology: TopologyValue | None
+) -> StreamsHeartbeat:
+    parts = () if request.topology is None else request.topology.subtopologies
+    endpoint, tags = request.user_endpoint, request.client_tags
+    return StreamsHeartbeat(
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        endpoint_epoch=request.endpoint_information_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_ms=request.rebalance_timeout_ms,
+        topology=topology,
+        active=_tasks(request.active_tasks),
+        standby=_tasks(request.standby_tasks),
+        warmup=_tasks(request.warmup_tasks),
+        process_id=request.process_id,
+        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
+        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
+        has_patterns=any(part.source_topic_regex for part in parts),
+        has_offsets=request.task_offsets is not None,
+        has_end_offsets=request.task_end_offsets is not None,
+        is_shutdown=request.shutdown_application,
+        client_id=call.client_id,
+        client_host=call.client_host,
+    )
+
+
+def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> Tasks | None:
+    if given is None:
+        return None
+    return frozenset((each.subtopology_id, index) for each in given for index in each.partitions)
+
+
+async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
+    """Create topics as CreateTopics does. Return the reason of failures, for the status."""
+    failures: dict[str, ApiError] = {}
+    create = partial(_create_each, failures)
+    if call.context.audit is None:
+        await create(call, missing)
+    else:
+        await run_audited(call.context.audit, call, create, missing)
+    if not failures:
+        return ""
+    denied = [name for name, error in failures.items() if error is _DENIED]
+    if denied:
+        return f"; Unauthorized to CREATE on topics {', '.join(denied)}."
+    shown = [f"{name} ({error.message})" for name, error in failures.items()]
+    left = len(shown) - _FAILURES_SHOWN
+    more = f" and {left} more" if left > 0 else ""
+    return f"; Creation failed: {', '.join(shown[:_FAILURES_SHOWN])}{more}."
+
+
+async def _create_each(
+    failures: dict[str, ApiError], call: KafkaCall, missing: Sequence[InternalTopic]
+) -> dict[str, int]:
+    """Create all topics, or none if the caller may not create one of them. Return the codes of
+    topics that were created, denied or rejected."""
+    if not on_cluster(call, Operation.CREATE):
+        async for topic in call.slices.each(missing):
+            if not on_topic(call, Operation.CREATE, topic.name):
+                failures[topic.name] = _DENIED
+        if failures:
+            return dict.fromkeys(failures, _DENIED.code)
+    codes: dict[str, int] = {}
+    async for topic in call.slices.each(missing):
+        try:
+            made = new_stream(call.context, topic.name, topic.partition_count, dict(topic.configs))
+            if topic.replicas:
+                check_replicas(call.context, topic.replicas)
+                made = with_replicas(call.context, made, topic.replicas)
+            await call.context.catalog.create(made)
+            codes[topic.name] = ErrorCode.NONE
+        except TopicExists:  # another member was faster
+            continue
+        except API_ERRORS as error:
+            failed = failures[topic.name] = api_error(error)
+            codes[topic.name] = failed.code
+    return codes
+
+
+def _failed(code: ErrorCode, message: str | None) -> wire.Response:
+    return wire.Response(error_code=code, error_message=message, status=())
+
+
+async def _response(
+    call: KafkaCall, request: wire.Request, reply: StreamsReply, note: str
+) -> wire.Response:
+    active, standby = (None, None) if reply.assigned is None else maps_by_role(reply.assigned)
+    endpoints = reply.endpoints
+    return wire.Response(
+        member_id=request.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_ms,
+        status=[
+            wire.Status(
+                each.code,
+                each.detail + (note if each.code is StatusCode.MISSING_INTERNAL_TOPICS else ""),
+            )
+            for each in reply.statuses
+        ],
+        active_tasks=_task_ids(active),
+        standby_tasks=_task_ids(standby),
+        warmup_tasks=None if reply.assigned is None else (),
+        endpoint_information_epoch=reply.endpoint_epoch,
+        partitions_by_user_endpoint=None
+        if endpoints is None
+        else [_endpoint(each) async for each in call.slices.each(endpoints)],
+    )
+
+
+def _task_ids(tasks: PartitionMap | None) -> list[wire.StreamsGroupHeartbeatResponseTaskIds] | None:
+    if tasks is None:
+        return None
+    return [
+        wire.StreamsGroupHeartbeatResponseTaskIds(part, indexes) for part, indexes in tasks.items()
+    ]
+
+
+def _endpoint(endpoint: Endpoint) -> wire.EndpointToPartitions:
+    active, standby = endpoint.partitions()
+    return wire.EndpointToPartitions(
+        wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port),
+        _partitions(active),
+        _partitions(standby),
+    )
+
+
+def _partitions(topics: PartitionMap) -> list[wire.TopicPartition]:
+    return [wire.TopicPartition(name, indexes) for name, indexes in topics.items()]

@@ -1,0 +1,338 @@
+"""The login of each connection, and whether it is still valid.
+
+    connected ── handshake names a mechanism ──► tokens go back and forth ──► logged in
+        │                                               │ rejected, after the same time for
+        │ authentication is off: trusted                ▼ any reason
+        ▼                                          the connection ends
+    as good as logged in
+
+A login lasts as long as its connection, or for the configured time; then the client logs in again
+on the same connection, as the same user. It ends early when its key, password, delegation token,
+user or tenant is deleted or changed. That is checked with the first request after any change of the
+identities, for tokens with every request, and again for requests that have waited.
+
+With authentication off every client that logs in is trusted, and a user name of twelve digits
+chooses the account. SCRAM is the exception: it proves to the client that the server knows the
+password, so it works only for users who have one here.
+
+``passwords.py`` checks passwords; ``permissions.py`` decides what a caller may do."""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.kafka.config import KafkaConfig
+from penstock.frontend.kafka.login.passwords import PasswordRefused, Passwords, Proven, is_live
+from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.model.errors import PenstockError, Throttled
+from penstock.model.identity import (
+    AccessKey,
+    Caller,
+    DelegationToken,
+    KeyStatus,
+    Limits,
+    ScramCredential,
+    Tenant,
+)
+from penstock.model.names import is_account
+from penstock.model.ports import Clock, Identities
+from penstock.net.kafka.listener import HangUp, KafkaConnection
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.scram import DIGESTS, ScramExchange, ScramRefused
+
+log = logging.getLogger("penstock.frontend.kafka")
+
+PLAIN: Final = "PLAIN"
+ANONYMOUS: Final = "anonymous"  # the user of a client that has not logged in
+KAFKA_ANONYMOUS: Final = "ANONYMOUS"  # the same in Kafka's replies and quotas
+REAUTHENTICATION_MS_MIN: Final = 1_000  # each login costs work
+_LOGIN: Final = "login"  # in a connection's session
+_FOREVER: Final = -1
+_NO_LIMITS: Final = Limits()
+_NOT_HERE: Final = (
+    "Authentication is off, and this user has no password here. SCRAM proves that the server knows "
+    "the password; PLAIN takes any."
+)
+
+
+class _ReportedToClient(PasswordRefused):
+    """The client gets the reason."""
+
+
+def user_shown(caller: Caller) -> str:
+    """Return the user name as Kafka's clients know it."""
+    is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
+    return KAFKA_ANONYMOUS if is_anonymous else caller.user
+
+
+class Login:
+    """The login of one connection."""
+
+    __slots__ = (
+        "caller",
+        "epoch",
+        "exchange",
+        "expires_at_ms",
+        "has_tokens_only",
+        "mechanism",
+        "payer",
+        "proven",
+        "proven_at_ms",
+    )
+
+    def __init__(self, caller: Caller | None) -> None:
+        self.caller = caller  # None: not logged in
+        self.proven: AccessKey | ScramCredential | DelegationToken | None = None
+        self.payer: Tenant | None = None  # charged for requests; None: no limits
+        self.epoch = -1  # of the identities, at the last check
+        self.proven_at_ms = 0
+        self.expires_at_ms = _FOREVER
+        # The login in progress:
+        self.mechanism: str | None = None
+        self.exchange: ScramExchange | None = None
+        self.has_tokens_only = False  # frames are tokens without a header until it ends
+
+
+class TokenReply(msgspec.Struct, frozen=True):
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    token: bytes = b""
+    lifetime_ms: int = 0
+
+
+class Logins:
+    """The logins of all connections of a listener."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        identities: Identities,
+        *,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        seed: bytes = b"",
+        tokens: TokenCalls | None = None,
+        quotas: TenantQuotas | None = None,
+    ) -> None:
+        """``seed``: the secret from which salts of unknown users are derived; random if empty."""
+        self._config = config
+        self._identities = identities
+        self._clock = clock
+        self._tokens = tokens
+        self._quotas = quotas
+        self._passwords = Passwords(
+            identities,
+            own_account=config.account,
+            entropy=entropy,
+            seed=seed,
+            clock=clock,
+            tokens=tokens,
+        )
+        self._anonymous = Caller(config.account, ANONYMOUS, is_trusted=True)
+
+    def of(self, connection: KafkaConnection) -> Login:
+        login = connection.session.get(_LOGIN)
+        if login is None:
+            login = Login(None if self._config.is_auth_on else self._anonymous)
+            connection.session[_LOGIN] = login
+        assert isinstance(login, Login)
+        return login
+
+    # ── Validity ─────────────────────────────────────────────────────────────────────────────
+
+    def check(self, login: Login) -> None:
+        """Raises HangUp if the login has ended."""
+        if login.expires_at_ms != _FOREVER:
+            if self._now_ms() >= login.expires_at_ms:
+                raise HangUp("the login has expired")
+            self._check_token(login)
+        if login.epoch != self._identities.epoch:
+            self._recheck(login)
+
+    def check_again(self, login: Login) -> None:
+        """Check again for a request that has waited. A login that expired meanwhile is accepted."""
+        if login.expires_at_ms != _FOREVER:
+            self._check_token(login)
+        if login.epoch != self._identities.epoch:
+            self._recheck(login)
+
+    def _check_token(self, login: Login) -> None:
+        """Changes of tokens do not raise the epoch of the identities."""
+        if isinstance(login.proven, DelegationToken) and not self._is_valid(login):
+            raise HangUp("the delegation token is gone or has expired")
+
+    def _recheck(self, login: Login) -> None:
+        identities, caller = self._identities, login.caller
+        assert caller is not None, "only a caller has a login that can end"
+        epoch = identities.epoch
+        tenant = identities.tenant(caller.account)
+        if not caller.is_trusted:
+            user = identities.user(caller.account, caller.user)
+            if user is None or tenant is None or tenant.is_suspended or not self._is_valid(login):
+                raise HangUp("the credentials of the login are no longer valid")
+            if user.is_operator != caller.is_operator:
+                login.caller = msgspec.structs.replace(caller, is_operator=user.is_operator)
+        login.payer = None if tenant is None or tenant.limits == _NO_LIMITS else tenant
+        login.epoch = epoch
+
+    def _is_valid(self, login: Login) -> bool:
+        identities, proven = self._identities, login.proven
+        if proven is None:
+            return False
+        if isinstance(proven, DelegationToken):
+            tokens, now_ms = self._tokens, self._clock.wall_ms()
+            token = None if tokens is None else tokens.find(proven.token_id)
+            return token is not None and is_live(token, identities, now_ms=now_ms)
+        if isinstance(proven, AccessKey):
+            key = identities.key(proven.key_id)
+            return (
+                key is not None
+                and key.status is KeyStatus.ACTIVE
+                and (key.account, key.user) == (proven.account, proven.user)
+                and key.created_at_ms == proven.created_at_ms
+            )
+        try:
+            found = identities.scram(proven.account, proven.user, proven.mechanism)
+        except PenstockError:  # the credential cannot be decrypted
+            return False
+        return found is not None and found.stored_key == proven.stored_key
+
+    # ── The handshake ────────────────────────────────────────────────────────────────────────
+
+    def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
+        """PLAIN sends the password as it is: with authentication on it needs TLS, or a client on
+        the same machine."""
+        config = self._config
+        is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
+        return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
+
+    def begin(
+        self, connection: KafkaConnection, mechanism: str, *, has_tokens_only: bool
+    ) -> ErrorCode:
+        login = self.of(connection)
+        if login.mechanism is not None or not self._may_begin(login):
+            return ErrorCode.ILLEGAL_SASL_STATE
+        if mechanism not in self.mechanisms(connection):
+            return ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        login.mechanism = mechanism
+        login.exchange = None
+        login.has_tokens_only = has_tokens_only
+        return ErrorCode.NONE
+
+    def _may_begin(self, login: Login) -> bool:
+        if login.proven_at_ms == 0:
+            return True  # the first login
+        if login.expires_at_ms == _FOREVER:
+            return False
+        return self._now_ms() - login.proven_at_ms >= REAUTHENTICATION_MS_MIN
+
+    # ── Tokens ───────────────────────────────────────────────────────────────────────────────
+
+    async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
+        """Process the client's next token. A code in the reply ends the login."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        login = self.of(connection)
+        mechanism = login.mechanism
+        if mechanism is None:
+            return TokenReply(ErrorCode.ILLEGAL_SASL_STATE, ErrorCode.ILLEGAL_SASL_STATE.message)
+        try:
+            if mechanism == PLAIN:
+                return self._accept(connection, login, await self._plain(connection, token), b"")
+            if login.exchange is None:
+                login.exchange = self._begin_scram(mechanism, token)
+                return TokenReply(token=login.exchange.server_first)
+            proven, last = await self._passwords.finish_scram(login.exchange, token)
+            return self._accept(connection, login, proven, last)
+        except (PasswordRefused, ScramRefused, PenstockError) as error:
+            # The name is not logged: people type passwords into the wrong field.
+            log.info(
+                "login rejected",
+                extra={"peer": connection.peer, "mechanism": mechanism, "reason": str(error)},
+            )
+            self._end(login)
+            # Every rejection takes the same time, whatever the reason.
+            ends_at = began + self._config.login_refusal_ms / 1_000
+            await asyncio.sleep(max(0.0, ends_at - loop.time()))
+            reported = str(error) if isinstance(error, _ReportedToClient) else None
+            code = ErrorCode.SASL_AUTHENTICATION_FAILED
+            return TokenReply(code, reported or code.message)
+
+    async def _plain(self, connection: KafkaConnection, token: bytes) -> Proven:
+        if self._config.is_auth_on:
+            return await self._passwords.plain(token, peer=connection.peer)
+        name = self._passwords.name_in(token)
+        account = name if is_account(name) else self._config.account
+        return Proven(Caller(account, name, is_trusted=True), None)
+
+    def _begin_scram(self, mechanism: str, token: bytes) -> ScramExchange:
+        exchange, is_known = self._passwords.begin_scram(mechanism, token)
+        if not is_known and not self._config.is_auth_on:
+            raise _ReportedToClient(_NOT_HERE)
+        return exchange
+
+    def _accept(
+        self, connection: KafkaConnection, login: Login, proven: Proven, token: bytes
+    ) -> TokenReply:
+        caller = proven.caller
+        if not self._config.is_auth_on and not caller.is_trusted:
+            caller = msgspec.structs.replace(caller, is_trusted=True)
+        before = login.caller
+        is_first = login.proven_at_ms == 0
+        if is_first:
+            self._claim(connection, caller)
+        elif before is None or (before.account, before.user) != (caller.account, caller.user):
+            raise PasswordRefused("a second login must be of the same user")
+        now_ms = self._now_ms()
+        lifetime_ms = self._lifetime_ms(proven)
+        login.caller = caller
+        login.proven = proven.credential
+        login.proven_at_ms = now_ms
+        login.expires_at_ms = now_ms + lifetime_ms if lifetime_ms else _FOREVER
+        self._end(login)
+        self._recheck(login)
+        connection.admit()
+        if isinstance(proven.credential, AccessKey):
+            wall_ms = self._clock.wall_ms()
+            self._identities.note_used(proven.credential, now_ms=wall_ms)
+        return TokenReply(token=token, lifetime_ms=lifetime_ms)
+
+    def _lifetime_ms(self, proven: Proven) -> int:
+        """Return how long the login lasts; 0: as long as the connection."""
+        login_ms, token = self._config.login_ms, proven.credential
+        if not isinstance(token, DelegationToken):
+            return login_ms
+        left_ms = max(1, token.expires_at_ms - self._clock.wall_ms())
+        return min(login_ms, left_ms) if login_ms else left_ms
+
+    def _end(self, login: Login) -> None:
+        """End the login in progress, successful or not."""
+        login.mechanism = None
+        login.exchange = None
+        login.has_tokens_only = False
+
+    def _claim(self, connection: KafkaConnection, caller: Caller) -> None:
+        """Raises PasswordRefused if the tenant has its maximum number of connections."""
+        quotas = self._quotas
+        tenant = self._identities.tenant(caller.account)
+        if quotas is not None and tenant is not None:
+            try:
+                quotas.claim(connection, tenant)
+            except Throttled as error:
+                raise _ReportedToClient(str(error)) from None
+
+    def _now_ms(self) -> int:
+        # One more than the clock: 0 means never.
+        return self._clock.mono_ms() + 1
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

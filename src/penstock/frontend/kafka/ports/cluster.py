@@ -1,0 +1,152 @@
+"""The port through which admin requests read and change the cluster: where partitions are, who
+leads them, which nodes belong to it. A single node is a cluster of one."""
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from penstock.frontend.kafka.ports.brokers import BrokerAt
+from penstock.model.calls import BrokerPort, LogBytes
+from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
+from penstock.model.ports import ProducerSeen
+from penstock.model.topic import Topic
+
+
+class Reassigned(NamedTuple):
+    """A partition that is moving."""
+
+    replicas: Sequence[int]  # all replicas during the move
+    adding: Sequence[int]
+    removing: Sequence[int]
+
+
+class Election(Enum):
+    DONE = "done"
+    NOT_NEEDED = "not needed"
+    UNAVAILABLE = "unavailable"
+
+
+class ReplicaHere(NamedTuple):
+    size_bytes: int
+    lag: int = 0  # records that this replica does not have yet
+
+
+class Quorum(NamedTuple):
+    """The manager of the cluster, its epoch, and the revision of the metadata on this node."""
+
+    leader: int
+    epoch: int
+    revision: int
+    nodes: Sequence[int]
+
+
+class KafkaCluster(Protocol):
+    @property
+    def nodes(self) -> Collection[int]:
+        """Nodes that are alive."""
+        ...
+
+    def placed(
+        self, topic: Topic, places: Mapping[int, Sequence[int]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
+        that fails, the partitions are removed. Raises InvalidRequest for a node that is not
+        alive."""
+        ...
+
+    async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
+        """Return every partition that is moving, by topic id and index."""
+        ...
+
+    async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
+        """Raises InvalidRequest if the partition cannot be on these nodes."""
+        ...
+
+    async def cancel_move(self, topic: Topic, index: int) -> int:
+        """Return how many replicas the partition has without the move. Raises NotFound if it is
+        not moving."""
+        ...
+
+    async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
+        """Raises NotFound for a partition that is being created."""
+        ...
+
+    async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
+        """Return this node's replica; None if it has none."""
+        ...
+
+    async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
+        """Return the producers that the follower on this node knows; None if it is not a
+        follower."""
+        ...
+
+    async def stopped(self) -> Sequence[BrokerAt]:
+        """Return nodes of the cluster that are not alive."""
+        ...
+
+    async def unregister(self, node: int) -> None:
+        """Raises NotFound for an unknown node, Conflict for one that is alive or has replicas."""
+        ...
+
+    def quorum(self) -> Quorum: ...
+
+
+class SoleNode:
+    """The cluster of a single node."""
+
+    def __init__(self, node: int, broker: BrokerPort) -> None:
+        self._node = node
+        self._broker = broker
+        self.nodes: Collection[int] = (node,)
+
+    @asynccontextmanager
+    async def placed(
+        self,
+        topic: Topic,  # noqa: ARG002
+        places: Mapping[int, Sequence[int]],
+    ) -> AsyncIterator[None]:
+        for replicas in places.values():
+            self._check(replicas)
+        yield
+
+    def _check(self, replicas: Sequence[int]) -> None:
+        for node in replicas:
+            if node != self._node:
+                raise InvalidRequest(f"There is no node {node}. Nodes: [{self._node}].")
+
+    async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
+        return {}
+
+    async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:  # noqa: ARG002
+        self._check(replicas)
+
+    async def cancel_move(self, topic: Topic, index: int) -> int:
+        raise NotFound(f"{topic.name}/{index} is not moving.")
+
+    async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:  # noqa: ARG002
+        return Election.NOT_NEEDED
+
+    async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
+        try:
+            return ReplicaHere(await self._broker.call(LogBytes(topic, index)))
+        except PenstockError:
+            return None  # deleted meanwhile, or unreadable
+
+    async def followed_producers(
+        self,
+        topic: Topic,  # noqa: ARG002
+        index: int,  # noqa: ARG002
+    ) -> Sequence[ProducerSeen] | None:
+        return None
+
+    async def stopped(self) -> Sequence[BrokerAt]:
+        return ()
+
+    async def unregister(self, node: int) -> None:
+        if node == self._node:
+            raise Conflict(f"Node {node} is alive. Stop it first.")
+        raise NotFound(f"There is no node {node}.")
+
+    def quorum(self) -> Quorum:
+        return Quorum(self._node, 1, 0, (self._node,))

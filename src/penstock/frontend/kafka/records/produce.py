@@ -1,0 +1,279 @@
+"""Produce: append batches to partitions; the reply is sent when they are committed.
+
+Batches are not decoded unless the topic has rules about records (``record_rules.py``): header and
+checksum are checked (``wire/kafka/batches.py``), and the log gets the slice of the frame. Each
+partition succeeds or fails by itself. First all batches are appended and the next request of the
+connection may begin; then the handler waits for the commits, so that partitions and requests share
+their syncs.
+
+Queues accept records too; the key of a record is its message group. FIFO queues do not: their
+messages need a deduplication id.
+
+With acks=0 there is no reply. Upon an error the connection is closed, so that the client requests
+metadata and starts again."""
+
+from collections.abc import Generator, Sequence
+from typing import Final, TypeAlias, cast
+
+from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import ApiError, invalid_request, partition_code
+from penstock.frontend.kafka.permissions import Operation, on_transaction
+from penstock.frontend.kafka.records.record_rules import RecordRules, RecordsRefused
+from penstock.frontend.kafka.topic_lookup import (
+    has_partition,
+    is_internal_topic,
+    locate_id,
+    locate_name,
+)
+from penstock.frontend.kafka.transactions.transaction_guard import check_transaction
+from penstock.model.calls import AppendBatches, Ends, IsInTransaction
+from penstock.model.errors import PenstockError, client_text
+from penstock.model.limits import (
+    BATCH_BYTES_MAX,
+    OPENED_BATCH_BYTES_MAX,
+    OPENED_RECORD_BYTES_MAX,
+    RECORD_ERRORS_MAX,
+)
+from penstock.model.stream import settings_of
+from penstock.model.topic import Topic
+from penstock.net.kafka.eager import EagerCoroutine
+from penstock.net.kafka.listener import HangUp
+from penstock.net.slices import in_slices
+from penstock.net.unpacking import unpacked
+from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
+from penstock.record.compression import Codec, TooLarge
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_batch
+from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
+from penstock.wire.kafka.batches import (
+    BatchRefused,
+    BatchTooLarge,
+    check_batches,
+    check_opened_count,
+)
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.produce import (
+    ProducePartition,
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopicResponse,
+)
+
+_BY_ID_FROM = 13
+Place: TypeAlias = tuple[str, int]  # topic id, partition
+OPENED_MAX = 1_024  # per connection
+_OPENED = "opened partitions"
+Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
+API_ERRORS = (ApiError, BatchRefused, PenstockError)  # reported per partition
+ACKS = (-1, 0, 1)
+NO_REPLY = 0
+
+STEP: Final = 64  # partitions between two checks of the time slice
+
+
+async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
+    rejected = _error_of_all(call, request)
+    opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
+    under_way: list[ProducePartitionResponse | EagerCoroutine[ProducePartitionResponse]] = []
+    errors_left = RECORD_ERRORS_MAX
+    for number, each in enumerate(request.topics):
+        if number % STEP == STEP - 1 and call.slices.is_over:
+            await call.slices.next()
+        target = _target(call, each.name, each.topic_id, rejected)
+        for partition in each.partitions:
+            if len(under_way) % STEP == STEP - 1 and call.slices.is_over:
+                await call.slices.next()
+            if isinstance(target, ApiError):
+                under_way.append(_refused(partition.index, target))
+                continue
+            try:
+                topic, batches = await _ready(
+                    call.context, call.version, request, target, partition, opened
+                )
+            except RecordsRefused as error:
+                refused = await _records_refused(
+                    call.context, target, partition.index, error, errors_left
+                )
+                errors_left -= len(refused.record_errors)
+                under_way.append(refused)
+            except API_ERRORS as error:
+                under_way.append(_refused(partition.index, error))
+            else:
+                appending = _appended(
+                    call.context, topic, partition.index, batches, acks=request.acks
+                )
+                under_way.append(EagerCoroutine(appending))
+    # All batches have their offsets: the next request of the connection may begin.
+    call.connection.written()
+    results: list[ProducePartitionResponse] = []
+    for one in under_way:
+        if len(results) % STEP == STEP - 1 and call.slices.is_over:
+            await call.slices.next()
+        results.append(one if isinstance(one, ProducePartitionResponse) else await one)
+    if len(results) >= STEP and call.slices.is_over:
+        await call.slices.next()
+    if request.acks == NO_REPLY:
+        _hang_up_on_error(results)
+        return None
+    replies = iter(results)
+    return ProduceResponse(
+        [
+            ProduceTopicResponse(each.name, each.topic_id, [next(replies) for _ in each.partitions])
+            for each in request.topics
+        ]
+    )
+
+
+def _error_of_all(call: KafkaCall, request: ProduceRequest) -> ApiError | None:
+    if request.acks not in ACKS:
+        return ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
+    transactional_id = request.transactional_id
+    if transactional_id is not None and not on_transaction(call, Operation.WRITE, transactional_id):
+        return ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return None
+
+
+def _target(
+    call: KafkaCall, name: str, topic_id: bytes, rejected: ApiError | None
+) -> Topic | ApiError:
+    """Return the topic to append to, or the error for all its partitions."""
+    if rejected is not None:
+        return rejected
+    if call.version >= _BY_ID_FROM:
+        found = locate_id(call, Operation.WRITE, topic_id)
+    else:
+        found = locate_name(call, Operation.WRITE, name)
+        if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not is_topic_name(name):
+            return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if isinstance(found, ErrorCode):
+        return ApiError(found)
+    if is_internal_topic(found):
+        return ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"{found.name} is internal: only the node writes to it.",
+        )
+    if found.is_fifo:
+        return invalid_request("A FIFO queue takes no Kafka records; use SendMessage.")
+    return found
+
+
+async def _ready(
+    context: KafkaContext,
+    version: int,
+    request: ProduceRequest,
+    target: Topic,
+    partition: ProducePartition,
+    opened: set[Place],
+) -> tuple[Topic, Batches]:
+    """Return the checked batches of a partition. The partition is open then: an append that starts
+    before the caller's next await reaches the log without an await. ``opened``: partitions that
+    this connection knows to be open; they stay open as long as their topic exists."""
+    index = partition.index
+    if not has_partition(target, index):
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    settings = settings_of(target, context.defaults)
+    bytes_max = min(settings.message_bytes_max, BATCH_BYTES_MAX)
+    batches = check_batches(partition.records, version=version, bytes_max=bytes_max)
+    rules = RecordRules(settings, context.clock.wall_ms())
+    for batch, header in batches:
+        if target.is_queue:
+            await _check_records(target, batch, header)
+        elif rules.opens_all or header.max_timestamp > rules.latest_ms:
+            await rules.check(target, index, batch, header)
+    if context.sealing is not None and context.sealing.is_on(target):
+        batches = await context.sealing.seal_batches(target, batches)
+    place = (target.topic_id, index)
+    if place not in opened:
+        await context.broker.call(IsInTransaction(target, index, NO_PRODUCER, 0))  # opens it
+        if len(opened) < OPENED_MAX:
+            opened.add(place)
+    for _, header in batches:
+        if header.attributes & ATTR_TRANSACTIONAL:
+            await check_transaction(
+                context, version, request.transactional_id, target, index, header
+            )
+    return target, batches
+
+
+async def _appended(
+    context: KafkaContext, topic: Topic, index: int, batches: Batches, *, acks: int
+) -> ProducePartitionResponse:
+    try:
+        appended = await context.broker.call(
+            AppendBatches(topic, index, acks=acks, batches=[batch for batch, _ in batches])
+        )
+    except API_ERRORS as error:
+        return _refused(index, error)
+    if not appended.is_duplicate:
+        for batch, header in batches:
+            context.meter.sent(header.count, len(batch))
+            if context.usage is not None:
+                context.usage.produced(topic, header.count, len(batch))
+    return ProducePartitionResponse(
+        index,
+        base_offset=appended.base_offset,
+        log_append_time_ms=appended.appended_at_ms,
+        log_start_offset=appended.start_offset,
+    )
+
+
+async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -> None:
+    """Decode a batch for a queue, whose consumers get single messages: a batch that cannot be
+    decoded would block everything after it."""
+    data = bytes(batch)
+    try:
+        if header.codec == Codec.NONE and header.count <= PIECE_RECORDS and len(data) < PIECE_BYTES:
+            decode_batch(data, origin=b"")
+            return
+        check_opened_count(header)
+        blob = await unpacked(data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX)
+        await in_slices(_open_all(OpenedBatch(header, blob, origin=b"")))
+    except TooLarge as error:
+        raise BatchTooLarge(f"{error} when decompressed") from None
+    except MalformedBatch as error:
+        raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
+
+
+def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
+    yield from opened.index()
+    if opened.largest > OPENED_RECORD_BYTES_MAX:
+        raise BatchTooLarge(
+            f"a record of {opened.largest} bytes; a queue takes at most {OPENED_RECORD_BYTES_MAX}"
+        )
+    for _ in opened.pieces(0):
+        yield None
+
+
+async def _records_refused(
+    context: KafkaContext, topic: Topic, index: int, error: RecordsRefused, errors_max: int
+) -> ProducePartitionResponse:
+    """Return the reply that names the bad records. Only the leader knows where the log begins, so
+    another node replies that it does not lead the partition."""
+    try:
+        ends = await context.broker.call(Ends(topic, index))
+    except PenstockError as failed:
+        return _refused(index, failed)
+    return ProducePartitionResponse(
+        index,
+        error.code,
+        log_start_offset=ends.start_offset,
+        record_errors=error.errors[:errors_max],
+        error_message=error.message,
+    )
+
+
+def _refused(index: int, error: Exception) -> ProducePartitionResponse:
+    if isinstance(error, ApiError):
+        return ProducePartitionResponse(index, error.code, error_message=error.message)
+    if isinstance(error, BatchRefused):
+        return ProducePartitionResponse(index, error.code, error_message=str(error))
+    error = cast(PenstockError, error)
+    return ProducePartitionResponse(index, partition_code(error), error_message=client_text(error))
+
+
+def _hang_up_on_error(results: Sequence[ProducePartitionResponse]) -> None:
+    for result in results:
+        if result.error_code:
+            raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")

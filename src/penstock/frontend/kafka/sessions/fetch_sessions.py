@@ -1,0 +1,273 @@
+"""Fetch sessions: a reader names its partitions once, and from then on only changes.
+
+    request                 reply
+    id 0, epoch 0           all partitions, and the id of a new session; 0 if there is no room
+    id n, epoch 1, 2, 3 …   only partitions with news; the request adds, changes, removes
+    id n, epoch 0           session n ends, a new one begins
+    any, epoch -1           session n ends, none begins
+
+The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
+an error, and the client opens a new session. Clients must expect that at any time, so sessions are
+only in memory and may be dropped to make room. Only the caller who opened a session can use it. As
+in Kafka, the session to drop is one that was not used for two minutes, else one that is at least
+that old, smaller than the new one and not of a replica.
+
+Pure: time and randomness are arguments. ``fetch_sets.py`` has the partitions of a session."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from penstock.frontend.kafka.sessions.fetch_sets import ADDED_AT_ONCE_MAX, FetchSet, Find, TopicKey
+from penstock.model.limits import TENANT_SESSIONS_PERCENT
+from penstock.model.ports import Catalog
+from penstock.model.quotas import SharedLimit
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import FetchRequest, FetchTopic, ForgottenTopic
+
+NO_SESSION: Final = 0
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+EPOCH_MAX: Final = 2**31 - 1
+SESSION_ID_MAX: Final = 2**31 - 1
+
+SESSIONS_MAX: Final = 1_000
+PARTITIONS_MAX: Final = 100_000  # of all sessions together, about 1 KB each
+IDLE_MS_MAX: Final = 120_000
+
+
+class FetchSession:
+    def __init__(
+        self, *, is_by_id: bool, is_of_replica: bool, wants_id: bool, owner: object = None
+    ) -> None:
+        self.owner = owner
+        self.session_id = NO_SESSION  # unless the session is kept
+        self.epoch = INITIAL_EPOCH  # of the next request, once it is kept
+        self.is_by_id = is_by_id
+        self.is_of_replica = is_of_replica
+        self.wants_id = wants_id
+        self.wanted = FetchSet()
+        self.size = 0  # partitions that count in the table of sessions
+        self.catalog_turn = 0
+        self.rights_turn = 0
+        self.begun_at_ms = self.used_at_ms = 0
+
+    @property
+    def is_kept(self) -> bool:
+        return self.session_id != NO_SESSION
+
+    @property
+    def account(self) -> str:
+        """The account of the owner."""
+        return self.owner[0] if isinstance(self.owner, tuple) else ""
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The session with the lowest rank is dropped first."""
+        return self.is_of_replica, self.size
+
+
+class FetchSessions:
+    def __init__(
+        self,
+        *,
+        sessions_max: int = SESSIONS_MAX,
+        partitions_max: int = PARTITIONS_MAX,
+        own_account: str | None = None,
+    ) -> None:
+        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        percent = TENANT_SESSIONS_PERCENT
+        self._sessions = SharedLimit(sessions_max, percent, own_account=own_account)
+        self._partitions = SharedLimit(partitions_max, percent, own_account=own_account)
+        self._kept: dict[int, FetchSession] = {}  # least recently used first
+        self._catalog: Catalog | None = None
+        self._catalog_turn = 0
+        self.evicted_count = 0
+        # Large sets of ended sessions: the next request releases them in steps.
+        self.dropped: list[FetchSet] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def partition_count(self) -> int:
+        return self._partitions.total
+
+    def attend(self, catalog: Catalog) -> None:
+        """Observe changes of the catalog from now on."""
+        if self._catalog is not catalog:
+            self._catalog = catalog
+            catalog.on_change(self._catalog_changed)
+
+    def _catalog_changed(self, _before: Topic | None, _after: Topic | None) -> None:
+        """Each session finds its topics again with its next request."""
+        self._catalog_turn += 1
+
+    def stale_topics(
+        self, session_id: int, owner: object, rights_turn: int
+    ) -> Collection[TopicKey]:
+        """Return the topics of a session that its next request must find again."""
+        kept = self._kept.get(session_id)
+        if kept is None or kept.owner != owner:
+            return ()
+        is_stale = (kept.catalog_turn, kept.rights_turn) != (self._catalog_turn, rights_turn)
+        return kept.wanted.topics if is_stale else ()
+
+    # ── A request ────────────────────────────────────────────────────────────────────────────
+
+    def open(
+        self,
+        request: FetchRequest,
+        find: Find,
+        *,
+        is_by_id: bool,
+        now_ms: int,
+        owner: object = None,
+        rights_turn: int = 0,
+    ) -> FetchSession | ErrorCode:
+        """Return the session of a request, with all its changes applied: one that is kept, or one
+        for this request alone, which ``keep`` may keep. ``owner``: the caller; ``rights_turn``: a
+        counter of changes of rights, after which topics must be found again."""
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._drop_id(request.session_id, owner)
+            session = FetchSession(
+                is_by_id=is_by_id,
+                is_of_replica=max(request.replica_id, request.replica_state.replica_id) >= 0,
+                wants_id=request.session_epoch == INITIAL_EPOCH,
+                owner=owner,
+            )
+            session.catalog_turn = self._catalog_turn
+            session.rights_turn = rights_turn
+            session.wanted.want(request.topics, find, is_by_id=is_by_id)
+            return session
+        kept = self._kept.get(request.session_id)
+        if kept is None or kept.owner != owner:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if kept.epoch != request.session_epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if kept.is_by_id != is_by_id:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        return self._continue(kept, request, find, now_ms, rights_turn)
+
+    def _continue(
+        self,
+        session: FetchSession,
+        request: FetchRequest,
+        find: Find,
+        now_ms: int,
+        rights_turn: int,
+    ) -> FetchSession | ErrorCode:
+        session.epoch = next_epoch(session.epoch)
+        wanted = session.wanted
+        if wanted.wake is not None:
+            wanted.wake()  # the previous request still waits
+        wanted.settle()
+        wanted.want(request.topics, find, is_by_id=session.is_by_id)
+        wanted.forget(request.forgotten_topics, is_by_id=session.is_by_id)
+        turns = (self._catalog_turn, rights_turn)
+        if (session.catalog_turn, session.rights_turn) != turns:
+            session.catalog_turn, session.rights_turn = turns
+            wanted.find_again(find)
+        session.used_at_ms = now_ms
+        self._kept[session.session_id] = self._kept.pop(session.session_id)
+        return session if self._has_room(session) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    def grow(
+        self,
+        session: FetchSession,
+        topics: Sequence[FetchTopic],
+        forgotten: Sequence[ForgottenTopic],
+        find: Find,
+    ) -> bool:
+        """Apply further changes of a request that was opened with the first of them. Return False
+        if there is no room and the session has ended."""
+        session.wanted.want(topics, find, is_by_id=session.is_by_id)
+        session.wanted.forget(forgotten, is_by_id=session.is_by_id)
+        return not session.is_kept or self._has_room(session)
+
+    def _has_room(self, session: FetchSession) -> bool:
+        """Count the partitions of a session that is kept. Drop a session that has none or too many:
+        its client opens a new session, and that request decides which sessions are kept."""
+        partitions = self._partitions
+        partitions.add(session.account, session.wanted.count - session.size)
+        session.size = session.wanted.count
+        is_full = partitions.is_full(0) or partitions.is_used_up(session.account, 0)
+        if is_full or not session.size:
+            self.drop(session)
+        return not is_full
+
+    # ── Which are kept ───────────────────────────────────────────────────────────────────────
+
+    def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
+        """Keep the session if there is room. ``chance`` returns a random number for its id."""
+        size = session.wanted.count
+        if not session.wants_id or not size or size > self._partitions.bound:
+            return
+        session.size = size
+        account = session.account
+        while True:
+            if self._sessions.is_used_up(account) or self._partitions.is_used_up(account, size):
+                among = [each for each in self._kept.values() if each.account == account]
+            elif self._sessions.is_full() or self._partitions.is_full(size):
+                among = list(self._kept.values())
+            else:
+                break
+            victim = _victim(among, session, now_ms=now_ms)
+            if victim is None:
+                return
+            self.evicted_count += 1
+            self.drop(victim)
+        session_id = chance() % SESSION_ID_MAX + 1
+        while session_id in self._kept:
+            session_id = session_id % SESSION_ID_MAX + 1
+        session.session_id = session_id
+        session.epoch = next_epoch(INITIAL_EPOCH)
+        session.begun_at_ms = session.used_at_ms = now_ms
+        self._kept[session_id] = session
+        self._sessions.add(account)
+        self._partitions.add(account, size)
+
+    def _drop_id(self, session_id: int, owner: object) -> None:
+        session = self._kept.get(session_id)
+        if session is not None and session.owner == owner:
+            self.drop(session)
+
+    def drop(self, session: FetchSession) -> None:
+        """End a session. A fetch that waits in it gets its reply, with an error."""
+        del self._kept[session.session_id]
+        self._sessions.add(session.account, -1)
+        self._partitions.add(session.account, -session.size)
+        session.session_id = NO_SESSION
+        session.wants_id = False
+        wanted = session.wanted
+        if wanted.is_busy:
+            if wanted.wake is not None:
+                wanted.wake()
+        elif wanted.count > ADDED_AT_ONCE_MAX:
+            self.dropped.append(wanted)
+        else:
+            wanted.release()
+
+
+def next_epoch(epoch: int) -> int:
+    """Return the next epoch. After the largest comes 1: 0 opens a session."""
+    return 1 if epoch == EPOCH_MAX else epoch + 1
+
+
+def _victim(
+    among: Sequence[FetchSession], new: FetchSession, *, now_ms: int
+) -> FetchSession | None:
+    """Return the session to drop for a new one. ``among``: least recently used first."""
+    oldest = next(iter(among), None)
+    if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
+        return oldest
+    lowest = min(
+        (
+            each
+            for each in among
+            if now_ms - each.begun_at_ms > IDLE_MS_MAX or new.is_of_replica > each.is_of_replica
+        ),
+        key=lambda each: each.rank,
+        default=None,
+    )
+    return None if lowest is None or new.rank <= lowest.rank else lowest

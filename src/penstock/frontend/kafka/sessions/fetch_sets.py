@@ -1,0 +1,348 @@
+"""The partitions of one fetch or fetch session: what was requested for each, what a fetch has
+found, and what the last reply contained. Pure: ``records/fetch.py`` reads and waits,
+``fetch_sessions.py`` keeps the sets of sessions.
+
+In a session, a partition without news costs nothing:
+
+                     read, has nothing
+          ┌─────┐ ────────────────────────────► ┌─────────┐
+          │ due │                               │ watched │   not read, not in the reply
+          └─────┘ ◄──────────────────────────── └─────────┘
+             ▲       it has advanced
+             └── requested again, replied with records or an error, or no room for it
+
+A fetch reads only partitions that are due. Partitions that were in a reply with records go to the
+end of the queue, so that all get their turn however little fits into a reply."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from penstock.model.file_slice import Piece
+from penstock.model.ports import Fetched, StreamEnds
+from penstock.model.topic import Topic
+from penstock.net.slices import portions
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchTopic,
+    ForgottenTopic,
+)
+
+TopicKey = str | bytes  # name or id, as the request has it
+Find = Callable[[TopicKey], Topic | ErrorCode]
+NOT_SENT = -1  # no watermark or start offset has been sent
+ADDED_AT_ONCE_MAX = 1_000  # topics and partitions together: about 3 ms
+
+
+def is_large(topics: Sequence[FetchTopic]) -> bool:
+    """Return whether a request has too many partitions to add them at once."""
+    count = len(topics)
+    for each in topics:
+        count += len(each.partitions)
+    return count > ADDED_AT_ONCE_MAX
+
+
+def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
+    """Split the partitions of a request, in order, into parts that can each be added at once. A
+    topic with many partitions is in several parts."""
+    parts: list[list[FetchTopic]] = [[]]
+    room = ADDED_AT_ONCE_MAX
+    for each in topics:
+        if room < 2:
+            parts.append([])
+            room = ADDED_AT_ONCE_MAX
+        left = each
+        while len(left.partitions) >= room:
+            some, others = left.partitions[: room - 1], left.partitions[room - 1 :]
+            parts[-1].append(FetchTopic(each.name, each.topic_id, some))
+            parts.append([])
+            room = ADDED_AT_ONCE_MAX
+            left = FetchTopic(each.name, each.topic_id, others)
+        parts[-1].append(left)
+        room -= 1 + len(left.partitions)
+    return parts
+
+
+class TopicFetch:
+    """A requested topic: the topic that was found, or the error code."""
+
+    __slots__ = ("found", "key", "partitions", "set")
+
+    def __init__(self, of: "FetchSet", key: TopicKey, found: Topic | ErrorCode) -> None:
+        self.set = of
+        self.key = key
+        self.found = found
+        self.partitions: dict[int, PartitionFetch] = {}
+
+
+class PartitionFetch:
+    """One requested partition."""
+
+    __slots__ = (
+        "aborted",
+        "buffers",
+        "code",
+        "ends",
+        "is_left",
+        "is_open",
+        "next_offset",
+        "of",
+        "record_count",
+        "requested",
+        "sent_start",
+        "sent_watermark",
+        "size",
+        "unwatch",
+    )
+
+    def __init__(self, of: TopicFetch, requested: FetchPartition) -> None:
+        self.of = of
+        self.requested = requested
+        self.unwatch: Callable[[], None] | None = None
+        self.is_open = False  # the broker has opened it, so it can be watched
+        self.sent_watermark = self.sent_start = NOT_SENT
+        self.forget_found()
+
+    # ── The current fetch ──────────────────────────────────────────────────────────────────
+
+    def forget_found(self) -> None:
+        self.code = ErrorCode.NONE
+        self.ends: StreamEnds | None = None
+        self.buffers: Sequence[Piece] = ()  # whole batches
+        self.size = 0
+        self.record_count = 0
+        self.next_offset = self.requested.offset  # of the next read
+        self.aborted: dict[tuple[int, int], None] | None = None
+        self.is_left = False  # there may be more records than had room
+
+    def take(self, fetched: Fetched, room: int | None) -> int:
+        """Take all batches, or none if they do not fit in ``room`` (None: no limit). Return the
+        size of what was taken."""
+        self.ends = fetched.ends
+        size = sum(map(len, fetched.buffers))
+        if not size:
+            return 0
+        if room is not None and size > room:
+            self.is_left = True
+            return 0
+        self.buffers = [*self.buffers, *fetched.buffers] if self.buffers else fetched.buffers
+        self.size += size
+        self.record_count += fetched.record_count
+        self.next_offset = fetched.next_offset
+        if fetched.aborted:
+            self.aborted = {**(self.aborted or {}), **dict.fromkeys(fetched.aborted)}
+        return size
+
+    # ── The reply ────────────────────────────────────────────────────────────────
+
+    @property
+    def is_news(self) -> bool:
+        """Return whether the reply to a session must contain the partition."""
+        ends = self.ends
+        return (
+            self.size > 0
+            or self.code != ErrorCode.NONE
+            or (
+                ends is not None
+                and (
+                    ends.high_watermark != self.sent_watermark
+                    or ends.start_offset != self.sent_start
+                )
+            )
+        )
+
+    def reply(self, *, is_committed: bool) -> FetchPartitionResponse:
+        ends = self.ends
+        if self.code or ends is None:
+            # After an error the next reply must contain the partition in any case.
+            self.sent_watermark = self.sent_start = NOT_SENT
+            return FetchPartitionResponse(self.requested.index, self.code)
+        self.sent_watermark = ends.high_watermark
+        self.sent_start = ends.start_offset
+        return FetchPartitionResponse(
+            self.requested.index,
+            high_watermark=ends.high_watermark,
+            last_stable_offset=ends.last_stable_offset,
+            log_start_offset=ends.start_offset,
+            records=self.buffers,
+            aborted=self._aborted() if is_committed else None,
+        )
+
+    def _aborted(self) -> Sequence[AbortedTransaction]:
+        return [AbortedTransaction(*each) for each in self.aborted or ()]
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────
+
+    def advanced(self) -> None:
+        """There may be more records. Called once per watch, so that a busy partition does not work
+        for a reader that never returns."""
+        self.stop_watching()
+        of = self.of.set
+        of.due[self] = None
+        if of.wake is not None:
+            of.wake()
+
+    def stop_watching(self) -> None:
+        if self.unwatch is not None:
+            self.unwatch()
+            self.unwatch = None
+
+
+class FetchSet:
+    """The partitions of one request or one session."""
+
+    __slots__ = ("_is_committed", "count", "due", "is_busy", "looked", "topics", "wake")
+
+    def __init__(self) -> None:
+        self.topics: dict[TopicKey, TopicFetch] = {}
+        self.count = 0
+        self.due: dict[PartitionFetch, None] = {}  # in the order of reading
+        self.looked: dict[PartitionFetch, None] = {}  # by the current fetch
+        self.is_busy = False  # a fetch uses the set
+        self.wake: Callable[[], None] | None = None  # of the current fetch, if it waits
+        self._is_committed = False
+
+    def __iter__(self) -> Iterator[PartitionFetch]:
+        for topic in self.topics.values():
+            yield from topic.partitions.values()
+
+    # ── Partitions ───────────────────────────────────────────────────────────────────────
+
+    def want(self, topics: Sequence[FetchTopic], find: Find, *, is_by_id: bool) -> None:
+        for each in topics:
+            if not each.partitions:
+                continue
+            key: TopicKey = each.topic_id if is_by_id else each.name
+            topic = self.topics.get(key)
+            if topic is None:
+                topic = self.topics[key] = TopicFetch(self, key, find(key))
+            partitions = topic.partitions
+            for requested in each.partitions:
+                one = partitions.get(requested.index)
+                if one is None:
+                    one = partitions[requested.index] = PartitionFetch(topic, requested)
+                    self.count += 1
+                else:
+                    one.stop_watching()
+                    one.requested = requested
+                    one.next_offset = requested.offset
+                self.due[one] = None
+
+    def forget(self, topics: Sequence[ForgottenTopic], *, is_by_id: bool) -> None:
+        for each in topics:
+            key: TopicKey = each.topic_id if is_by_id else each.name
+            topic = self.topics.get(key)
+            if topic is None:
+                continue
+            for index in each.partitions:
+                one = topic.partitions.pop(index, None)
+                if one is not None:
+                    one.stop_watching()
+                    self.due.pop(one, None)
+                    self.count -= 1
+            if not topic.partitions:
+                del self.topics[key]
+
+    def read_as(self, *, is_committed: bool) -> None:
+        """Set the isolation level. Another level may read where the old one had to stop."""
+        if is_committed != self._is_committed:
+            self._is_committed = is_committed
+            self.look_again(self)
+
+    def reading_as(self, *, is_committed: bool) -> Iterator[None]:
+        """As ``read_as``, in several steps. If not all are taken, all are repeated."""
+        if is_committed != self._is_committed:
+            for some in portions(list(self)):
+                self.look_again(some)
+                yield
+            self._is_committed = is_committed
+
+    def find_again(self, find: Find) -> None:
+        """Find all topics again, after a change of the catalog or of rights."""
+        for topic in self.topics.values():
+            before, topic.found = topic.found, find(topic.key)
+            if not _is_same(before, topic.found):
+                for one in topic.partitions.values():
+                    one.is_open = False
+                self.look_again(topic.partitions.values())
+
+    def look_again(self, some: Iterable[PartitionFetch]) -> None:
+        for one in some:
+            one.stop_watching()
+            self.due[one] = None
+
+    # ── One fetch ────────────────────────────────────────────────────────────────────────────
+
+    def refuse_forbidden(self) -> None:
+        """Drop records of topics that the caller may no longer read."""
+        for one in self.looked:
+            found = one.of.found
+            if isinstance(found, ErrorCode):
+                one.forget_found()
+                one.code = found
+
+    def settle(self) -> None:
+        """End a fetch: forget what it found, and set what is due for the next one. Partitions
+        without records in the reply come before the others."""
+        self._settle(self.looked)
+        self.looked.clear()
+        self.wake = None
+        self.is_busy = False
+
+    def settling(self) -> Iterator[None]:
+        """As ``settle``, in several steps. A later request may settle the rest after each."""
+        for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
+            self._settle(some)
+            for one in some:
+                del self.looked[one]
+            yield
+        self.settle()
+
+    def _settle(self, some: Iterable[PartitionFetch]) -> None:
+        given = []
+        for one in some:
+            if one.size:
+                given.append(one)
+            elif one.unwatch is None or one.code or one.is_left or one.is_news:
+                one.stop_watching()
+                self.due[one] = None
+            one.forget_found()
+        for one in given:
+            one.stop_watching()
+            self.due.pop(one, None)
+            self.due[one] = None
+
+    def release(self) -> None:
+        """Release all partitions: the set is not used any more."""
+        self._release(self.topics.values())
+        self.looked.clear()
+        self.due.clear()
+        self.topics.clear()
+        self.count = 0
+
+    def releasing(self) -> Iterator[None]:
+        """As ``release``, in several steps."""
+        self.looked.clear()
+        self.due.clear()
+        for some in portions(list(self.topics.values())):
+            self._release(some)
+            for topic in some:
+                del self.topics[topic.key]
+            yield
+        self.release()
+
+    def _release(self, some: Iterable[TopicFetch]) -> None:
+        """Break reference cycles: replies are megabytes, and the garbage collector, which counts
+        objects, would let replies of a whole second pile up."""
+        for topic in some:
+            for one in topic.partitions.values():
+                one.stop_watching()
+            topic.partitions.clear()
+
+
+def _is_same(before: Topic | ErrorCode, now: Topic | ErrorCode) -> bool:
+    """Return whether partitions can be watched and read as before: the same logs, and as many."""
+    if isinstance(before, Topic) and isinstance(now, Topic):
+        return before.topic_id == now.topic_id and before.partition_count == now.partition_count
+    return before is now

@@ -1,0 +1,54 @@
+"""The fetches that wait for records: a node that stops replies to them at once."""
+
+import asyncio
+
+
+class WaitingFetches:
+    __slots__ = ("_futures", "is_draining")
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self, future: asyncio.Future[None]) -> None:
+        """Wait until ``future`` is done, or the node drains."""
+        if self.is_draining:
+            return
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+    def drain(self) -> None:
+        self.is_draining = True
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+
+
+class Waker:
+    """Wakes a waiting fetch when a partition advances or the time is up."""
+
+    __slots__ = ("_loop", "future", "is_time_up")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+        self.is_time_up = False
+
+    def wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def time_up(self) -> None:
+        self.is_time_up = True
+        self.wake()
+
+    def renew(self) -> None:
+        """Wait for what happens from now on; everything before can be read."""
+        if not self.is_time_up:
+            self.future = self._loop.create_future()

@@ -1,0 +1,367 @@
+"""ShareFetch: lease records to one member of a share group, and take its acknowledgements.
+
+    session ─► acknowledge ─► lease from its partitions ── records, or no wait? ──► reply
+                                        │ none
+              watch the partitions ─► lease once more ─► wait for records, or the timeout
+
+Leases begin when records are taken, so the first records are returned at once: a wait for
+``min_bytes`` would shorten the leases. ``max_records`` is never exceeded, in either acquire mode.
+The reply has whole batches as they are stored, and offset ranges that say which records are leased.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import partition_code
+from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
+from penstock.frontend.kafka.sessions.share_sessions import (
+    CLOSING,
+    OPENING,
+    Picks,
+    Place,
+    ShareSession,
+)
+from penstock.frontend.kafka.sessions.waiting_fetches import Waker
+from penstock.frontend.kafka.shares.share_leases import (
+    acknowledge,
+    close_session,
+    open_session,
+    release,
+    share_at,
+)
+from penstock.frontend.kafka.topic_lookup import find_id
+from penstock.model.calls import Acquire
+from penstock.model.errors import PenstockError, Throttled
+from penstock.model.limits import MIB
+from penstock.model.message import Claim
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import share_fetch as wire
+from penstock.wire.kafka.share_fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
+
+RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
+WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
+COUNT_MAX: Final = 32_767  # of deliveries: the field is an int16
+
+
+async def run(call: KafkaCall, request: wire.Request) -> ShareFetchReply:
+    session = await _session(call, request)
+    if isinstance(session, ErrorCode):
+        return ShareFetchReply(error_code=session, error_message=session.message)
+    acked = await _acknowledge(call, session, request)
+    if request.share_session_epoch == CLOSING:
+        await close_session(call.context, session)
+        return await _reply(call, session, acked, None, 0)
+    if request.is_renew_ack:
+        return await _reply(call, session, acked, None, 0)
+    leases = _Leases(call, session, request)
+    await leases.find(call)
+    await leases.take_from(leases.live)
+    is_patient = request.max_wait_ms > 0 and request.min_bytes > 0
+    if not leases.is_enough and is_patient and not call.context.parked.is_draining:
+        rights_turn = call.context.identities.epoch
+        await _wait(call.context, leases, min(request.max_wait_ms, WAIT_MS_MAX))
+        if leases.pause_ms:
+            call.connection.hold_back(leases.pause_ms / 1_000)
+        if call.context.identities.epoch != rights_turn:
+            await leases.release_denied(call)
+    if not session.is_open:
+        code = ErrorCode.SHARE_SESSION_NOT_FOUND
+        return ShareFetchReply(error_code=code, error_message=code.message)
+    leases.count()
+    return await _reply(call, session, acked, leases, request.batch_size)
+
+
+# ── The session ──────────────────────────────────────────────────────────────────────────────
+async def _session(call: KafkaCall, request: wire.Request) -> ShareSession | ErrorCode:
+    group_id, member_id = request.group_id, request.member_id
+    if not on_group(call, Operation.READ, group_id or ""):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if not group_id or not member_id:
+        return ErrorCode.INVALID_REQUEST
+    places = [
+        (each.topic_id, one.partition_index) for each in request.topics for one in each.partitions
+    ]
+    if request.share_session_epoch == OPENING:
+        if any(one.acknowledgement_batches for each in request.topics for one in each.partitions):
+            return ErrorCode.INVALID_REQUEST  # a new session holds no records
+        return await open_session(call.context, call.connection, group_id, member_id, places)
+    session = call.context.share_sessions.go_on(
+        group_id, member_id, request.share_session_epoch, account=call.context.account
+    )
+    if isinstance(session, ErrorCode) or request.share_session_epoch == CLOSING:
+        return session
+    gone = (
+        (each.topic_id, index)
+        for each in request.forgotten_topics_data
+        for index in each.partitions
+    )
+    session.forget(gone)
+    return session if session.add(places) else ErrorCode.INVALID_REQUEST
+
+
+async def _acknowledge(
+    call: KafkaCall, session: ShareSession, request: wire.Request
+) -> dict[Place, ErrorCode]:
+    acked: dict[Place, ErrorCode] = {}
+    slices = call.slices
+    for each in request.topics:
+        may_read = _may_read(call, each.topic_id)
+        if slices.is_over:
+            await slices.next()
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
+            if one.acknowledgement_batches:
+                place = (each.topic_id, one.partition_index)
+                if not may_read:
+                    acked[place] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
+                acked[place] = await acknowledge(
+                    call.context,
+                    session,
+                    place,
+                    one.acknowledgement_batches,
+                    is_renewal=request.is_renew_ack,
+                )
+    return acked
+
+
+def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
+    """Return True for a topic that does not exist: the reply has another code for it."""
+    topic = find_id(call.context, topic_id)
+    return topic is None or on_topic(call, Operation.READ, topic.name, topic)
+
+
+# ── Leasing ──────────────────────────────────────────────────────────────────────────────────
+class _LeasedPartition:
+    """One partition of the session, and the records leased from it."""
+
+    __slots__ = ("batches", "code", "picks", "place", "share")
+
+    def __init__(self, place: Place, share: Topic | ErrorCode) -> None:
+        self.place = place
+        self.share = share if isinstance(share, Topic) else None
+        self.code = share if isinstance(share, ErrorCode) else ErrorCode.NONE
+        self.batches: Sequence[bytes] = ()
+        self.picks: Picks = ()
+
+
+class _Leases:
+    """The leases of one request, and whether they are enough for a reply."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_context",
+        "_records_max",
+        "_session",
+        "live",
+        "partitions",
+        "pause_ms",
+        "size",
+        "slices",
+        "taken",
+    )
+
+    def __init__(self, call: KafkaCall, session: ShareSession, request: wire.Request) -> None:
+        self._context = call.context
+        self._session = session
+        self._bytes_max = min(request.max_bytes, RESPONSE_BYTES_MAX)
+        self._records_max = request.max_records
+        self.size = 0
+        self.taken = 0  # records
+        self.pause_ms = 0  # for a client that may not wait here, or it would retry at once
+        self.slices = call.slices
+        self.partitions: list[_LeasedPartition] = []
+        self.live: list[_LeasedPartition] = []
+
+    async def find(self, call: KafkaCall) -> None:
+        """Find all partitions of the session."""
+        context, session = self._context, self._session
+
+        def leased(place: Place) -> _LeasedPartition:
+            if not _may_read(call, place[0]):
+                return _LeasedPartition(place, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            return _LeasedPartition(place, share_at(context, session, place))
+
+        self.partitions = await self.slices.map(leased, list(session.places()))
+        self.live = [one for one in self.partitions if one.share is not None]
+
+    @property
+    def is_enough(self) -> bool:
+        """Return whether there is a leased record or an error."""
+        if self.taken or not self.live or not self._session.is_open:
+            return True
+        return any(one.code for one in self.partitions)
+
+    async def take_from(self, some: Iterable[_LeasedPartition]) -> None:
+        for one in some:
+            if self.slices.is_over:
+                await self.slices.next()
+            is_full = self.taken > 0 and self.size >= self._bytes_max
+            if is_full or self.taken >= self._records_max or not self._session.is_open:
+                return
+            await self._take_from_one(one, self._records_max - self.taken)
+
+    async def _take_from_one(self, one: _LeasedPartition, count: int) -> None:
+        share, session, place = one.share, self._session, one.place
+        assert share is not None, "only partitions with a share are leased from"
+        now_ms = self._context.clock.mono_ms()
+        count = min(count, session.room(place, now_ms))
+        if count <= 0:
+            return
+        # Read for each lease: a changed duration applies to the next one.
+        lock_ms = self._context.groups.share_settings(session.group_id).lock_ms
+        try:
+            acquired = await self._context.anywhere.call(
+                Acquire(
+                    share,
+                    place[1],
+                    count=count,
+                    bytes_max=max(self._bytes_max - self.size, 0),
+                    is_strict=self.taken > 0,
+                    lease_ms=lock_ms,
+                )
+            )
+        except PenstockError as error:
+            one.code = partition_code(error)
+            return
+        if not acquired.picks:
+            return
+        session.hold(place, acquired.picks, now_ms + lock_ms)
+        if not session.is_open:  # the member left meanwhile
+            claims = [Claim(place[1], offset, seq) for offset, seq, _ in acquired.picks]
+            await release(self._context, session, place, claims)
+            return
+        sealing = self._context.sealing
+        if sealing is not None:
+            acquired = await sealing.opened_share(share, place[1], acquired)
+        one.batches, one.picks = acquired.batches, acquired.picks
+        self.taken += len(acquired.picks)
+        self.size += sum(map(len, acquired.batches))
+
+    async def release_denied(self, call: KafkaCall) -> None:
+        """Release records of topics that the caller may no longer read, after a wait."""
+        for one in self.partitions:
+            if not one.picks or _may_read(call, one.place[0]):
+                continue
+            claims = [Claim(one.place[1], offset, seq) for offset, seq, _ in one.picks]
+            one.batches, one.picks = (), ()
+            one.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            await release(self._context, self._session, one.place, claims)
+
+    def count(self) -> None:
+        """Count the records of the reply."""
+        if self.taken:
+            self._context.meter.received(self.taken, self.size)
+            if (usage := self._context.usage) is not None:
+                for one in self.live:
+                    if one.picks and one.share is not None:
+                        usage.fetched(one.share, len(one.picks), sum(map(len, one.batches)))
+
+
+async def _wait(context: KafkaContext, leases: _Leases, wait_ms: int) -> None:
+    """Wait for records, unless the tenant has its maximum number of waits."""
+    quotas = context.quotas
+    try:
+        is_counted = quotas is not None and quotas.begin_wait(context.account)
+    except Throttled as throttled:
+        leases.pause_ms = throttled.retry_after_ms
+        return
+    waker = Waker()
+    advanced: set[_LeasedPartition] = set()
+
+    def wake(one: _LeasedPartition) -> None:
+        advanced.add(one)
+        waker.wake()
+
+    timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
+    endings: list[Callable[[], None]] = []
+    try:
+        for one in leases.live:
+            assert one.share is not None
+            endings.append(
+                context.anywhere.on_available(one.share, one.place[1], partial(wake, one))
+            )
+        # Records that came before the watches have not woken the request.
+        some: Collection[_LeasedPartition] = leases.live
+        while True:
+            await leases.take_from(some)
+            if leases.is_enough or waker.is_time_up or context.parked.is_draining:
+                return
+            await context.parked.wait(waker.future)
+            leases.slices.begin()
+            some = list(advanced)
+            advanced.clear()
+            waker.renew()
+    finally:
+        timer.cancel()
+        for end in endings:
+            end()
+        if quotas is not None and is_counted:
+            quotas.end_wait(context.account)
+
+
+# ── The reply ────────────────────────────────────────────────────────────────────────────────
+async def _reply(
+    call: KafkaCall,
+    session: ShareSession,
+    acked: dict[Place, ErrorCode],
+    leases: _Leases | None,
+    batch_size: int,
+) -> ShareFetchReply:
+    """Partitions without news are left out."""
+    topics: dict[bytes, list[SharePartitionReply]] = {}
+    replied = set()
+    for one in leases.partitions if leases is not None else ():
+        if call.slices.is_over:
+            await call.slices.next()
+        if one.picks or one.code or one.place in acked:
+            replied.add(one.place)
+            ack_code = acked.get(one.place, ErrorCode.NONE)
+            topics.setdefault(one.place[0], []).append(
+                SharePartitionReply(
+                    one.place[1],
+                    one.code,
+                    ack_code,
+                    one.batches,
+                    ranges(one.picks, batch_size),
+                    error_message=one.code.message or None,
+                    acknowledge_error_message=ack_code.message or None,
+                )
+            )
+    for place, code in acked.items():
+        if call.slices.is_over:
+            await call.slices.next()
+        if place not in replied:
+            topics.setdefault(place[0], []).append(
+                SharePartitionReply(
+                    place[1],
+                    acknowledge_error_code=code,
+                    acknowledge_error_message=code.message or None,
+                )
+            )
+    return ShareFetchReply(
+        [ShareTopicReply(topic_id, partitions) for topic_id, partitions in topics.items()],
+        lock_ms=call.context.groups.share_settings(session.group_id).lock_ms,
+        throttle_time_ms=0 if leases is None else leases.pause_ms,
+    )
+
+
+def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
+    """Return (first offset, last offset, delivery count) of neighbours with equal counts."""
+    found: list[tuple[int, int, int]] = []
+    if not picks:
+        return found
+    first, _, count = picks[0]
+    last = first
+    for offset, _, attempt in picks[1:]:
+        if offset != last + 1 or attempt != count or offset - first == length_max:
+            found.append((first, last, min(count, COUNT_MAX)))
+            first, count = offset, attempt
+        last = offset
+    found.append((first, last, min(count, COUNT_MAX)))
+    return found

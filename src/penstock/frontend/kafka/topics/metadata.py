@@ -1,0 +1,155 @@
+"""Metadata: the nodes, and the leaders of the partitions of requested topics.
+
+With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does:
+it may be the last request of a producer whose topic was deleted. Topics that the caller may not
+describe are not in the list of all topics, and are not found by name or id."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import API_ERRORS, api_error
+from penstock.frontend.kafka.offsets_view import log_of
+from penstock.frontend.kafka.permissions import (
+    UNASKED,
+    Operation,
+    cluster_operations,
+    on_cluster,
+    on_topic,
+    topic_operations,
+)
+from penstock.frontend.kafka.ports.brokers import NO_LEADER, Place
+from penstock.frontend.kafka.topic_lookup import (
+    find_id,
+    find_name,
+    id_of,
+    is_internal_topic,
+    topics_shown,
+)
+from penstock.frontend.kafka.topics.new_topic import new_stream
+from penstock.model.errors import TopicExists, TopicNotFound
+from penstock.model.names import is_for_operators
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import metadata as wire
+from penstock.wire.kafka.primitives import ZERO_UUID
+
+_NULL_IS_ALL_FROM = 1  # before, an empty list requests all topics
+_BY_ID_FROM = 12
+# Errors whose reply still has the operations that the caller may perform.
+_OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+
+async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
+    config = call.context.config
+    wants_operations = request.include_topic_authorized_operations
+
+    def shown(topic: Topic) -> wire.MetadataResponseTopic:
+        operations = topic_operations(call, topic.name, topic) if wants_operations else UNASKED
+        return _described(call.context, topic, operations)
+
+    if request.topics is None or (call.version < _NULL_IS_ALL_FROM and not request.topics):
+        topics = [
+            shown(topic)
+            async for topic in call.slices.each(topics_shown(call.context))
+            if on_topic(call, Operation.DESCRIBE, topic.name, topic)
+        ]
+    else:
+        may_create = request.allow_auto_topic_creation and config.auto_create
+        topics = []
+        slices = call.slices
+        for each in _distinct(call, request.topics):
+            if slices.is_over:
+                await slices.next()
+            one = await _find_or_create(call, each, may_create)
+            if isinstance(one, Topic):
+                one = shown(one)
+            elif wants_operations and one.error_code in _OPERATIONS_OF and one.name is not None:
+                operations = topic_operations(call, one.name, None)
+                one = msgspec.structs.replace(one, topic_authorized_operations=operations)
+            topics.append(one)
+    return wire.Response(
+        brokers=[wire.MetadataResponseBroker(*broker) for broker in call.context.brokers.all()],
+        cluster_id=config.cluster_id or None,
+        controller_id=call.context.brokers.controller,
+        topics=topics,
+        cluster_authorized_operations=(
+            cluster_operations(call) if request.include_cluster_authorized_operations else UNASKED
+        ),
+    )
+
+
+def _distinct(
+    call: KafkaCall, requested: Sequence[wire.MetadataRequestTopic]
+) -> Iterable[wire.MetadataRequestTopic]:
+    """Return the entries to reply to. If one of them has a topic id, names are ignored and entries
+    without an id are left out."""
+    if call.version < _BY_ID_FROM or all(each.topic_id == ZERO_UUID for each in requested):
+        return dict.fromkeys(requested)
+    ids = dict.fromkeys(each.topic_id for each in requested if each.topic_id != ZERO_UUID)
+    return [wire.MetadataRequestTopic(topic_id, None) for topic_id in ids]
+
+
+async def _find_or_create(
+    call: KafkaCall, requested: wire.MetadataRequestTopic, may_create: bool
+) -> Topic | wire.MetadataResponseTopic:
+    """Return the topic, created if necessary, or the reply with an error."""
+    if requested.name is None:
+        return _by_id(call, requested.topic_id)
+    topic = find_name(call.context, requested.name)
+    if not on_topic(call, Operation.DESCRIBE, requested.name, topic):
+        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, requested.name)
+    if topic is not None:
+        return topic
+    if not is_topic_name(requested.name):
+        return wire.MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, requested.name)
+    if not may_create or is_for_operators(requested.name):
+        return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, requested.name)
+    if not on_cluster(call, Operation.CREATE) and not on_topic(
+        call, Operation.CREATE, requested.name
+    ):
+        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, requested.name)
+    try:
+        return await _created(call.context, requested.name)
+    except API_ERRORS as error:
+        return wire.MetadataResponseTopic(api_error(error).code, requested.name)
+
+
+def _by_id(call: KafkaCall, topic_id: bytes) -> Topic | wire.MetadataResponseTopic:
+    if call.version < _BY_ID_FROM:
+        return wire.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, "", topic_id)
+    topic = find_id(call.context, topic_id)
+    if topic is None or not on_topic(call, Operation.DESCRIBE, topic.name, topic):
+        return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
+    return topic
+
+
+async def _created(context: KafkaContext, name: str) -> Topic:
+    made = new_stream(context, name, context.config.partitions_default)
+    try:
+        return await context.catalog.create(made)
+    except TopicExists:  # another client was faster
+        topic = find_name(context, name)
+        if topic is None:  # and a third client has deleted it
+            raise TopicNotFound(name) from None
+        return topic
+
+
+def _described(context: KafkaContext, topic: Topic, operations: int) -> wire.MetadataResponseTopic:
+    log = log_of(context, topic)
+    partitions: Sequence[wire.MetadataResponsePartition] = [
+        _partition(index, context.brokers.place(log, index))
+        for index in range(topic.partition_count)
+    ]
+    return wire.MetadataResponseTopic(
+        0, topic.name, id_of(topic), is_internal_topic(topic), partitions, operations
+    )
+
+
+def _partition(index: int, place: Place) -> wire.MetadataResponsePartition:
+    code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NO_LEADER else ErrorCode.NONE
+    return wire.MetadataResponsePartition(
+        code, index, place.leader, place.epoch, place.replicas, place.in_sync, place.offline
+    )

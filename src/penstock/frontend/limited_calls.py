@@ -1,0 +1,196 @@
+"""The broker and the metadata as frontends call them: within the quotas of tenants, and changes of
+the metadata behind its bulkhead. Reads of the metadata are served from memory."""
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar, cast
+
+from penstock.calls.bulkhead import Bulkhead
+from penstock.calls.guarded import BrokerWrapper
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.model.acls import Acl
+from penstock.model.calls import (
+    Append,
+    AppendBatches,
+    BrokerCall,
+    BrokerPort,
+    CloseShare,
+    Lease,
+    OpenShare,
+    R,
+)
+from penstock.model.message import Message
+from penstock.model.ports import Catalog
+from penstock.model.topic import Topic
+
+P = TypeVar("P")
+
+CHANGES: Final = "changes of queues and topics in progress"
+ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
+
+
+# ── The broker ───────────────────────────────────────────────────────────────────────────────
+
+
+class LimitedBroker(BrokerWrapper):
+    """Checks the quotas of tenants: all calls that store messages, wait for them or create shares
+    pass here."""
+
+    def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
+        super().__init__(broker)
+        self._changes = metadata.shares
+        self._quotas = quotas
+        self._rooms = quotas.rooms
+        self._limited: dict[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
+            Append: self._append,
+            AppendBatches: self._append_batches,
+            Lease: self._lease,
+            OpenShare: self._open_share,
+            CloseShare: self._close_share,
+        }
+
+    def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
+        limited = self._limited.get(type(call))
+        return self._broker.call(call) if limited is None else limited(call)
+
+    # Most tenants have no such quota: their calls need no additional coroutine.
+
+    def _append(self, call: Append) -> Coroutine[Any, Any, Any]:
+        if call.topic.account not in self._rooms:
+            return self._broker.call(call)
+        return self._store(call, call.topic, _size_of(call.messages))
+
+    def _append_batches(self, call: AppendBatches) -> Coroutine[Any, Any, Any]:
+        if call.topic.account not in self._rooms:
+            return self._broker.call(call)
+        return self._store(call, call.topic, sum(map(len, call.batches)))
+
+    async def _store(self, call: BrokerCall[R], topic: Topic, size_bytes: int) -> R:
+        self._quotas.take_room(topic.account, size_bytes)
+        return await self._broker.call(call)
+
+    def _lease(self, call: Lease) -> Coroutine[Any, Any, Any]:
+        return self._broker.call(call) if call.wait_ms <= 0 else self._wait(call, call.topic)
+
+    async def _wait(self, call: BrokerCall[R], topic: Topic) -> R:
+        is_counted = self._quotas.begin_wait(topic.account)
+        try:
+            return await self._broker.call(call)
+        finally:
+            if is_counted:
+                self._quotas.end_wait(topic.account)
+
+    async def _open_share(self, call: OpenShare) -> Topic:
+        known = self.find_share(call.topic, call.group)
+        if known is not None:
+            return known
+        account = call.topic.account
+        with self._changes.holding(account, CHANGES), self._quotas.adding(account, topics=1):
+            return await self._broker.call(call)
+
+    async def _close_share(self, call: CloseShare) -> bool:
+        with self._changes.holding(call.topic.account, CHANGES):
+            return await self._broker.call(call)
+
+
+def _size_of(messages: Sequence[Message]) -> int:
+    size = 0
+    for message in messages:
+        size += len(message.body)
+        if message.attributes:
+            size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
+    return size
+
+
+# ── The metadata ─────────────────────────────────────────────────────────────────────────────
+
+
+class _Guarded:
+    def __init__(self, port: Any, metadata: Bulkhead) -> None:
+        self._port = port
+        self._metadata = metadata
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._port, name)
+        if not callable(found):
+            return found
+        if iscoroutinefunction(found):
+            found = partial(self._change, found)
+        setattr(self, name, found)  # so that ``__getattr__`` is called once per name
+        return found
+
+    async def _change(self, change: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        return await self._metadata.call(lambda: change(*args, **named))
+
+
+def guard(port: P, metadata: Bulkhead) -> P:
+    """Return the port with every coroutine method behind the bulkhead of the metadata."""
+    return cast(P, _Guarded(port, metadata))
+
+
+class _GuardedIdentities(_Guarded):
+    async def delete_tenant(self, account: str) -> None:
+        if not self.users(account):  # otherwise the tenant and its rules stay
+            await self.remove_acls(account, self.acls(account) or ())
+        await self._change(self._port.delete_tenant, account)
+
+    async def remove_acls(self, account: str, rules: Iterable[Acl]) -> None:
+        """Remove rules in several calls: all rules of a tenant take longer than one call may."""
+        left = list(rules)
+        for start in range(0, len(left), ACLS_PER_CALL_MAX):
+            some = left[start : start + ACLS_PER_CALL_MAX]
+            await self._change(self._port.remove_acls, account, some)
+
+
+def guard_identities(identities: StoredIdentities, metadata: Bulkhead) -> StoredIdentities:
+    return cast(StoredIdentities, _GuardedIdentities(identities, metadata))
+
+
+class GuardedCatalog:
+    """The catalog with its changes behind the bulkhead and within the quotas of tenants."""
+
+    def __init__(self, catalog: Catalog, metadata: Bulkhead, quotas: TenantQuotas) -> None:
+        self._catalog = catalog
+        self._metadata = metadata
+        self._quotas = quotas
+        # On the path of every message, so without another call:
+        self.find = catalog.find
+        self.find_arn = catalog.find_arn
+        self.find_id = catalog.find_id
+        self.topics = catalog.topics
+        self.all_topics = catalog.all_topics
+        self.recently_deleted = catalog.recently_deleted
+        self.tombstone = catalog.tombstone
+        self.on_change = catalog.on_change
+
+    async def create(self, topic: Topic) -> Topic:
+        with (
+            self._metadata.shares.holding(topic.account, CHANGES),
+            self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count),
+        ):
+            return await self._metadata.call(lambda: self._catalog.create(topic))
+
+    async def change(
+        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
+    ) -> Topic:
+        with self._metadata.shares.holding(account, CHANGES), ExitStack() as room:
+
+            def checked(before: Topic) -> Topic:
+                after = change(before)
+                room.pop_all().close()  # of an earlier attempt, if another node was faster
+                added = max(0, after.partition_count - before.partition_count)
+                room.enter_context(self._quotas.adding(account, partitions=added))
+                return after
+
+            return await self._metadata.call(
+                lambda: self._catalog.change(account, region, name, checked)
+            )
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        with self._metadata.shares.holding(account, CHANGES):
+            return await self._metadata.call(
+                lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
+            )

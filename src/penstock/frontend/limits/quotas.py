@@ -1,0 +1,332 @@
+"""Quotas of a tenant, at all frontends together: queues, partitions, stored bytes, connections and
+waiting long polls. Defaults, and the largest share of each bound, are in ``model/quotas.py``. An
+account without a tenant has no quotas.
+
+Topics are counted as the catalog changes, connections and long polls as they come and go. Stored
+bytes are summed by a job every few seconds, from numbers that the logs have in memory; between two
+sums each append is subtracted from the remaining room. Bytes and long polls count for the owner of
+the queue, who pays for what others are allowed there; connections count for the caller.
+
+Queues and partitions are counted in the catalog, which all frontends see; requests at several
+frontends at the same moment may exceed the quota slightly. Of connections, long polls and remaining
+bytes each frontend hands out its share, by the number of live frontends, but at least one, so that
+every frontend serves every tenant."""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.model.calls import BrokerPort, LogBytes
+from penstock.model.errors import PenstockError, QuotaExceeded, Throttled, TopicNotFound
+from penstock.model.identity import Tenant
+from penstock.model.names import ACCOUNT_DEFAULT, is_internal
+from penstock.model.ports import Catalog, Identities
+from penstock.model.quotas import (
+    CONNECTIONS,
+    GROUPS,
+    NO_LIMIT,
+    OFFSET_BYTES,
+    PARTITIONS,
+    QUEUES,
+    QUOTAS,
+    STORED_BYTES,
+    TRANSACTIONAL_IDS,
+    WAITS,
+    Quota,
+    most_of,
+    share_of,
+)
+from penstock.model.topic import Topic
+from penstock.net.listener import Peer
+
+log = logging.getLogger(__name__)
+
+REFRESH_SECONDS: Final = 3.0
+LOOK_ROUNDS: Final = 10  # rounds of REFRESH_SECONDS between sums of a tenant far from its quota
+SUMMED_AT_ONCE: Final = 200  # topics, then other tasks may run
+WAIT_RETRY_MS: Final = 1_000
+CONNECTION_RETRY_MS: Final = 5_000
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _StoredSum:
+    """The last sum of the bytes that a tenant stores."""
+
+    most: int
+    room: int  # the share of this frontend
+    rounds: int = 0  # since then
+
+
+class TenantQuotas:
+    def __init__(
+        self,
+        identities: Identities,
+        catalog: Catalog,
+        *,
+        own_account: str = ACCOUNT_DEFAULT,
+        bounds: Mapping[Quota, int] | None = None,
+        coordinators: CoordinatorUsage = NO_QUOTAS,
+    ) -> None:
+        """``bounds``: the bounds of this node for all tenants together. ``coordinators`` count
+        groups and transactional ids."""
+        self._coordinators = coordinators
+        self._identities = identities
+        self.own_account = own_account
+        self._bounds = dict(bounds or {})
+        self._catalog = catalog
+        self.rooms: dict[str, int] = {}  # bytes left, of accounts with a quota of stored bytes
+        self.rejected: Counter[tuple[str, str]] = Counter()  # by account and quota
+        self._logged: dict[tuple[str, str], int] = {}  # of these
+        self._sizes: dict[str, int] = {}  # by topic, of accounts with a quota
+        self._stored: dict[str, int] = {}  # by account
+        self._sums: dict[str, _StoredSum] = {}  # by account, of those in ``rooms``
+        self._counts: Counter[tuple[str, Quota]] = Counter()  # in the catalog
+        self._reserved: Counter[tuple[str, Quota]] = Counter()  # being created now
+        self._waits: Counter[str] = Counter()
+        self._connections: Counter[str] = Counter()
+        self._accounts_on: dict[Peer, set[str]] = {}  # counted for each connection
+        self._frontend_count = 1
+        self._task: asyncio.Task[None] | None = None
+        for topic in catalog.all_topics():
+            self._count(None, topic)
+        catalog.on_change(self._count)
+
+    def start(self, broker: BrokerPort) -> None:
+        """Start to sum stored bytes."""
+        self._task = asyncio.create_task(self._keep_summing(broker), name="stored bytes")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def share_among(self, frontend_count: int) -> None:
+        """Set the number of live frontends, including this one. Existing connections and long polls
+        stay; remaining bytes are divided again by the next sum."""
+        self._frontend_count = max(1, frontend_count)
+        for each in self._sums.values():
+            each.rounds = LOOK_ROUNDS
+
+    def _most(self, tenant: Tenant | None, quota: Quota) -> int:
+        bound = self._bounds.get(quota, NO_LIMIT)
+        return most_of(tenant, quota, own_account=self.own_account, bound=bound)
+
+    def _here(self, tenant: Tenant | None, quota: Quota) -> int:
+        """Return the part of a quota for this frontend. A share of a bound of this node is not
+        divided."""
+        most = most_of(tenant, quota, own_account=self.own_account)
+        part = max(1, most // self._frontend_count)
+        return most if most == NO_LIMIT else min(part, self._most(tenant, quota))
+
+    def used(self, account: str) -> dict[str, int]:
+        """Return the present use of the account by field of the quota."""
+        return {
+            QUEUES.field: self._counts[account, QUEUES],
+            PARTITIONS.field: self._counts[account, PARTITIONS],
+            STORED_BYTES.field: self._stored.get(account, 0),
+            CONNECTIONS.field: self._connections[account],
+            WAITS.field: self._waits[account],
+        } | {
+            quota.field: self._coordinators.used(account, quota)
+            for quota in (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+        }
+
+    def shares(self) -> dict[str, int]:
+        """Return the largest share of one tenant by field of the quota, where there is a bound."""
+        return {
+            quota.field: share_of(self._bounds[quota], quota.percent)
+            for quota in QUOTAS
+            if quota in self._bounds
+        }
+
+    # ── Topics ───────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
+        """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
+        added = {QUEUES: topics, PARTITIONS: partitions}
+        tenant = self._identities.tenant(account)
+        for quota, count in added.items():
+            most, key = self._most(tenant, quota), (account, quota)
+            used = self._counts[key] + self._reserved[key]
+            if count and used + count > most:
+                self.rejected[account, quota.name] += 1
+                raise QuotaExceeded(quota.exceeded(used, most, count))
+        for quota, count in added.items():
+            _add(self._reserved, (account, quota), count)
+        try:
+            yield
+        finally:
+            for quota, count in added.items():
+                _add(self._reserved, (account, quota), -count)
+
+    def _count(self, before: Topic | None, after: Topic | None) -> None:
+        for topic, change in ((before, -1), (after, 1)):
+            if topic is None or (is_internal(topic.name) and not topic.is_queue):
+                continue
+            _add(self._counts, (topic.account, QUEUES), change)
+            if not topic.is_share:
+                _add(self._counts, (topic.account, PARTITIONS), change * topic.partition_count)
+
+    # ── Stored bytes ─────────────────────────────────────────────────────────────────────────
+
+    def take_room(self, account: str, size_bytes: int) -> None:
+        """Subtract an append of an account in ``rooms``. Raises QuotaExceeded."""
+        left = self.rooms[account]
+        if size_bytes > left:
+            self.rejected[account, STORED_BYTES.name] += 1
+            last = self._sums[account]
+            last.rounds = LOOK_ROUNDS  # messages may have been deleted
+            used = self._stored[account] + last.room - left  # without appends at other frontends
+            raise QuotaExceeded(
+                f"Storage quota exceeded: {used:,} of {last.most:,} bytes used, {max(0, left):,}"
+                f" left at this frontend, {size_bytes:,} needed. Delete messages or queues, or have"
+                " an operator raise the quota (penstock quota set --stored-bytes-max)."
+            )
+        self.rooms[account] = left - size_bytes
+
+    async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
+        """Sum the stored bytes of accounts with a quota: a call to the leader of each partition. If
+        not ``is_due``, only of accounts whose room has shrunk by half since the last sum, or whose
+        last sum is LOOK_ROUNDS rounds old."""
+        tenants = self._identities.tenants()
+        most_by_account = {one.account: self._most(one, STORED_BYTES) for one in tenants}
+        limited = {key: most for key, most in most_by_account.items() if most != NO_LIMIT}
+        for account in self.rooms.keys() - limited.keys():
+            del self.rooms[account], self._sums[account], self._stored[account]
+        stored = {
+            account: 0
+            for account, most in limited.items()
+            if is_due or self._is_sum_due(account, most)
+        }
+        before, self._sizes = self._sizes, {}
+        topics = self._catalog.all_topics() if limited else ()
+        for number, topic in enumerate(topics):
+            if number % SUMMED_AT_ONCE == SUMMED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if topic.account not in limited or topic.is_share:
+                continue
+            size_bytes = before.get(topic.topic_id)
+            if topic.account in stored:
+                found = await _stored_bytes(broker, topic)
+                if found is not None:  # else a leader did not reply: keep the last size
+                    size_bytes = found
+                stored[topic.account] += size_bytes or 0
+            if size_bytes is not None:
+                self._sizes[topic.topic_id] = size_bytes
+        for account, size_bytes in stored.items():
+            room = (limited[account] - size_bytes) // self._frontend_count
+            self._stored[account], self.rooms[account] = size_bytes, room
+            self._sums[account] = _StoredSum(limited[account], room)
+
+    def _is_sum_due(self, account: str, most: int) -> bool:
+        last = self._sums.get(account)
+        if last is None or last.most != most or self.rooms[account] <= last.room // 2:
+            return True
+        last.rounds += 1
+        return last.rounds >= LOOK_ROUNDS
+
+    async def _keep_summing(self, broker: BrokerPort) -> None:
+        for number in itertools.count():
+            try:
+                if number % LOOK_ROUNDS == 0:
+                    self._log_rejected()
+                await self.refresh(broker, is_due=False)
+            except Exception as error:  # a bug; retried in the next round
+                log.error("summing stored bytes failed", exc_info=error)
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    def _log_rejected(self) -> None:
+        """Log the rejections since the last call: one line per tenant and quota."""
+        for (account, name), count in self.all_rejected():
+            new = count - self._logged.get((account, name), 0)
+            if new:
+                self._logged[account, name] = count
+                used = self.used(account).get(f"{name}_max")
+                facts = {"tenant": account, "quota": name, "used": used, "refused": new}
+                log.warning("quota exceeded", extra=facts)
+
+    # ── Waiting long polls ───────────────────────────────────────────────────────────────────
+
+    def begin_wait(self, account: str) -> bool:
+        """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
+        most = self._here(self._identities.tenant(account), WAITS)
+        if most == NO_LIMIT:
+            return False
+        count = self._waits[account]
+        if count >= most:
+            self.rejected[account, WAITS.name] += 1
+            raise Throttled(
+                f"Quota exceeded: {count:,} of {most:,} receive calls of this tenant wait at this"
+                " frontend. Retry later, or have an operator raise the quota (penstock quota set"
+                " --waits-max).",
+                retry_after_ms=WAIT_RETRY_MS,
+            )
+        self._waits[account] = count + 1
+        return True
+
+    def end_wait(self, account: str) -> None:
+        _add(self._waits, account, -1)
+
+    # ── Connections ──────────────────────────────────────────────────────────────────────────
+
+    def claim(self, connection: Peer, tenant: Tenant) -> None:
+        """Count the connection for a tenant that has sent a request on it, once per connection and
+        tenant. A tenant without a limit is not counted. Raises Throttled if the tenant has too
+        many; then the connection is closed after the reply."""
+        accounts = self._accounts_on.get(connection, set())
+        most = self._here(tenant, CONNECTIONS)
+        if tenant.account in accounts or most == NO_LIMIT:
+            connection.counted_for = tenant
+            return
+        count = self._connections[tenant.account]
+        if count >= most:
+            self.rejected[tenant.account, CONNECTIONS.name] += 1
+            connection.close_after_reply()
+            raise Throttled(
+                f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"
+                " frontend. Close some, or have an operator raise the quota (penstock quota set"
+                " --connections-max).",
+                retry_after_ms=CONNECTION_RETRY_MS,
+            )
+        if not accounts:
+            self._accounts_on[connection] = accounts
+            connection.when_lost(lambda: self._release(connection))
+        accounts.add(tenant.account)
+        connection.counted_for = tenant
+        self._connections[tenant.account] = count + 1
+
+    def _release(self, connection: Peer) -> None:
+        for account in self._accounts_on.pop(connection, ()):
+            _add(self._connections, account, -1)
+
+    def all_rejected(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Return rejections by account and quota, including those of the coordinators."""
+        yield from self.rejected.items()
+        yield from self._coordinators.refused.items()
+
+
+def _add(counts: Counter[T], key: T, change: int) -> None:
+    counts[key] += change
+    if not counts[key]:
+        del counts[key]
+
+
+async def _stored_bytes(broker: BrokerPort, topic: Topic) -> int | None:
+    """Return the bytes of all partitions of a topic; None if a leader does not reply now."""
+    size_bytes = 0
+    try:
+        for partition in range(topic.partition_count):
+            size_bytes += await broker.call(LogBytes(topic, partition))
+    except TopicNotFound:  # deleted a moment ago
+        return 0
+    except PenstockError:
+        return None
+    return size_bytes

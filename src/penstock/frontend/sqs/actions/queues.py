@@ -1,0 +1,279 @@
+"""CreateQueue, DeleteQueue, PurgeQueue, GetQueueUrl, ListQueues and ListDeadLetterSourceQueues.
+
+A repeated CreateQueue succeeds if no given attribute differs; tags are not compared. If
+``recreate_guard_ms`` is set, the name of a deleted queue cannot be used for that time, because URLs
+of the old queue would reach the new one.
+
+Lists have pages, sorted by name. A token holds the last name of its page, so any frontend can
+continue, and new queues do not shift the pages."""
+
+import base64
+import binascii
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.sqs.call import Action, Call
+from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.rules.names import topic_of, url_of
+from penstock.frontend.sqs.rules.queue_attributes import (
+    NewQueue,
+    first_difference,
+    invalid_attribute,
+    is_encryption_new,
+    read_new,
+)
+from penstock.frontend.sqs.rules.redrive import check_target, sources_of
+from penstock.frontend.sqs.rules.tags import checked_tags, merged
+from penstock.model.calls import OpenShare, Purge
+from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
+from penstock.model.limits import DELETED_NAME_MS
+from penstock.model.names import is_for_operators, is_queue_name, is_share_name, split_share
+from penstock.model.ports import EARLIEST, LATEST
+from penstock.model.topic import Kind, Topic
+from penstock.wire.aws.faults import fault, invalid_value, missing
+from penstock.wire.aws.shapes import (
+    CreateQueueReply,
+    CreateQueueRequest,
+    DeleteQueueRequest,
+    GetQueueUrlReply,
+    GetQueueUrlRequest,
+    ListDeadLetterSourceQueuesReply,
+    ListDeadLetterSourceQueuesRequest,
+    ListQueuesReply,
+    ListQueuesRequest,
+    PurgeQueueRequest,
+)
+
+PAGE_MAX: Final = 1_000
+RECEIPT_KEY_BYTES: Final = 32
+START: Final = "PenstockStart"
+_STARTS: Final[Mapping[str, int]] = {"earliest": EARLIEST, "latest": LATEST}
+# Attributes of a log, which a share does not have.
+_NOT_OF_SHARES: Final = (
+    "FifoQueue",
+    "PenstockPartitions",
+    "PenstockFsync",
+    "MessageRetentionPeriod",
+    "MaximumMessageSize",
+    "DelaySeconds",
+)
+_PAGE_VERSION: Final = "1:"
+
+
+async def create_queue(
+    context: Context, call: Call, request: CreateQueueRequest
+) -> CreateQueueReply:
+    name = request.queue_name
+    if name is None:
+        raise missing("QueueName")
+    if is_share_name(name):
+        return await _create_share(context, call, request, name)
+    if not is_queue_name(name):
+        raise fault(
+            "InvalidParameterValue",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        )
+    given = request.attributes or {}
+    new = read_new(name, given)
+    account, region = call.account, call.region
+    topic = context.catalog.find(account, region, name)
+    if topic is None:
+        if is_for_operators(name):
+            raise fault(
+                "InvalidParameterValue",
+                f"{name} is reserved for the server's own topics: choose another queue name.",
+            )
+        tags = checked_tags(request.tags or {})
+        _check_not_just_deleted(context, account, region, name)
+        topic = _new_topic(context, call, name, new, merged({}, tags, queue_name=name))
+        if topic.settings.redrive is not None:
+            check_target(context.catalog, topic, topic.settings.redrive)
+        try:
+            topic = await context.catalog.create(topic)
+            return CreateQueueReply(queue_url=url_of(context, call, topic))
+        except TopicExists:  # another request was faster
+            topic = context.catalog.find(account, region, name)
+            if topic is None:
+                raise fault(
+                    "QueueNameExists", "The name belongs to a topic that is not a queue."
+                ) from None
+    _check_same(given, topic)
+    if is_encryption_new(given, topic):
+        now_ms = context.clock.wall_ms()
+        await context.catalog.change(
+            account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
+        )
+    return CreateQueueReply(queue_url=url_of(context, call, topic))
+
+
+def _new_topic(
+    context: Context, call: Call, name: str, new: NewQueue, tags: dict[str, str]
+) -> Topic:
+    now_ms = context.clock.wall_ms()
+    return Topic(
+        topic_id=context.entropy(16).hex(),
+        account=call.account,
+        region=call.region,
+        name=name,
+        kind=new.kind,
+        partition_count=new.partition_count or context.config.partitions_default,
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+        receipt_key=context.entropy(RECEIPT_KEY_BYTES),
+        fsync=new.fsync,
+        settings=new.settings,
+        dedup_scope=new.settings.dedup_scope,
+        tags=tags,
+    )
+
+
+def _check_same(given: Mapping[str, str], topic: Topic) -> None:
+    different = first_difference(given, topic)
+    if different is not None:
+        raise fault(
+            "QueueNameExists",
+            "A queue already exists with the same name and a different value for attribute "
+            f"{different}",
+        )
+
+
+def _check_not_just_deleted(context: Context, account: str, region: str, name: str) -> None:
+    now_ms = context.clock.wall_ms()
+    guard_ms = min(context.config.recreate_guard_ms, now_ms - context.reset_at_ms)
+    if guard_ms <= 0:
+        return
+    # The catalog guards names for DELETED_NAME_MS; for a shorter time, ask as of a later moment.
+    as_of_ms = now_ms + max(0, DELETED_NAME_MS - guard_ms)
+    if context.catalog.recently_deleted(account, region, name, now_ms=as_of_ms):
+        raise TopicDeletedRecently(
+            "You must wait 60 seconds after deleting a queue before you can create another with "
+            "the same name."
+        )
+
+
+async def _create_share(
+    context: Context, call: Call, request: CreateQueueRequest, name: str
+) -> CreateQueueReply:
+    """Create ``topic:group``. A new share begins after the latest message; with
+    PenstockStart=earliest it begins at the first message that the topic still has."""
+    given = dict(request.attributes or {})
+    start = given.pop(START, "latest")
+    if start not in _STARTS:
+        raise invalid_attribute(START, "Must be earliest or latest.")
+    for attribute in _NOT_OF_SHARES:
+        if attribute in given:
+            raise fault(
+                "InvalidAttributeName",
+                f"{attribute} is an attribute of the source topic, not of the share {name}.",
+            )
+    settings = read_new(name, given).settings
+    parts = split_share(name)
+    assert parts is not None, "is_share_name() is true"
+    topic_name, group = parts
+    source = context.everything.find(call.account, call.region, topic_name)
+    if source is None:
+        raise TopicNotFound(topic_name)
+    share = context.broker.find_share(source, group)
+    if share is None:
+        tags = merged({}, checked_tags(request.tags or {}), queue_name=name)
+        if settings.redrive is not None:
+            reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
+            check_target(context.catalog, reader, settings.redrive)
+        share = await context.broker.call(
+            OpenShare(source, 0, group, start=_STARTS[start], settings=settings, tags=tags)
+        )
+    _check_same(given, share)
+    return CreateQueueReply(queue_url=url_of(context, call, share))
+
+
+async def delete_queue(context: Context, call: Call, request: DeleteQueueRequest) -> None:
+    """Delete the topic from the catalog; brokers then remove its log and end waiting receives."""
+    topic = topic_of(context, call, request.queue_url)
+    await context.catalog.delete(
+        topic.account, topic.region, topic.name, now_ms=context.clock.wall_ms()
+    )
+
+
+async def purge_queue(context: Context, call: Call, request: PurgeQueueRequest) -> None:
+    """Delete every message of the queue: visible, delayed or leased."""
+    topic = topic_of(context, call, request.queue_url)
+    context.purges.begin(topic.topic_id, name=topic.name, now_ms=context.clock.mono_ms())
+    try:
+        await context.broker.call(Purge(topic))
+    except PurgeInProgress:
+        raise  # begun through another frontend: the minute counts
+    except BaseException:
+        context.purges.cancel(topic.topic_id)
+        raise
+
+
+async def get_queue_url(
+    context: Context, call: Call, request: GetQueueUrlRequest
+) -> GetQueueUrlReply:
+    name = request.queue_name
+    if not name:
+        raise missing("QueueName")
+    account = request.queue_owner_aws_account_id or call.account
+    topic = context.catalog.find(account, call.region, name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return GetQueueUrlReply(queue_url=url_of(context, call, topic))
+
+
+async def list_queues(context: Context, call: Call, request: ListQueuesRequest) -> ListQueuesReply:
+    topics = context.catalog.topics(call.account, call.region, request.queue_name_prefix or "")
+    shown, next_token = page(topics, request.next_token, request.max_results)
+    urls = [url_of(context, call, topic) for topic in shown]
+    return ListQueuesReply(queue_urls=urls or None, next_token=next_token)
+
+
+async def list_dead_letter_source_queues(
+    context: Context, call: Call, request: ListDeadLetterSourceQueuesRequest
+) -> ListDeadLetterSourceQueuesReply:
+    sources = sources_of(context.catalog, topic_of(context, call, request.queue_url))
+    shown, next_token = page(sources, request.next_token, request.max_results)
+    urls = [url_of(context, call, topic) for topic in shown]
+    # The only list that is in the reply even if empty: botocore's paginator indexes it.
+    return ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
+
+
+def page(
+    topics: Sequence[Topic], next_token: str | None, max_results: int | None
+) -> tuple[Sequence[Topic], str | None]:
+    """Return one page of ``topics``, which are sorted by name, and the token of the next page. Only
+    a request with ``max_results`` gets a token."""
+    if max_results is not None and not 1 <= max_results <= PAGE_MAX:
+        raise invalid_value(
+            max_results, "MaxResults", f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
+        )
+    if next_token:
+        topics = topics[bisect_right(topics, _name_in(next_token), key=lambda t: t.name) :]
+    size = PAGE_MAX if max_results is None else max_results
+    shown = topics[:size]
+    if max_results is None or len(topics) <= size:
+        return shown, None
+    return shown, base64.urlsafe_b64encode((_PAGE_VERSION + shown[-1].name).encode()).decode()
+
+
+def _name_in(token: str) -> str:
+    try:
+        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    name = text.removeprefix(_PAGE_VERSION)
+    if not text.startswith(_PAGE_VERSION) or not is_queue_name(name):
+        raise fault("InvalidParameterValue", "Invalid or expired next token.")
+    return name
+
+
+ACTIONS = (
+    Action("CreateQueue", create_queue),
+    Action("DeleteQueue", delete_queue),
+    Action("PurgeQueue", purge_queue),
+    Action("GetQueueUrl", get_queue_url),
+    Action("ListQueues", list_queues),
+    Action("ListDeadLetterSourceQueues", list_dead_letter_source_queues),
+)

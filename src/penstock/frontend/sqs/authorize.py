@@ -1,0 +1,287 @@
+"""The fourth stage: may the caller do this with this queue?
+
+Most actions need one permission on one queue; the rules below are for the others. For example, an
+action that makes messages go from one queue to another needs a permission on each of them. A
+trusted caller (authentication is off) may do everything.
+
+If a queue of another account gives the caller no right at all, the error is the same as for a queue
+that does not exist, so that errors do not reveal queues. For the same reason the caller's own
+policies are checked first, without that of the queue: what they deny is denied for any queue."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.access.decisions import CircumstancesOf
+from penstock.access.evaluation import Decision, Kind
+from penstock.frontend.sqs.actions import get_caller_identity
+from penstock.frontend.sqs.actions.move_tasks import decode_handle, not_found
+from penstock.frontend.sqs.call import Call
+from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.grants import Key
+from penstock.frontend.sqs.rules import queue_policies
+from penstock.frontend.sqs.rules.redrive import sources_of
+from penstock.model.errors import TopicNotFound
+from penstock.model.identity import Circumstances
+from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
+from penstock.model.topic import Topic
+from penstock.wire.aws import queue_urls
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.shapes import (
+    CreateQueueRequest,
+    GetQueueUrlRequest,
+    SetQueueAttributesRequest,
+    StartMessageMoveTaskRequest,
+)
+
+SEND: Final = "sqs:SendMessage"
+RECEIVE: Final = "sqs:ReceiveMessage"
+# Permissions on the source of a move task.
+_MOVING: Final = (RECEIVE, "sqs:DeleteMessage", "sqs:GetQueueAttributes")
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """A queue that a request names, which may not exist."""
+
+    account: str
+    arn: str
+    topic: Topic | None
+    absent: Exception  # the error if it does not exist
+
+
+Needs = Iterator[tuple[str, Target]]  # permissions, each with its queue
+
+
+def authorize(context: Context, call: Call) -> None:
+    """Raise AccessDenied, or the error for a queue that does not exist."""
+    if call.caller.is_trusted:
+        return
+    action = call.action
+    assert action is not None, "decode found an action or raised"
+    if action is get_caller_identity.ACTION:
+        return
+    call.permission = action.permission
+    rule = _RULES.get(action.name)
+    if rule is None:
+        _on_queue(context, call, call.request)
+    else:
+        for permission, target in rule(context, call, call.request):
+            _require(context, call, permission, target)
+
+
+def _on_queue(context: Context, call: Call, request: Any) -> None:
+    """Check a ``QueueRequest``, which is the hot path: see ``grants.py``."""
+    url = request.queue_url
+    if not url:
+        raise missing("QueueUrl")
+    caller = call.caller
+    account, region = caller.account, call.region
+    key = (account, caller.user, call.permission, url, region)
+    grant, find = context.grants.find(key), context.everything.find
+    # Grants are only for queues of the caller's own account.
+    if grant is None or find(account, region, grant.topic.name) is not grant.topic:
+        _check_queue(context, call, key)
+        return
+    call.arn = grant.arn
+    call.topic = grant.topic
+    call.grant = grant
+
+
+def _check_queue(context: Context, call: Call, key: Key) -> None:
+    address = queue_urls.parse(key[3])
+    caller, permission = call.caller, call.permission
+    account = address.account or caller.account
+    topic = context.catalog.find(account, call.region, address.name)
+    arn = queue_arn(account, call.region, address.name) if topic is None else topic.arn
+    call.arn = arn
+    _require(context, call, permission, Target(account, arn, topic, TopicNotFound()))
+    # No grant for a share: a grant ends when its topic changes, not when the share's source does.
+    if (
+        account == caller.account
+        and topic is not None
+        and topic.source_id is None
+        and context.decisions.is_cached(
+            caller, permission, arn=arn, owner=account, policy=topic.settings.policy
+        )
+    ):
+        call.grant = context.grants.add(key, topic)
+
+
+# ── Rules of actions that need more than one permission on one queue ─────────────────────────
+
+
+def _set_queue_attributes(
+    context: Context, call: Call, request: SetQueueAttributesRequest
+) -> Needs:
+    _on_queue(context, call, request)
+    yield from _dead_letters(context, request.attributes)
+
+
+def _create_queue(context: Context, call: Call, request: CreateQueueRequest) -> Needs:
+    name = request.queue_name
+    if name is None or not (is_queue_name(name) or is_share_name(name)):
+        return  # the action rejects the name
+    target = _named(context, call, call.account, name)
+    yield call.permission, target
+    if request.tags:
+        yield "sqs:TagQueue", target
+    share = split_share(name)
+    if share is not None:
+        # A share may be created by those who may read its source.
+        source = context.everything.find(call.account, call.region, share[0])
+        arn = queue_arn(call.account, call.region, share[0])
+        yield RECEIVE, Target(call.account, arn, source, TopicNotFound())
+    yield from _dead_letters(context, request.attributes)
+
+
+def _get_queue_url(context: Context, call: Call, request: GetQueueUrlRequest) -> Needs:
+    name = request.queue_name
+    if not name:
+        raise missing("QueueName")
+    account = request.queue_owner_aws_account_id or call.account
+    if not (is_account(account) and (is_queue_name(name) or is_share_name(name))):
+        raise TopicNotFound(name)
+    yield call.permission, _named(context, call, account, name)
+
+
+def _list_queues(context: Context, call: Call, _request: object) -> Needs:
+    target = _named(context, call, call.account, "")
+    call.arn = ""  # all queues of the account
+    yield call.permission, target
+
+
+def _start_move(context: Context, call: Call, request: StartMessageMoveTaskRequest) -> Needs:
+    source = _move_source(context, call, request)
+    for permission in (call.permission, *_MOVING):
+        yield permission, source
+    if request.destination_arn:
+        yield SEND, _by_arn(context, request.destination_arn, not_found("DestinationArn"))
+    elif source.topic is not None:
+        origins = sources_of(context.catalog, source.topic)
+        for origin in origins:
+            yield SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
+        call.origin_arns = tuple(origin.arn for origin in origins)
+
+
+def _move_task(context: Context, call: Call, request: Any) -> Needs:
+    yield call.permission, _move_source(context, call, request)
+
+
+def _move_source(context: Context, call: Call, request: Any) -> Target:
+    if hasattr(request, "task_handle"):
+        if not request.task_handle:
+            raise missing("TaskHandle")
+        _, arn = decode_handle(request.task_handle)
+    else:
+        arn = request.source_arn
+        if not arn:
+            raise missing("SourceArn")
+    source = _by_arn(context, arn, not_found("SourceArn"))
+    call.arn = source.arn
+    return source
+
+
+def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Needs:
+    """A queue sends its dead letters to their target."""
+    text = (attributes or {}).get("RedrivePolicy")
+    try:
+        redrive = queue_policies.parse_redrive(text or "")
+    except Fault:
+        return  # the action rejects it, in the order in which it checks the attributes
+    if redrive is not None:
+        shown = queue_policies.redrive_text(redrive)
+        absent = invalid_value(shown, "RedrivePolicy", "Dead letter target does not exist.")
+        yield SEND, _by_arn(context, redrive.target_arn, absent)
+
+
+_RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
+    "CancelMessageMoveTask": _move_task,
+    "CreateQueue": _create_queue,
+    "GetQueueUrl": _get_queue_url,
+    "ListMessageMoveTasks": _move_task,
+    "ListQueues": _list_queues,
+    "SetQueueAttributes": _set_queue_attributes,
+    "StartMessageMoveTask": _start_move,
+}
+
+
+# ── Targets ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _named(context: Context, call: Call, account: str, name: str) -> Target:
+    topic = context.catalog.find(account, call.region, name)
+    call.arn = queue_arn(account, call.region, name)
+    return Target(account, call.arn, topic, TopicNotFound(name))
+
+
+def _by_arn(context: Context, arn: str, absent: Exception) -> Target:
+    address = queue_urls.parse_arn(arn)
+    if address is None or address.account is None:
+        raise absent
+    return Target(address.account, arn, context.catalog.find_arn(arn), absent)
+
+
+# ── Decisions ────────────────────────────────────────────────────────────────────────────────
+
+
+def _require(context: Context, call: Call, permission: str, target: Target) -> None:
+    caller, decisions, arn = call.caller, context.decisions, target.arn
+
+    def circumstances() -> Circumstances:
+        http = call.http
+        return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
+
+    if target.account == caller.account:
+        decision = _decide(context, call, permission, target, circumstances)
+        if not decision.is_allowed:
+            raise _denied(call, permission, arn, decision)
+        return
+    # The caller's own policies, as if the queue were its own: the same if there is no such queue.
+    decision = decisions.decide(
+        caller, permission, arn=arn, owner=caller.account, policy=None, circumstances=circumstances
+    )
+    if not decision.is_allowed:
+        raise _denied(call, permission, arn, decision)
+    policy = None if target.topic is None else target.topic.settings.policy
+    if (
+        policy is not None
+        and permission not in _OWNER_ONLY
+        and _decide(context, call, permission, target, circumstances).is_allowed
+    ):
+        return
+    if not decisions.grants_anything(
+        caller, arn=arn, owner=target.account, policy=policy, circumstances=circumstances
+    ):
+        raise target.absent
+    raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))
+
+
+def _decide(
+    context: Context, call: Call, permission: str, target: Target, circumstances: CircumstancesOf
+) -> Decision:
+    return context.decisions.decide_on_queue(
+        context.everything,
+        call.caller,
+        permission,
+        arn=target.arn,
+        owner=target.account,
+        topic=target.topic,
+        circumstances=circumstances,
+    )
+
+
+def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:
+    name = permission.lower()
+    if decision.is_explicit:
+        article = "an" if decision.source == Kind.IDENTITY else "a"
+        reason = f"with an explicit deny in {article} {decision.source}-based policy"
+    else:
+        reason = f"because no {decision.source}-based policy allows the {name} action"
+    return fault(
+        "AccessDenied",
+        f"User: {call.caller.arn} is not authorized to perform: {name} on resource: {arn} {reason}",
+    )
+
+
+_OWNER_ONLY: Final = frozenset(f"sqs:{name}" for name in queue_policies.OWNER_ONLY)

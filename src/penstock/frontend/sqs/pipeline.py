@@ -1,0 +1,282 @@
+"""The path of an SQS request through its stages. Start reading here.
+
+A stage adds its results to the call, or raises. After the last one the action runs. Every exception
+becomes an error in the protocol of the client: errors of ``model.errors`` by a table in ``wire``,
+any other as InternalFailure, logged here with its traceback.
+
+Nothing is logged per request; the meter is called once per request. Usage is counted for tenants,
+and changes are recorded in the audit trail."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from penstock.access.decisions import Postponed, Question
+from penstock.access.no_identities import NoIdentities
+from penstock.frontend.catalog_view import queues_of
+from penstock.frontend.encryption.sealing import Sealing
+from penstock.frontend.facts.audit import CANCELLED, AuditTrail
+from penstock.frontend.facts.usage import Meter, UsageTable
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.limits.throttler import Throttler
+from penstock.frontend.sqs import endpoints
+from penstock.frontend.sqs.audited import AUDITED, denial_of, entry_of
+from penstock.frontend.sqs.authenticate import authenticate, authenticate_again
+from penstock.frontend.sqs.authorize import authorize
+from penstock.frontend.sqs.call import Call
+from penstock.frontend.sqs.context import Context, FrontendConfig
+from penstock.frontend.sqs.decode import decode, decode_in_steps, has_action, identify, name_action
+from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
+from penstock.frontend.sqs.metering import DENIALS, Metering, Tally
+from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
+from penstock.frontend.sqs.throttling import samples_of, throttle
+from penstock.model.calls import BrokerPort
+from penstock.model.errors import PenstockError, Throttled
+from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
+from penstock.model.ports import Catalog, Clock, Identities
+from penstock.model.quotas import SharedLimit
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.slices import hash_in_steps, in_slices
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+from penstock.wire.aws.faults import Fault, fault, fault_of
+
+__all__ = ["STAGES", "Frontend", "FrontendConfig", "Meter"]
+
+log = logging.getLogger("penstock.frontend")
+
+Stage = Callable[[Context, Call], None]
+
+# The order matters: a body is decoded only for a verified caller, and only an authorized caller
+# learns from the action whether the request is valid. The idempotency check is last, because it may
+# wait.
+STAGES: Final[tuple[Stage, ...]] = (identify, authenticate, decode, authorize, throttle)
+# Actions that wait for messages: the caller is checked again afterwards.
+WAITING: Final = frozenset(("ReceiveMessage",))
+
+OK: Final = "OK"
+UNKNOWN_API: Final = "unknown"
+HELD_MAX: Final = 10_000  # delayed rejections of rate limits; others are sent at once
+OWN_API: Final = "own"
+RESET: Final = "penstock:Reset"
+RETRY_AFTER_MS: Final = "x-amz-retry-after"  # newer SDKs use it; Retry-After is in seconds
+
+
+class Frontend:
+    def __init__(
+        self,
+        *,
+        broker: BrokerPort,
+        catalog: Catalog,
+        clock: Clock,
+        config: FrontendConfig,
+        meter: Meter,
+        entropy: Callable[[int], bytes],
+        perf: Callable[[], float],
+        identities: Identities | None = None,
+        sealing: Sealing | None = None,
+        usage: UsageTable | None = None,
+        audit: AuditTrail | None = None,
+        throttler: Throttler | None = None,
+        quotas: TenantQuotas | None = None,
+    ) -> None:
+        """``entropy`` returns random bytes; ``perf`` is a monotonic clock in seconds;
+        ``identities`` are needed if authentication is on. ``throttler`` and ``quotas`` are shared
+        with the other protocols of the node."""
+        self._metering = None if usage is None else Metering(usage, meter)
+        self._tally = Tally(meter) if self._metering is None else self._metering.tally
+        self._audit = audit
+        self._replies = Replies()
+        self._context = Context(
+            broker,
+            queues_of(catalog),
+            clock,
+            config,
+            self._tally,
+            entropy,
+            everything=catalog,
+            sealing=sealing,
+            throttler=throttler or Throttler(own_account=config.account),
+            quotas=quotas,
+            identities=identities or NoIdentities(),
+        )
+        self._meter = meter
+        self._perf = perf
+        self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=config.account)
+        self.outlives = outlives  # for the listener
+
+    def samples(self) -> Iterator[tuple[Family, Sample]]:
+        """Return samples for a scrape of the metrics."""
+        context = self._context
+        yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
+        yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
+
+    async def handle(self, http: HttpRequest) -> HttpReply:
+        """Return the reply. Raises nothing but CancelledError, when the client has disconnected."""
+        if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
+            return await self._handle_path(http)
+        started = self._perf()
+        call = Call(http, codec_of(http))
+        context = self._context
+        code = OK
+        held_ms = 0
+        audit: AuditTrail | None = None  # set if the request is recorded, whatever its outcome
+        try:
+            try:
+                if len(http.body) <= WHOLE_BODY_BYTES_MAX:
+                    for stage in STAGES:
+                        stage(context, call)
+                else:
+                    await _admit_large(context, call)
+            except Postponed as postponed:
+                await _authorize_in_thread(context, call, postponed)
+                throttle(context, call)
+            action = call.action
+            assert action is not None, "decode found an action or raised"
+            if action.name in AUDITED and self._audit is not None:
+                await self._audit.admit()
+                audit = self._audit
+            token = token_of(call, action.name) if action.name in REPEATABLE else None
+            if token is None:
+                result = await action.run(context, call, call.request)
+            else:
+                result = await self._replies.once(context, call, token, started)
+            if action.name in WAITING:
+                call.charged_at_ms = context.clock.mono_ms()
+                if not call.caller.is_trusted:
+                    authenticate_again(context, call)
+                    try:
+                        authorize(context, call)
+                    except Postponed as postponed:
+                        await _authorize_in_thread(context, call, postponed)
+            if isinstance(result, HttpReply):
+                reply = result  # a large reply, already encoded
+            else:
+                reply = call.codec.reply(action.name, result, http.request_id)
+        except Exception as error:
+            refusal = _fault_of(error, http)
+            code = refusal.code
+            if call.action is None:
+                name_action(call)
+            reply = call.codec.refusal(refusal, http.request_id)
+            if isinstance(error, Throttled):
+                reply.headers += ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
+                held_ms = error.held_ms
+        except asyncio.CancelledError:
+            if audit is not None:
+                audit.add(entry_of(context, call, CANCELLED))
+            raise
+        tally = self._tally
+        seconds = self._perf() - started
+        if call.bytes_bucket is not None and code is OK:
+            call.bytes_bucket.add(tally.bytes_in + tally.bytes_out, now_ms=call.charged_at_ms)
+        api = UNKNOWN_API if call.action is None else call.action.name
+        self._meter.request(api, call.codec.name, code, seconds)
+        if audit is not None or code is not OK:
+            self._record(call, code, audit, seconds)
+        elif self._metering is not None:
+            self._metering.answered(call, seconds)
+        else:
+            tally.clear()
+        if held_ms:
+            await self._hold(call.caller.account, held_ms)
+        return reply
+
+    def forbid(self, http: HttpRequest, reason: str) -> HttpReply:
+        """Return the reply to a request that the listener's browser guard rejects."""
+        refusal = fault("AccessDenied", reason)
+        codec = codec_of(http)
+        self._meter.request(UNKNOWN_API, codec.name, refusal.code, 0.0)
+        return codec.refusal(refusal, http.request_id)
+
+    async def _hold(self, account: str, held_ms: int) -> None:
+        held = self._held
+        if held.is_full() or held.is_used_up(account):
+            return
+        held.add(account)
+        try:
+            await asyncio.sleep(held_ms / 1_000)
+        finally:
+            held.add(account, -1)
+
+    def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
+        """Count and record a request that is audited or was rejected."""
+        context, metering = self._context, self._metering
+        if metering is None:
+            self._tally.clear()
+        elif code is OK:
+            metering.answered(call, seconds)
+        else:
+            metering.rejected(context, call, code)
+        if audit is not None:
+            audit.add(entry_of(context, call, "" if code is OK else code))
+        elif self._audit is not None and code in DENIALS:
+            self._audit.deny(denial_of(context, call, code))
+
+    async def _handle_path(self, http: HttpRequest) -> HttpReply:
+        started = self._perf()
+        try:
+            if http.path.startswith(endpoints.PREFIXES):
+                reply = await endpoints.reply_to(self._context, http)
+            else:
+                reply = endpoints.greeting(http)
+        except Exception as error:
+            refusal = _fault_of(error, http)
+            body = msgspec.json.encode({"error": refusal.message})
+            reply = HttpReply(refusal.status, body, "application/json")
+        reply.headers = ((REQUEST_ID, http.request_id), *reply.headers)
+        code = OK if reply.status < 400 else str(reply.status)
+        self._meter.request(OWN_API, "http", code, self._perf() - started)
+        if http.method == "POST" and reply.status == 200 and self._audit is not None:
+            # A reset, by an unknown caller.
+            await self._audit.note(
+                RESET, caller=None, source_ip=http.peer, request_id=http.request_id
+            )
+        return reply
+
+
+async def _admit_large(context: Context, call: Call) -> None:
+    """Run the stages for a large body, which is hashed and decoded in steps."""
+    identify(context, call)
+    if context.config.is_auth_on and call.scope is not None:
+        call.body_hash = await in_slices(hash_in_steps(call.http.body))
+    authenticate(context, call)
+    await in_slices(decode_in_steps(context, call))
+    authorize(context, call)
+    throttle(context, call)
+
+
+async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
+    """Authorize a request with large policies: evaluate each of its decisions in a thread first."""
+    decisions = context.decisions
+    evaluated: set[Question] = set()
+    while postponed.question not in evaluated:
+        evaluated.add(postponed.question)
+        asks, decision = await asyncio.to_thread(postponed.evaluate)
+        decisions.keep(postponed, asks, decision)
+        try:
+            authorize(context, call)
+            return
+        except Postponed as another:
+            postponed = another
+    # The decision depends on the circumstances, or the policies have changed since.
+    with decisions.at_once():
+        authorize(context, call)
+
+
+def _fault_of(error: Exception, http: HttpRequest) -> Fault:
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, PenstockError):
+        return fault_of(error)
+    log.error(
+        "request failed", exc_info=error, extra={"request_id": http.request_id, "path": http.path}
+    )
+    return fault(
+        "InternalFailure",
+        f"The server failed to answer this request. Request id: {http.request_id}",
+    )

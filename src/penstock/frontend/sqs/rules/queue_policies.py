@@ -1,0 +1,233 @@
+"""JSON documents of queues: the access policy and the two redrive policies. Pure functions on text;
+``redrive.py`` checks dead-letter queues against the catalog."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.access import evaluation
+from penstock.access.conditions import MalformedPolicy
+from penstock.model.names import is_account
+from penstock.model.topic import Redrive
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.queue_urls import parse_arn
+from penstock.wire.aws.shapes import OPERATIONS
+
+ACTIONS_MAX = 7
+ATTEMPTS_MAX = 1_000
+SOURCE_ARNS_MAX = 10
+STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
+
+# Actions that a policy cannot grant: SQS does not allow them for another account.
+OWNER_ONLY = frozenset(
+    (
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "CreateQueue",
+        "DeleteQueue",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    )
+)
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+
+
+# ── Access policy ────────────────────────────────────────────────────────────────────────────
+
+
+def check_policy(text: str) -> None:
+    """Raise InvalidAttributeValue if ``text`` is not a valid policy of a queue."""
+    try:
+        evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
+    except MalformedPolicy as error:
+        raise fault(
+            "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {error}"
+        ) from None
+
+
+def add_permission(
+    policy: str | None, *, arn: str, label: str, accounts: Sequence[str], actions: Sequence[str]
+) -> str:
+    """Return the policy of queue ``arn`` with one more statement, named ``label``."""
+    _check_grant(label, accounts, actions)
+    document: dict[str, Any] = (_json_object(policy) if policy else None) or {
+        "Version": "2008-10-17",
+        "Id": f"{arn}/SQSDefaultPolicy",
+    }
+    statements = _statements(document)
+    if any(_sid(one) == label for one in statements):
+        raise invalid_value(label, "Label", "Already exists.")
+    if len(statements) >= STATEMENTS_MAX:
+        raise fault(
+            "OverLimit",
+            f"{len(statements) + 1} statements were found, maximum allowed is {STATEMENTS_MAX}.",
+        )
+    statement = {
+        "Sid": label,
+        "Effect": "Allow",
+        "Principal": {"AWS": _one_or_many([f"arn:aws:iam::{one}:root" for one in accounts])},
+        "Action": _one_or_many([f"SQS:{one}" for one in actions]),
+        "Resource": arn,
+    }
+    text = _text(document | {"Statement": [*statements, statement]})
+    check_policy(text)
+    return text
+
+
+def remove_permission(policy: str | None, *, label: str) -> str | None:
+    """Return the policy without the statement ``label``; None if no statement is left."""
+    document = _json_object(policy) if policy else None
+    if document is None:
+        raise invalid_value(label, "Label", "can't find label.")
+    statements = _statements(document)
+    kept = [one for one in statements if _sid(one) != label]
+    if len(kept) == len(statements):
+        raise invalid_value(label, "Label", "can't find label on existing policy.")
+    return _text(document | {"Statement": kept}) if kept else None
+
+
+def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) -> None:
+    if not accounts:
+        raise invalid_value("[]", "PrincipalId", "Unable to verify.")
+    if not actions:
+        raise missing("Actions")
+    if _LABEL.match(label) is None:
+        raise invalid_value(
+            label, "Label", "Can only include alphanumeric characters, hyphens, or underscores."
+        )
+    if len(actions) > ACTIONS_MAX:
+        raise fault(
+            "OverLimit", f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
+        )
+    for account in accounts:
+        if not is_account(account):
+            raise invalid_value(account, "PrincipalId", "Unable to verify.")
+    for action in actions:
+        reason = ""
+        if action in OWNER_ONLY:
+            reason = "Only the queue owner is allowed to invoke this action."
+        elif action != "*" and action not in OPERATIONS:
+            reason = "Please refer to the appropriate WSDL for a list of valid actions."
+        if reason:
+            raise invalid_value(f"SQS:{action}", "ActionName", reason)
+
+
+def _statements(document: dict[str, Any]) -> list[Any]:
+    """Return the statements; a single statement may be given without a list."""
+    statement = document.get("Statement", [])
+    return statement if isinstance(statement, list) else [statement]
+
+
+def _sid(statement: object) -> object:
+    return statement.get("Sid") if isinstance(statement, dict) else None
+
+
+def _one_or_many(values: list[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else values
+
+
+# ── Redrive policies ─────────────────────────────────────────────────────────────────────────
+
+
+def parse_redrive(text: str) -> Redrive | None:
+    """Parse a RedrivePolicy; return None for the empty text, which removes the policy."""
+    if not text:
+        return None
+    document = _json_object(text)
+    if document is None:
+        raise _bad_redrive(text, "Redrive policy is not a valid JSON map.")
+    for name in ("deadLetterTargetArn", "maxReceiveCount"):
+        if name not in document:
+            reason = f"Redrive policy does not contain mandatory attribute: {name}."
+            raise _bad_redrive(text, reason)
+    if len(document) != 2:
+        reason = "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
+        raise _bad_redrive(text, reason)
+    target, given = document["deadLetterTargetArn"], document["maxReceiveCount"]
+    if not isinstance(target, str) or parse_arn(target) is None:
+        raise _bad_redrive(text, "Invalid value for deadLetterTargetArn.")
+    count = int(given) if isinstance(given, str) and _COUNT.match(given) else given
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= ATTEMPTS_MAX:
+        reason = (
+            f"Invalid value for maxReceiveCount: {given}, valid values are from 1 to {ATTEMPTS_MAX}"
+            " both inclusive."
+        )
+        raise _bad_redrive(text, reason)
+    return Redrive(target_arn=target, attempts_max=count)
+
+
+def redrive_text(redrive: Redrive) -> str:
+    """Return the text for GetQueueAttributes, always with the count as a number."""
+    return _text(
+        {"deadLetterTargetArn": redrive.target_arn, "maxReceiveCount": redrive.attempts_max}
+    )
+
+
+class RedriveAllow(msgspec.Struct, frozen=True):
+    """The queues that may use this queue as their dead-letter queue."""
+
+    permission: str  # allowAll, denyAll or byQueue
+    source_arns: tuple[str, ...] = ()
+
+    def allows(self, source_arn: str) -> bool:
+        if self.permission == "byQueue":
+            return source_arn in self.source_arns
+        return self.permission == "allowAll"
+
+
+def parse_redrive_allow(text: str) -> RedriveAllow | None:
+    """Parse a RedriveAllowPolicy; return None for the empty text, which removes the policy."""
+    if not text:
+        return None
+    document = _json_object(text)
+    if document is None:
+        raise _bad_allow(text, "Redrive allow policy is not a valid JSON map.")
+    if not document.keys() <= {"redrivePermission", "sourceQueueArns"}:
+        raise _bad_allow(
+            text, "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
+        )
+    permission = document.get("redrivePermission")
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise _bad_allow(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
+    arns = document.get("sourceQueueArns")
+    if permission != "byQueue":
+        if arns:
+            raise _bad_allow(text, "sourceQueueArns needs redrivePermission byQueue.")
+        return RedriveAllow(permission)
+    if not isinstance(arns, list) or not 1 <= len(arns) <= SOURCE_ARNS_MAX:
+        raise _bad_allow(text, f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns.")
+    if not all(isinstance(one, str) and parse_arn(one) is not None for one in arns):
+        raise _bad_allow(text, "sourceQueueArns must be ARNs of queues.")
+    return RedriveAllow(permission, tuple(arns))
+
+
+def _bad_redrive(text: str, reason: str) -> Fault:
+    return invalid_value(text, "RedrivePolicy", reason)
+
+
+def _bad_allow(text: str, reason: str) -> Fault:
+    return invalid_value(text, "RedriveAllowPolicy", reason)
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _text(document: dict[str, Any]) -> str:
+    return msgspec.json.encode(document).decode()

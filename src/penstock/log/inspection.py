@@ -1,0 +1,228 @@
+"""Read-only inspection of logs on disk: nothing is created, cut or rebuilt.
+
+``penstock storage`` shows these results. If the server is running on the folder, the end of each
+log may be seen in the middle of a write. The server scrubs its own logs with this module
+(``broker/storage/scrubber.py``), using separate files, so that the scrub blocks nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.log.recovery import open_quickly
+from penstock.log.replacement import is_being_replaced
+from penstock.log.storage.checkpoint import RecoveryPoint, is_whole_checkpoint, read_point
+from penstock.log.storage.damage import Damage, load_damage
+from penstock.log.storage.files import ReadOnlyDisk
+from penstock.log.storage.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
+from penstock.log.storage.scan import WINDOW_BYTES, Scan, Scanner
+from penstock.log.storage.segment import Segment
+from penstock.model.limits import INDEX_INTERVAL_BYTES
+from penstock.record.batch import HEADER_BYTES, parse_header
+
+TOPICS_FOLDER = "topics"
+
+
+class PartitionFolder(NamedTuple):
+    topic_id: str
+    partition: int
+    folder: Path
+
+
+def find_partitions(data_folder: Path) -> list[PartitionFolder]:
+    """Return every ``topics/<topic id>/<partition>/`` that holds a segment."""
+    return sorted(
+        PartitionFolder(folder.parent.name, int(folder.name), folder)
+        for folder in data_folder.glob(f"{TOPICS_FOLDER}/*/*")
+        if folder.name.isdigit() and segment_bases(folder)
+    )
+
+
+def segment_bases(folder: Path) -> list[int]:
+    names = (path.name for path in folder.glob(f"*{LOG_SUFFIX}"))
+    return sorted(base for base in map(base_offset_of, names) if base is not None)
+
+
+@dataclass(slots=True)
+class PartitionSummary:
+    place: PartitionFolder
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    segments: int
+    max_timestamp: int
+    was_clean: bool
+    damage: list[Damage]
+
+
+def summarize(place: PartitionFolder) -> PartitionSummary:
+    """Summarize a partition without reading all of it: only the last segment may need a scan."""
+    disk = ReadOnlyDisk()
+    bases = segment_bases(place.folder)
+    point = read_point(place.folder, disk) or RecoveryPoint(0)
+    size_bytes, end_offset, max_timestamp = 0, bases[-1], -1
+    was_clean = False
+    for base_offset, next_base in _with_next(bases):
+        segment = _segment(place.folder, base_offset)
+        try:
+            file_bytes = disk.size(segment.files.log_fd)
+            size_bytes += file_bytes
+            if next_base is None:
+                left = (True, base_offset, file_bytes)
+                was_clean = (point.is_clean, point.last_base, point.last_bytes) == left
+            if open_quickly(segment, next_base):
+                end_offset = segment.end_offset
+                max_timestamp = max(max_timestamp, segment.max_timestamp)
+            elif next_base is None:
+                scan = Scanner(segment.source()).run()
+                end_offset, max_timestamp = scan.offset, max(max_timestamp, scan.max_timestamp)
+        finally:
+            segment.close()
+    return PartitionSummary(
+        place=place,
+        start_offset=bases[0],
+        end_offset=end_offset,
+        size_bytes=size_bytes,
+        segments=len(bases),
+        max_timestamp=max_timestamp,
+        was_clean=was_clean,
+        damage=load_damage(place.folder, disk),
+    )
+
+
+class SegmentReport(NamedTuple):
+    path: Path
+    bytes: int
+    batches: int
+    end_offset: int
+    damage: list[Damage]
+    remarks: list[str]  # problems that the next start of the server repairs
+
+
+def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentReport:
+    """Read every byte of one segment and compare its side files with it."""
+    with closing(Verification(folder, base_offset, next_base)) as verification:
+        while verification.advance():
+            pass
+        return verification.result()
+
+
+class Verification:
+    """A verification in steps. ``next_base``: the start of the next segment; None for the last one,
+    whose end may be torn. With ``bytes_max``: the offset up to which bytes are known to have been
+    written, so a torn end is damage."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base_offset: int,
+        next_base: int | None,
+        *,
+        bytes_max: int | None = None,
+    ) -> None:
+        self._segment = segment = _segment(folder, base_offset)
+        self._next_base = next_base
+        try:
+            self._source = source = segment.source()
+            if bytes_max is not None:
+                source.size = min(source.size, bytes_max)
+            self._is_swapped = is_being_replaced(segment.disk, folder, base_offset)
+            self._scanner = Scanner(source)
+        except BaseException:
+            segment.close()
+            raise
+
+    def advance(self, window_bytes: int = WINDOW_BYTES) -> int:
+        """Verify about ``window_bytes``. Returns the bytes verified; 0 if there are no more."""
+        if self._is_swapped:
+            return 0
+        position = self._scanner.scan.position
+        is_more = self._scanner.advance(window_bytes)
+        return max(1, self._scanner.scan.position - position) if is_more else 0
+
+    def result(self) -> SegmentReport:
+        segment, source, next_base = self._segment, self._source, self._next_base
+        if self._is_swapped:
+            remark = "not verified: compaction is replacing this segment"
+            end_offset = segment.base_offset if next_base is None else next_base
+            return SegmentReport(segment.path, source.size, 0, end_offset, [], [remark])
+        scan = self._scanner.scan
+        damage, remarks = list(scan.damage), []
+        if next_base is not None:
+            scan.seal()
+            if scan.position != source.size or scan.offset != next_base:
+                reason = scan.tail_reason or f"records up to offset {next_base} are missing"
+                size = source.size - scan.position
+                name = segment.path.name
+                damage.append(Damage(name, scan.position, size, scan.offset, next_base, reason))
+        elif scan.position != source.size:
+            remarks.append(f"torn end, {source.size - scan.position} bytes: {scan.tail_reason}")
+        if not damage and not segment.is_indexed(scan):
+            remarks.append("index or header checks are out of date")
+        return SegmentReport(segment.path, source.size, scan.ordinal, scan.offset, damage, remarks)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+def verify_checkpoints(folder: Path) -> list[str]:
+    """Return a remark for each checkpoint file that is not whole; replaying the log replaces it."""
+    disk = ReadOnlyDisk()
+    return [
+        f"{path.name} is corrupt or incomplete"
+        for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}"))
+        if not is_whole_checkpoint(path, disk)
+    ]
+
+
+def lost_offsets(folder: Path, end_offset: int) -> int:
+    """Return the number of synced records that are missing at the end of the log."""
+    point = read_point(folder, ReadOnlyDisk())
+    return 0 if point is None else max(0, point.offset - end_offset)
+
+
+def iter_segment(path: Path) -> Iterator[bytes | Damage]:
+    """Yield the whole batches of one file in order, and the damage between them."""
+    base_offset = base_offset_of(path.name)
+    assert base_offset is not None, "not the name of a segment file"
+    segment = _segment(path.parent, base_offset)
+    try:
+        source = segment.source()
+        scan = Scanner(source).run()
+        yield from _walk(segment, scan)
+        if scan.position < source.size:
+            size = source.size - scan.position
+            reason = scan.tail_reason or "not a batch"
+            yield Damage(path.name, scan.position, size, scan.offset, scan.offset, reason)
+    finally:
+        segment.close()
+
+
+def _walk(segment: Segment, scan: Scan) -> Iterator[bytes | Damage]:
+    damages = {damage.position: damage for damage in scan.damage}
+    fd, disk = segment.files.log_fd, segment.disk
+    position = 0
+    while position < scan.position:
+        damage = damages.get(position)
+        if damage is not None:
+            yield damage
+            position += damage.size_bytes
+            continue
+        header = parse_header(disk.pread(fd, HEADER_BYTES, position))
+        yield disk.pread(fd, header.total_bytes, position)
+        position += header.total_bytes
+
+
+def _segment(folder: Path, base_offset: int) -> Segment:
+    return Segment(folder, base_offset, interval_bytes=INDEX_INTERVAL_BYTES, disk=ReadOnlyDisk())
+
+
+def _with_next(bases: list[int]) -> Iterator[tuple[int, int | None]]:
+    for at, base_offset in enumerate(bases):
+        yield base_offset, bases[at + 1] if at + 1 < len(bases) else None
+
+
+def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
+    return list(_with_next(segment_bases(place.folder)))

@@ -1,0 +1,140 @@
+"""Replacing segments by a rewritten one. A crash at any point leaves the old or the new segments,
+never some of each.
+
+A segment is four files and may replace several segments, so a single rename is not enough. The new
+files are made in a separate folder; then an empty file, the mark, is created beside the old ones.
+From then on, opening the log finishes the swap.
+
+    rewritten/<base>.log .index .time .check     written and synced
+    <base>-<end>.swap                            made, folder synced: the decision
+    rewritten/<base>.* renamed over <base>.*     in any order, nothing synced in between
+    segments that start after base and before end are removed, likewise
+    folder synced
+    <base>-<end>.swap                            removed, folder synced: done
+
+Until the mark is gone, the side files of the segment are not trusted: they may belong to the
+batches before or after the swap. Opening the log removes and rebuilds them.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.log.storage.files import Disk, replace_durably
+from penstock.log.storage.layout import LOG_SUFFIX, SIDE_SUFFIXES, base_offset_of, segment_path
+from penstock.record.batch import HEADER_BYTES, parse_header
+
+REWRITTEN_FOLDER = "rewritten"
+SWAP_SUFFIX = ".swap"
+_NAME = re.compile(r"(\d{20})-(\d{20})\.swap\Z")
+
+
+def rewritten_folder(folder: Path) -> Path:
+    return folder / REWRITTEN_FOLDER
+
+
+def mark_path(folder: Path, base_offset: int, end_offset: int) -> Path:
+    return folder / f"{base_offset:020d}-{end_offset:020d}{SWAP_SUFFIX}"
+
+
+def is_being_replaced(disk: Disk, folder: Path, base_offset: int) -> bool:
+    """Return whether an unfinished swap includes this segment."""
+    marks = (_NAME.match(name) for name in disk.names(folder))
+    return any(int(mark[1]) <= base_offset < int(mark[2]) for mark in marks if mark is not None)
+
+
+def has_rewrite(disk: Disk, folder: Path) -> bool:
+    """Return whether any file of a rewrite exists, decided or not."""
+    return any(name == REWRITTEN_FOLDER or _NAME.match(name) for name in disk.names(folder))
+
+
+def clear_rewritten(disk: Disk, folder: Path) -> None:
+    """Make room for the next rewrite. A leftover mark must not apply to its files."""
+    for name in disk.names(folder):
+        match = _NAME.match(name)
+        if match is not None:
+            end_replacement(disk, folder, int(match[1]), int(match[2]))
+    spare = rewritten_folder(folder)
+    disk.make_folder(spare)
+    for name in disk.names(spare):
+        disk.unlink(spare / name)
+
+
+def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
+    """Create the mark: the new files are whole and synced, and will replace the old ones."""
+    disk.sync_folder(rewritten_folder(folder))
+    replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
+
+
+def move_in(disk: Disk, folder: Path, base_offset: int) -> None:
+    for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
+        source = segment_path(rewritten_folder(folder), base_offset, suffix)
+        disk.rename(source, segment_path(folder, base_offset, suffix))
+
+
+def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
+    for base_offset in bases:
+        for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
+            disk.unlink(segment_path(folder, base_offset, suffix))
+
+
+def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
+    """Remove the mark after all files are in place. The removal is made durable before the next
+    rewrite: a mark that reappeared would apply to that rewrite's files."""
+    disk.sync_folder(folder)
+    disk.unlink(mark_path(folder, base_offset, end_offset))
+    disk.sync_folder(folder)
+
+
+def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
+    """Cancel a swap of which nothing has been moved. The mark is removed first: without its files,
+    a mark means that the files have been moved."""
+    end_replacement(disk, folder, base_offset, end_offset)
+    clear_rewritten(disk, folder)
+
+
+def finish_replacements(disk: Disk, folder: Path) -> None:
+    """Finish the swaps that were decided and remove other rewrites. Called at opening."""
+    names = set(disk.names(folder))
+    for name in sorted(names):
+        match = _NAME.match(name)
+        if match is not None:
+            _finish(disk, folder, names, int(match[1]), int(match[2]))
+    if REWRITTEN_FOLDER in names:
+        clear_rewritten(disk, folder)
+
+
+def _finish(disk: Disk, folder: Path, names: set[str], base_offset: int, end_offset: int) -> None:
+    path = segment_path(folder, base_offset)
+    spare = segment_path(rewritten_folder(folder), base_offset)
+    if path.name in names:  # otherwise the segment was dropped meanwhile
+        if REWRITTEN_FOLDER in names and spare.name in disk.names(spare.parent):
+            disk.rename(spare, path)
+        for suffix in SIDE_SUFFIXES:
+            disk.unlink(segment_path(folder, base_offset, suffix))
+        # Following segments are removed only if this segment really holds all their offsets.
+        if _last_offset(disk, path, base_offset) == end_offset:
+            bases = {base_offset_of(name) for name in names} - {None}
+            inside = (
+                base for base in bases if base is not None and base_offset < base < end_offset
+            )
+            remove_segments(disk, folder, sorted(inside))
+    end_replacement(disk, folder, base_offset, end_offset)
+
+
+def _last_offset(disk: Disk, path: Path, base_offset: int) -> int:
+    """Return the offset where a segment ends, by reading its headers."""
+    fd = disk.open_read(path)
+    try:
+        size, position, offset = disk.size(fd), 0, base_offset
+        while position < size:
+            raw = disk.pread(fd, HEADER_BYTES, position)
+            if len(raw) < HEADER_BYTES:
+                break
+            header = parse_header(raw)
+            if header.base_offset != offset or header.total_bytes < HEADER_BYTES:
+                break
+            position, offset = position + header.total_bytes, header.next_offset
+        return offset
+    finally:
+        disk.close(fd)

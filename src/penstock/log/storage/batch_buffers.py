@@ -1,0 +1,293 @@
+"""Reads many whole batches as one buffer, for readers by offset.
+
+Such a reader forwards bytes unchanged, so splitting them into batches would only cost an object, a
+copy and a step per batch. A range is read with one call, verified in place and passed on.
+
+    a known range ──────────────► one read, no verification
+    recently written (``recent_positions.py``) and requested as a slice ──► not even a read
+    any other ──► one read ──► verify every header, check and CRC ──► known from now on
+                                   │ the first batch is bad
+                                   └► None: ``Segment.read`` finds the damage batch by batch
+
+A range is known once it has passed its checksums, while the segment's files are open and for
+TRUSTED_READS further reads; then it is verified again. So a range that changes on disk is
+detected after a bounded number of reads instead of at once, and by every client that checks the
+batches' CRCs. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off; all other readers,
+above all the lease cursor, verify everything they read.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.log.storage.check import header_check, read_checks
+from penstock.log.storage.index import BatchStart
+from penstock.model.file_slice import FileSlice, Piece
+from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    MAGIC,
+)
+from penstock.record.crc32c import crc32c
+
+if TYPE_CHECKING:
+    from penstock.log.storage.segment import Segment
+
+READ_BYTES_MAX = 4 * MIB  # of one read: longer reads would delay all other requests
+TRUSTED_READS = 15  # between two verifications of one range
+SLICE_BYTES_MIN = 64 * KIB  # below this size a copy is cheaper than a slice
+RANGES_MAX = 512  # ranges remembered per open segment, 400 bytes each
+_CHECKS_FIRST = 64  # enough for a MiB of batches of ordinary size
+_CHECKS_AHEAD = 1_024
+_COUNT_AT = slice(57, 61)
+_ATTRIBUTES_LOW_AT = 22
+
+
+class BatchBuffers(NamedTuple):
+    buffers: Sequence[Piece]  # whole batches in order; the first may begin before the start
+    next_offset: int  # after the last batch
+    record_count: int  # without records of control batches
+    is_all_empty: bool = False  # only empty batches, left by compaction
+
+
+class VerifiedRange:
+    """What is known at an offset: where its batch begins and, once a range from there has been
+    verified, its size, end and record count."""
+
+    __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
+
+    def __init__(self, place: BatchStart) -> None:
+        self.place = place
+        self.size = 0
+        self.next_offset = 0
+        self.record_count = 0
+        self.trusted_reads = 0
+
+
+class VerifiedRanges:
+    """The known ranges of one open segment, by requested offset. Most readers continue where
+    they stopped and request as much as others did, so exact matches suffice; the oldest are
+    evicted."""
+
+    __slots__ = ("_by_offset",)
+
+    def __init__(self) -> None:
+        self._by_offset: dict[int, VerifiedRange] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_offset)
+
+    def find(self, offset: int) -> VerifiedRange | None:
+        return self._by_offset.get(offset)
+
+    def at(self, offset: int, place: BatchStart) -> VerifiedRange:
+        known = self._by_offset.get(offset)
+        if known is None:
+            if len(self._by_offset) >= RANGES_MAX:
+                del self._by_offset[next(iter(self._by_offset))]
+            known = self._by_offset[offset] = VerifiedRange(place)
+        return known
+
+    def clear(self) -> None:
+        self._by_offset.clear()
+
+
+def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> BatchBuffers:
+    """Make a range of single batches, from memory or from ``Segment.read``."""
+    count = 0
+    next_offset = start
+    filled: Sequence[bytes] = batches
+    if not with_empty and any(len(batch) == HEADER_BYTES for batch in batches):
+        filled = [batch for batch in batches if len(batch) > HEADER_BYTES]
+    for batch in filled:
+        if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
+            count += int.from_bytes(batch[_COUNT_AT], "big")
+    if batches:
+        last = HEADER.unpack_from(batches[-1])
+        next_offset = last[0] + last[6] + 1
+    if batches and not filled:
+        return BatchBuffers(batches[-1:], next_offset, 0, is_all_empty=True)
+    return BatchBuffers(filled, next_offset, count)
+
+
+def read_buffers(
+    segment: "Segment",
+    start: int,
+    *,
+    bytes_max: int,
+    up_to: int,
+    as_slice: bool,
+    with_empty: bool = False,
+) -> BatchBuffers | None:
+    """Return whole batches from the one that holds ``start``: like ``Segment.read``, but perhaps
+    fewer. None if the first batch is bad or cannot be read by this function. ``as_slice``: return a
+    slice of the file if it is long enough. ``with_empty``: include empty batches, for replicas."""
+    bytes_max = min(bytes_max, READ_BYTES_MAX)
+    if as_slice and segment.recent:
+        found = _recent_slice(segment, start, bytes_max=bytes_max, up_to=up_to)
+        if found is not None:
+            return found
+    verified = segment.files.verified
+    known = verified.find(start)
+    if known is not None and known.trusted_reads:
+        found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
+        if found is not None:
+            return found
+    if as_slice and (position := segment.recent.next_after(start)) is not None:
+        up_to = min(up_to, position)  # the next read continues from position to position
+    # If only the index is known, less than one index interval must be skipped.
+    place, ahead = (
+        (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
+    )
+    walk = _BufferWalk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
+    found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+    if found is None and walk.wanted_bytes:
+        walk = _BufferWalk(segment, place, walk.wanted_bytes)
+        found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+    if found is not None:
+        known = verified.at(start, walk.first)
+        if not walk.is_gapped:
+            known.size = len(found.buffers[0])
+            known.next_offset = found.next_offset
+            known.record_count = found.record_count
+            known.trusted_reads = TRUSTED_READS
+        if found.next_offset < segment.end_offset:
+            verified.at(found.next_offset, walk.end)
+    return found
+
+
+def _recent_slice(
+    segment: "Segment", start: int, *, bytes_max: int, up_to: int
+) -> BatchBuffers | None:
+    found = segment.recent.find(
+        start,
+        bytes_max=bytes_max,
+        up_to=up_to,
+        end_offset=segment.end_offset,
+        end_position=segment.bytes,
+    )
+    file = segment.files.log_file
+    if found is None or found.size < SLICE_BYTES_MIN or file is None:
+        return None
+    piece = FileSlice(file, found.position, found.size)
+    return BatchBuffers((piece,), found.next_offset, found.record_count)
+
+
+def _read_known(
+    segment: "Segment", first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
+) -> BatchBuffers | None:
+    """Read as many consecutive known ranges as fit."""
+    find = segment.files.verified.find
+    position = first.place.position
+    size = count = next_offset = 0
+    known: VerifiedRange | None = first
+    while (
+        known is not None
+        and known.trusted_reads
+        and known.next_offset <= up_to
+        and size + known.size <= bytes_max
+        and known.place.position == position + size
+    ):
+        known.trusted_reads -= 1
+        size += known.size
+        count += known.record_count
+        next_offset = known.next_offset
+        known = find(next_offset)
+    if not size:
+        return None
+    file = segment.files.log_file
+    if as_slice and size >= SLICE_BYTES_MIN and file is not None:
+        return BatchBuffers((FileSlice(file, position, size),), next_offset, count)
+    data = segment.disk.pread(segment.files.log_fd, size, position)
+    return BatchBuffers((data,), next_offset, count) if len(data) == size else None
+
+
+class _BufferWalk:
+    """A walk over the batches of one read of the file, up to the first bad batch."""
+
+    __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
+
+    def __init__(self, segment: "Segment", place: BatchStart, size: int) -> None:
+        self._segment = segment
+        self._place = place
+        size = min(size, segment.bytes - place.position)
+        self._data = segment.disk.pread(segment.files.log_fd, size, place.position)
+        self.first = self.end = place  # start of the first batch found; start after the last
+        self.is_gapped = False  # contains empty batches
+        self.wanted_bytes = 0  # if nothing was found because the first batch is longer: its size
+
+    def run(
+        self, start: int, *, bytes_max: int, up_to: int, with_empty: bool
+    ) -> BatchBuffers | None:
+        """Return the verified range. Flat and without avoidable calls: with small batches,
+        readers wait for this loop."""
+        segment, data, checks_file = self._segment, self._data, self._segment.files.checks
+        view = memoryview(data)
+        size, place = len(data), self._place
+        offset = segment.base_offset + place.relative
+        checks = read_checks(checks_file, place.ordinal, _CHECKS_FIRST)
+        at = ordinal = count = 0
+        first = -1
+        empty: list[int] = []
+        while at + HEADER_BYTES <= size:
+            header = HEADER.unpack_from(data, at)
+            end = at + header[1] + LENGTH_FROM
+            next_offset = offset + header[6] + 1
+            if ordinal == len(checks):
+                checks += read_checks(checks_file, place.ordinal + ordinal, _CHECKS_AHEAD)
+                if ordinal == len(checks):
+                    break
+            if (
+                header[0] != offset
+                or header[3] != MAGIC
+                or not HEADER_BYTES <= end - at <= BATCH_BYTES_MAX
+                or next_offset <= offset
+                or header_check(view[at : at + HEADER_BYTES]) != checks[ordinal]
+            ):
+                break
+            if next_offset > start:
+                if first < 0:
+                    first = at
+                    self.first = BatchStart(
+                        offset - segment.base_offset, place.position + at, place.ordinal + ordinal
+                    )
+                if end > size or next_offset > up_to or (end - first > bytes_max and at > first):
+                    self.wanted_bytes = end if at == first and end > size else 0
+                    break
+                if crc32c(view[at + CRC_FROM : end]) != header[4]:
+                    break
+                if end - at == HEADER_BYTES:
+                    empty.append(at)
+                elif not header[5] & ATTR_CONTROL:
+                    count += header[12]
+            at, offset, ordinal = end, next_offset, ordinal + 1
+        if first < 0 or at == first:
+            return None
+        self.end = BatchStart(
+            offset - segment.base_offset, place.position + at, place.ordinal + ordinal
+        )
+        self.is_gapped = bool(empty)
+        if empty and not with_empty:
+            return _without(view, first, at, empty, offset, count)
+        whole = data if at - first == size else view[first:at]
+        return BatchBuffers((whole,), offset, count)
+
+
+def _without(
+    view: memoryview, first: int, end: int, empty: Sequence[int], next_offset: int, count: int
+) -> BatchBuffers:
+    """Leave out batches that compaction has emptied, unless there are no others."""
+    buffers: list[Piece] = []
+    for at in empty:
+        if at > first:
+            buffers.append(view[first:at])
+        first = at + HEADER_BYTES
+    if first < end:
+        buffers.append(view[first:end])
+    if not buffers:
+        last = view[empty[-1] : empty[-1] + HEADER_BYTES]
+        return BatchBuffers((last,), next_offset, 0, is_all_empty=True)
+    return BatchBuffers(buffers, next_offset, count)

@@ -1,0 +1,164 @@
+"""Small files that are whole or absent: snapshots of a caller's state, the recovery point and the
+low watermark.
+
+    checkpoint      ┌───────┬─────────┬──────────┬────────────┬────────┬───────┬──────┐
+                    │ magic │ version │ reserved │ generation │ length │ crc   │ data │
+                    │ PSCK  │ u16 = 1 │ u16 = 0  │ u64        │ u32    │ u32   │      │
+                    └───────┴─────────┴──────────┴────────────┴────────┴───────┴──────┘
+    recovery point  ┌───────┬─────────┬───────────┬────────┬─────────────┬──────────────┬───────┐
+                    │ magic │ version │ flags     │ offset │ last        │ last         │ crc   │
+                    │ PSRP  │ u16 = 1 │ u16       │ i64    │ segment's   │ segment's    │ u32   │
+                    │       │         │           │        │ base, i64   │ bytes, i64   │       │
+                    └───────┴─────────┴───────────┴────────┴─────────────┴──────────────┴───────┘
+    low watermark   ┌───────┬─────────┬──────────┬────────┬───────┐
+                    │ magic │ version │ reserved │ offset │ crc   │
+                    │ PSLW  │ u16 = 1 │ u16 = 0  │ i64    │ u32   │
+                    └───────┴─────────┴──────────┴────────┴───────┘
+
+Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two generations: a
+write replaces the older one, so the newer one survives a crash, and a read returns the newest valid
+one. After a clean stop the recovery point holds the size of the last segment; the first append
+changes that size, so the clean flag need not be removed.
+
+    flags           bit 0 the stop was clean · doubts: 1 no recovery point existed · 2 bytes after
+                    the last whole batch were cut off · 3 synced records were missing · 4 the
+                    process died instead of being stopped
+
+Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
+report what may be missing before it can be relied on, and it can die before it has reported it. So
+doubts about a log are written before the repair, and stay until ``Log.settle`` clears them.
+"""
+
+import re
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.log.storage.files import Disk, read_whole, replace_durably
+from penstock.log.storage.layout import CHECKPOINT_SUFFIX, LOW_WATERMARK_FILE, RECOVERY_POINT_FILE
+from penstock.model.errors import Damaged
+from penstock.record.crc32c import crc32c
+
+HEAD = struct.Struct(">4sHHQI")
+HEAD_BYTES = 24  # including the crc
+MAGIC = b"PSCK"
+VERSION = 1  # of all three files
+GENERATIONS = 2
+
+POINT = struct.Struct(">4sHHqqq")
+POINT_BYTES = 36
+POINT_MAGIC = b"PSRP"
+FLAG_CLEAN = 1
+DOUBT_NEW = 2  # no recovery point was found: the log is new, or its state is lost
+DOUBT_GARBAGE = 4
+DOUBT_SHORT = 8
+DOUBT_CRASHED = 16
+_DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
+
+LOW = struct.Struct(">4sHHq")
+LOW_BYTES = 20
+LOW_MAGIC = b"PSLW"
+
+_CRC = struct.Struct(">I")
+assert HEAD.size + _CRC.size == HEAD_BYTES
+assert POINT.size + _CRC.size == POINT_BYTES
+assert LOW.size + _CRC.size == LOW_BYTES
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
+
+
+def checkpoint_path(folder: Path, name: str, slot: int) -> Path:
+    assert _NAME.match(name), "invalid checkpoint name"
+    return folder / f"{name}.{slot}{CHECKPOINT_SUFFIX}"
+
+
+def write_checkpoint(folder: Path, name: str, data: bytes, disk: Disk) -> None:
+    found = [_read(checkpoint_path(folder, name, slot), disk) for slot in range(GENERATIONS)]
+    generations = [-1 if each is None else each[0] for each in found]
+    slot = generations.index(min(generations))
+    head = HEAD.pack(MAGIC, VERSION, 0, max(generations) + 1, len(data))
+    crc = crc32c(data, crc32c(head))
+    replace_durably(disk, checkpoint_path(folder, name, slot), head + _CRC.pack(crc) + data)
+
+
+def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
+    """Return the newest whole checkpoint, or None."""
+    found = [_read(checkpoint_path(folder, name, slot), disk) for slot in range(GENERATIONS)]
+    return max((each for each in found if each is not None), default=(0, None))[1]
+
+
+def remove_checkpoint(folder: Path, name: str, disk: Disk) -> None:
+    """Remove both generations; durable when this returns."""
+    for slot in range(GENERATIONS):
+        disk.unlink(checkpoint_path(folder, name, slot))
+    disk.sync_folder(folder)
+
+
+def is_whole_checkpoint(path: Path, disk: Disk) -> bool:
+    return _read(path, disk) is not None
+
+
+def _read(path: Path, disk: Disk) -> tuple[int, bytes] | None:
+    content = read_whole(disk, path)
+    if content is None or len(content) < HEAD_BYTES:
+        return None
+    head, data = content[: HEAD.size], content[HEAD_BYTES:]
+    magic, version, _, generation, length = HEAD.unpack(head)
+    (crc,) = _CRC.unpack_from(content, HEAD.size)
+    if magic != MAGIC or version != VERSION or length != len(data):
+        return None
+    return (generation, data) if crc32c(data, crc32c(head)) == crc else None
+
+
+class RecoveryPoint(NamedTuple):
+    """The offset below which everything was synced, including side files of closed segments."""
+
+    offset: int
+    is_clean: bool = False
+    last_base: int = 0
+    last_bytes: int = 0
+    doubts: int = 0  # found at an opening and not settled
+
+
+def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
+    flags = point.doubts | (FLAG_CLEAN if point.is_clean else 0)
+    fields = (flags, point.offset, point.last_base, point.last_bytes)
+    raw = POINT.pack(POINT_MAGIC, VERSION, *fields)
+    replace_durably(disk, folder / RECOVERY_POINT_FILE, raw + _CRC.pack(crc32c(raw)))
+
+
+def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
+    """Return the recovery point. None if it is missing or damaged: then everything is scanned."""
+    content = read_whole(disk, folder / RECOVERY_POINT_FILE)
+    fields = None if content is None else _unpacked(content, POINT, POINT_MAGIC)
+    if fields is None:
+        return None
+    flags, offset, last_base, last_bytes = fields
+    is_clean = bool(flags & FLAG_CLEAN)
+    return RecoveryPoint(offset, is_clean, last_base, last_bytes, flags & _DOUBTS)
+
+
+def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
+    raw = LOW.pack(LOW_MAGIC, VERSION, 0, offset)
+    replace_durably(disk, folder / LOW_WATERMARK_FILE, raw + _CRC.pack(crc32c(raw)))
+
+
+def read_low_watermark(folder: Path, disk: Disk) -> int:
+    """Return the low watermark, 0 if there is no file. Raises Damaged if the file is not whole."""
+    path = folder / LOW_WATERMARK_FILE
+    content = read_whole(disk, path)
+    if content is None:
+        return 0
+    fields = _unpacked(content, LOW, LOW_MAGIC)
+    if fields is None or fields[1] < 0:
+        raise Damaged(str(path), 0, "the low watermark file is corrupt")
+    return fields[1]
+
+
+def _unpacked(content: bytes, layout: struct.Struct, magic: bytes) -> tuple[int, ...] | None:
+    """Return the fields after magic and version, or None if the content is not whole."""
+    raw = content[: layout.size]
+    if len(raw) < layout.size or content[layout.size :] != _CRC.pack(crc32c(raw)):
+        return None
+    fields = layout.unpack(raw)
+    return fields[2:] if fields[:2] == (magic, VERSION) else None

@@ -1,0 +1,180 @@
+"""File system calls of the log. No other module opens, syncs or unlinks its files.
+
+All calls go through the methods of ``Disk``, so a test can pass a disk that is full, torn or broken
+without patching ``os``. Calls are positioned (``pread``, ``pwrite``): no descriptor has a position
+that callers could disagree about.
+
+A small file is replaced durably: written beside the old one, synced, renamed over it, folder
+synced. After a power cut the old or the new content is there, never a mix.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.model.limits import MIB
+
+TMP_SUFFIX = ".tmp"
+FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
+
+
+class Disk:
+    """The real disk. Errors are the OSErrors of the system."""
+
+    def open(self, path: Path) -> int:
+        """Open for reading and writing; create the file if it is missing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def duplicate(self, fd: int) -> int:
+        """Return a second descriptor of the same open file; it survives a close and an unlink."""
+        return os.dup(fd)
+
+    def pread(self, fd: int, count: int, position: int) -> bytes:
+        """Read ``count`` bytes; fewer only at the end of the file."""
+        data = os.pread(fd, count, position)
+        if len(data) == count or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < count:
+            data = os.pread(fd, count - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
+        """Write, perhaps less than requested, as the system call does; the caller must check."""
+        return os.pwrite(fd, data, position)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def sync_data(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def sync_folder(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sync(fd)
+        finally:
+            self.close(fd)
+
+    def make_folder(self, folder: Path) -> None:
+        """Create the folder and its parents, each synced into its parent."""
+        if folder.is_dir():
+            return
+        self.make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.sync_folder(folder.parent)
+
+    def names(self, folder: Path) -> Sequence[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; a missing file is not an error."""
+        path.unlink(missing_ok=True)
+
+
+DISK = Disk()
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the disk is full, an error after which the log continues."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class SharedFile:
+    """A descriptor with several users, closed when the last reference is gone: a segment may be
+    closed or removed while slices of it are being sent to a client."""
+
+    __slots__ = ("_disk", "fd")
+
+    def __init__(self, fd: int, disk: Disk) -> None:
+        self.fd = fd
+        self._disk = disk
+
+    def pread(self, count: int, position: int) -> bytes:
+        return self._disk.pread(self.fd, count, position)
+
+    def __del__(self) -> None:
+        self._disk.close(self.fd)
+
+
+def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> None:
+    """Write everything, continuing after short writes. For files that are not on the hot path."""
+    view = memoryview(data)
+    while view:
+        count = disk.pwrite(fd, bytes(view), position)
+        if count <= 0:
+            raise OSError(f"pwrite wrote {count} bytes")
+        view = view[count:]
+        position += count
+
+
+def read_whole(disk: Disk, path: Path) -> bytes | None:
+    """Return a small file's content, or None if there is no such file."""
+    try:
+        fd = disk.open_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.pread(fd, min(disk.size(fd), FILE_BYTES_MAX), 0)
+    finally:
+        disk.close(fd)
+
+
+def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
+    """Replace a file's content; durable when this returns."""
+    tmp = path.with_name(path.name + TMP_SUFFIX)
+    fd = disk.open(tmp)
+    try:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, data, 0)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(tmp, path)
+    disk.sync_folder(path.parent)
+
+
+class ReadOnlyDisk(Disk):
+    """A disk for inspection only: missing files read as empty, and every write is refused."""
+
+    def open(self, path: Path) -> int:
+        try:
+            return self.open_read(path)
+        except FileNotFoundError:
+            return self.open_read(Path(os.devnull))
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # noqa: ARG002
+        raise OSError(errno.EROFS, "the disk is opened read-only")
+
+    def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002
+        raise OSError(errno.EROFS, "the disk is opened read-only")
+
+    def make_folder(self, folder: Path) -> None:
+        raise OSError(errno.EROFS, "the disk is opened read-only", str(folder))
+
+    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
+        raise OSError(errno.EROFS, "the disk is opened read-only", str(source))
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EROFS, "the disk is opened read-only", str(path))

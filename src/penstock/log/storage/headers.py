@@ -1,0 +1,165 @@
+"""Walks over the batch headers of a segment: where to cut the segment, which epochs it holds.
+
+Bodies are not read. A header is trusted if it continues where the one before it ended and matches
+``.check``. After a header that is not trusted, the walk continues at the next indexed batch.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.log.storage.check import CheckWindow
+from penstock.log.storage.index import START, BatchStart
+from penstock.log.storage.scan import header_fault
+from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
+from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
+
+WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it
+CHECKS_AHEAD = 64
+
+Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
+
+
+class Step(NamedTuple):
+    place: BatchStart
+    offset: int
+    header: BatchHeader | None  # None: not trusted, as all bytes up to the next step
+
+
+def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
+    """Yield the batches from ``start``, where a batch begins, to the end of the segment."""
+    files, disk = segment.files, segment.disk
+    position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
+    window, window_at = b"", position
+    checks = CheckWindow(files.checks, CHECKS_AHEAD)
+    while position < segment.bytes:
+        at = position - window_at
+        if len(window) - at < HEADER_BYTES:
+            window = disk.pread(files.log_fd, WINDOW_BYTES, position)
+            window_at, at = position, 0
+        raw = window[at : at + HEADER_BYTES]
+        header = parse_header(raw) if len(raw) == HEADER_BYTES else None
+        if header is not None and (
+            header_fault(header, offset) is not None or checks.is_refuted(raw, ordinal)
+        ):
+            header = None
+        yield Step(BatchStart(offset - segment.base_offset, position, ordinal), offset, header)
+        if header is None:
+            after = files.index.find_after(position)
+            if after is None or after.ordinal <= ordinal:
+                return
+            position, ordinal = after.position, after.ordinal
+            offset = segment.base_offset + after.relative
+        else:
+            position, ordinal = position + header.total_bytes, ordinal + 1
+            offset = header.next_offset
+
+
+def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
+    """Return where to cut: before the batch that holds ``to``, or before damage that reaches up to
+    that batch. ``epoch``: the last epoch of the segments before."""
+    index = segment.files.index
+    place, max_timestamp = _entry_before(segment, to)
+    last, end, hole = START, place, None
+    for step in walk(segment, place):
+        header = step.header
+        if header is None:
+            end = hole = hole or step.place
+            if _is_beyond(segment, step.place, to):
+                break
+            continue
+        if header.next_offset > to:
+            end = hole or step.place  # damage with no batch after it would look like a torn end
+            break
+        hole = None
+        last, epoch = step.place, header.leader_epoch
+        max_timestamp = max(max_timestamp, header.max_timestamp)
+        end = BatchStart(
+            header.next_offset - segment.base_offset,
+            step.place.position + header.total_bytes,
+            step.place.ordinal + 1,
+        )
+    if end.position == 0:
+        return Cut(0, segment.base_offset, 0, 0, START, epoch, NO_TIMESTAMP)
+    kept = index.offsets.last_at_most(end.position - 1, column=1)
+    indexed = 0 if kept is None else kept + 1
+    end_offset = segment.base_offset + end.relative
+    return Cut(end.position, end_offset, end.ordinal, indexed, last, epoch, max_timestamp)
+
+
+def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
+    """Return an indexed batch (or the segment's first batch) before the one that holds ``to``, and
+    the highest timestamp up to it. A walk from there meets a batch that stays, if any does."""
+    segment.find(to)  # rebuilds a damaged index
+    index = segment.files.index
+    number = index.offsets.last_at_most(to - segment.base_offset)
+    for at in range((number or 0) - 1, 0, -1):
+        place, time = index.place(at), index.times.read(at)
+        if place is not None and time is not None and _header_at(segment, place) is not None:
+            return place, time[0]
+    return START, NO_TIMESTAMP
+
+
+def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
+    """Return whether the damage that begins at ``place`` reaches beyond offset ``to``."""
+    after = segment.files.index.find_after(place.position)
+    return after is None or segment.base_offset + after.relative > to
+
+
+# ── Epochs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def epochs_of(segment: Segment, start: int) -> Epochs:
+    """Return the epochs of the batches from the one that holds ``start`` on, each with the offset
+    of its first batch there. Epochs never decrease along a log, so if two indexed batches have the
+    same epoch, all batches between them have it too and are not read."""
+    found: Epochs = []
+    index = segment.files.index
+    place = segment.find(start)
+    number = index.offsets.last_at_most(place.relative)
+    if number is None or number < 0:
+        _note_all(found, segment, place, None)
+        return found
+    last = index.count - 1
+    _bisect(found, segment, number, last)
+    _note_all(found, segment, index.place(last) or place, None)
+    return found
+
+
+def _bisect(found: Epochs, segment: Segment, low: int, high: int) -> None:
+    """Note the epochs from one indexed batch to another."""
+    index = segment.files.index
+    first, last = index.place(low), index.place(high)
+    if first is None or last is None:
+        _note_all(found, segment, START, None)  # the index is damaged: walk over the whole segment
+        return
+    one, other = _header_at(segment, first), _header_at(segment, last)
+    if one is not None:
+        _note(found, one.leader_epoch, one.base_offset)
+    if low == high or (
+        one is not None and other is not None and one.leader_epoch == other.leader_epoch
+    ):
+        return
+    if high - low == 1:
+        _note_all(found, segment, first, last)
+        return
+    middle = (low + high) // 2
+    _bisect(found, segment, low, middle)
+    _bisect(found, segment, middle, high)
+
+
+def _header_at(segment: Segment, place: BatchStart) -> BatchHeader | None:
+    step = next(walk(segment, place), None)
+    return None if step is None else step.header
+
+
+def _note_all(found: Epochs, segment: Segment, first: BatchStart, up_to: BatchStart | None) -> None:
+    for step in walk(segment, first):
+        if up_to is not None and step.place.position > up_to.position:
+            break
+        if step.header is not None:
+            _note(found, step.header.leader_epoch, step.offset)
+
+
+def _note(found: Epochs, epoch: int, offset: int) -> None:
+    if epoch > (found[-1][0] if found else NO_EPOCH):
+        found.append((epoch, offset))

@@ -1,0 +1,393 @@
+"""A segment: one file of batches with its side files. Append at the end, read from anywhere.
+
+A segment knows its start and end; all else is found through the sparse index. Bytes from disk are
+verified before they are returned: the header against ``.check``, its offset against the batch
+before, the records against the batch's CRC. Bytes that fail are never returned. Readers by offset
+get stretches of many batches, which are verified less often (``log/storage/batch_buffers.py``).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from penstock.log.storage.batch_buffers import (
+    BatchBuffers,
+    VerifiedRanges,
+    buffers_of,
+    read_buffers,
+)
+from penstock.log.storage.batch_reader import READ_AHEAD_BYTES, BatchReader
+from penstock.log.storage.check import CHECK_FIELDS, header_check, is_same_checks, read_checks
+from penstock.log.storage.damage import DamagedRange
+from penstock.log.storage.entries import EntryFile
+from penstock.log.storage.files import Disk, SharedFile, is_full
+from penstock.log.storage.index import RELATIVE_MAX, START, BatchStart, SegmentIndex
+from penstock.log.storage.layout import CHECK_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, segment_path
+from penstock.log.storage.recent_positions import RecentPositions
+from penstock.log.storage.scan import Scan, Scanner, Source
+from penstock.model.errors import DiskFull
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    parse_header,
+)
+
+NO_TIMESTAMP = -1
+NO_EPOCH = -1
+
+
+class SegmentInfo(NamedTuple):
+    base_offset: int
+    end_offset: int
+    bytes: int
+    max_timestamp_ms: int
+
+
+class Cut(NamedTuple):
+    """Where to cut a segment, and the state of the part that stays."""
+
+    position: int
+    end_offset: int
+    ordinal: int
+    indexed: int  # index entries that stay
+    last: BatchStart
+    epoch: int
+    max_timestamp: int
+
+
+class SegmentFiles:
+    """The four descriptors of an open segment, and the stretches that readers have verified."""
+
+    __slots__ = ("checks", "disk", "index", "log_fd", "log_file", "verified")
+
+    def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
+        self.disk = disk
+        opened: list[tuple[Path, int]] = []
+        try:
+            self.log_fd = disk.open(segment_path(folder, base_offset))
+            opened.append((folder, self.log_fd))
+            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX):
+                path = segment_path(folder, base_offset, suffix)
+                opened.append((path, disk.open(path)))
+        except OSError:
+            for _, fd in opened:
+                disk.close(fd)
+            raise
+        _, offsets, times, checks = opened
+        self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
+        self.checks = EntryFile(*checks, CHECK_FIELDS, disk=disk)
+        self.verified = VerifiedRanges()
+        self.log_file: SharedFile | None = SharedFile(self.log_fd, disk)
+
+    def flush(self) -> None:
+        self.index.flush()
+        self.checks.flush()
+
+    def fds(self) -> tuple[int, ...]:
+        return (self.log_fd, self.index.offsets.fd, self.index.times.fd, self.checks.fd)
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self.log_file = None  # closed when the last reader is done
+            for fd in self.fds()[1:]:
+                self.disk.close(fd)
+
+
+class Segment:
+    """The state of a segment in memory; its files are open only while in use."""
+
+    __slots__ = (
+        "_files",
+        "base_offset",
+        "batch_count",
+        "bytes",
+        "disk",
+        "end_offset",
+        "first_timestamp",
+        "folder",
+        "interval_bytes",
+        "last",
+        "last_epoch",
+        "max_timestamp",
+        "recent",
+    )
+
+    def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
+        self.folder = folder
+        self.disk = disk
+        self.interval_bytes = interval_bytes
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.bytes = 0
+        self.batch_count = 0
+        self.max_timestamp = NO_TIMESTAMP
+        self.first_timestamp = NO_TIMESTAMP
+        self.last = START
+        self.last_epoch = NO_EPOCH  # of the last batch, here or in an earlier segment
+        self.recent = RecentPositions()
+        self._files: SegmentFiles | None = None
+
+    @property
+    def path(self) -> Path:
+        return segment_path(self.folder, self.base_offset)
+
+    @property
+    def info(self) -> SegmentInfo:
+        return SegmentInfo(self.base_offset, self.end_offset, self.bytes, self.max_timestamp)
+
+    @property
+    def is_open(self) -> bool:
+        return self._files is not None
+
+    @property
+    def files(self) -> SegmentFiles:
+        if self._files is None:
+            self._files = SegmentFiles(
+                self.folder, self.base_offset, interval_bytes=self.interval_bytes, disk=self.disk
+            )
+        return self._files
+
+    def make_files(self) -> None:
+        """Create the files now, so that no append is the first to find the disk full."""
+        assert self.files.log_fd >= 0
+
+    def close(self) -> None:
+        if self._files is not None:
+            files, self._files = self._files, None
+            files.close()
+
+    # ── Append ───────────────────────────────────────────────────────────────────────────────
+
+    def has_room(self, size: int, next_offset: int, *, bytes_max: int) -> bool:
+        return self.bytes == 0 or (
+            self.bytes + size <= bytes_max and next_offset - self.base_offset <= RELATIVE_MAX
+        )
+
+    def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
+        """Append with one write. A full disk leaves the file unchanged."""
+        files = self.files
+        position = self.bytes
+        size = len(batch)
+        try:
+            written = self.disk.pwrite(files.log_fd, batch, position)
+        except OSError as error:
+            self._take_back(position, error)
+        if written != size:
+            self._take_back(position)
+        timestamp = header.max_timestamp
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        if position == 0:
+            self.first_timestamp = header.base_timestamp
+        place = BatchStart(header.base_offset - self.base_offset, position, self.batch_count)
+        self.last = place
+        self.bytes = position + size
+        self.batch_count += 1
+        self.end_offset = header.base_offset + header.last_offset_delta + 1
+        self.last_epoch = header.leader_epoch
+        files.checks.append(header_check(bytes(batch[:HEADER_BYTES])))
+        files.index.note(place, timestamp_max=self.max_timestamp)
+        recent = self.recent
+        if position >= recent.due_at:
+            recent.add(header.base_offset, position)
+        if not header.attributes & ATTR_CONTROL:
+            recent.records += header.count
+
+    def append_many(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
+        """Append batches that follow each other, with one write."""
+        files, recent, position = self.files, self.recent, self.bytes
+        try:
+            written = self.disk.pwrite(files.log_fd, data, position)
+        except OSError as error:
+            self._take_back(position, error)
+        if written != len(data):
+            self._take_back(position)
+        add_check, note = files.checks.append, files.index.note
+        base_offset, ordinal, max_timestamp = self.base_offset, self.batch_count, self.max_timestamp
+        if position == 0:
+            self.first_timestamp = headers[0].base_timestamp
+        at = 0
+        for header in headers:
+            if header.max_timestamp > max_timestamp:
+                max_timestamp = header.max_timestamp
+            add_check(header_check(data[at : at + HEADER_BYTES]))
+            place = BatchStart(header.base_offset - base_offset, position + at, ordinal)
+            note(place, timestamp_max=max_timestamp)
+            size = header.length + LENGTH_FROM
+            if size == HEADER_BYTES:
+                recent.clear()  # readers by offset are not served batches that compaction emptied
+            elif position + at >= recent.due_at:
+                recent.add(header.base_offset, position + at)
+            if not header.attributes & ATTR_CONTROL:
+                recent.records += header.count
+            ordinal += 1
+            at += size
+        self.last, self.batch_count, self.max_timestamp = place, ordinal, max_timestamp
+        self.bytes, self.end_offset = position + at, headers[-1].next_offset
+        self.last_epoch = headers[-1].leader_epoch
+
+    def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
+        """Undo a failed or partial write. Raises DiskFull, or ``error`` if it has another cause."""
+        if error is not None and not is_full(error):
+            raise error
+        self.disk.truncate(self.files.log_fd, position)
+        raise DiskFull("no space left for this partition's log") from error
+
+    def cut(self, cut: Cut) -> None:
+        """Remove what was appended after the cut, durably, with side files: a leftover check would
+        make a later batch in the same position look damaged."""
+        files = self.files
+        self.disk.truncate(files.log_fd, cut.position)
+        files.index.cut(cut.indexed)
+        files.checks.cut(cut.ordinal)
+        files.verified.clear()
+        self.recent.clear()
+        self.bytes, self.end_offset, self.batch_count = cut.position, cut.end_offset, cut.ordinal
+        self.last, self.last_epoch, self.max_timestamp = cut.last, cut.epoch, cut.max_timestamp
+        if not cut.position:
+            self.first_timestamp = NO_TIMESTAMP
+        files.flush()
+        for fd in files.fds():
+            self.disk.sync_data(fd)
+
+    def seal(self) -> None:
+        """Index the last batch and write pending entries: no batch will follow."""
+        if self.batch_count:
+            self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
+        self.files.flush()
+
+    # ── Read ─────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
+        """Return whole batches from the one that holds ``start``. Raises DamagedRange."""
+        assert self.base_offset <= start < self.end_offset
+        reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
+        try:
+            return reader.run(start, up_to=up_to)
+        except DamagedRange:
+            # If a header is lost, only a scan finds the end of the damage. The scan leaves a known
+            # hole and an index entry after it, so this happens once per damage.
+            if not reader.is_new_hole or not self._rebuild_all():
+                raise
+        reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
+        return reader.run(start, up_to=up_to)
+
+    def read_buffers(
+        self,
+        start: int,
+        *,
+        bytes_max: int,
+        up_to: int,
+        as_slice: bool = False,
+        with_empty: bool = False,
+    ) -> BatchBuffers:
+        """Return whole batches for a reader that forwards them; perhaps fewer than ``read``."""
+        assert self.base_offset <= start < self.end_offset
+        found = read_buffers(
+            self,
+            start,
+            bytes_max=bytes_max,
+            up_to=up_to,
+            as_slice=as_slice,
+            with_empty=with_empty,
+        )
+        if found is None:
+            batches = self.read(start, bytes_max=bytes_max, up_to=up_to)
+            found = buffers_of(batches, start, with_empty=with_empty)
+        return found
+
+    def find(self, offset: int) -> BatchStart:
+        """Return where to start looking for an offset. A damaged index is rebuilt first."""
+        place = self.files.index.find(offset - self.base_offset)
+        if place is None and self._rebuild_all():
+            place = self.files.index.find(offset - self.base_offset)
+        return place or START
+
+    def _rebuild_all(self) -> bool:
+        """Rebuild the side files. False if the end of the segment is not whole: then they stay as
+        they are, because appends continue their numbering."""
+        scan = Scanner(self.source()).run()
+        if scan.position != self.bytes or scan.last is None:
+            return False
+        scan.seal()
+        self.rebuild(scan)
+        self.batch_count = scan.ordinal
+        self.last = scan.last
+        return True
+
+    def source(self) -> Source:
+        files = self.files
+        return Source(
+            self.path,
+            self.base_offset,
+            files.log_fd,
+            self.bytes or self.disk.size(files.log_fd),
+            self.disk,
+            files.checks,
+            files.index,
+            self.interval_bytes,
+        )
+
+    def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
+        """Return whether the side files match a scan. The index may have other entries than a new
+        one would: its interval is a setting."""
+        index = self.files.index
+        last = index.place(index.count - 1)
+        return (
+            is_same_checks(self.files.checks, from_ordinal, scan.checks)
+            and index.count == index.times.count
+            and all(index.offsets.read_range(0, index.count))
+            and all(index.times.read_range(0, index.count))
+            and (last is None) == (scan.last is None)
+            and (last is None or last.position < scan.position)
+        )
+
+    def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
+        """Rebuild the side files from a scan, from these entries on. Returns whether there were
+        checks of batches that do not exist."""
+        is_stale = False
+        index, checks = self.files.index, self.files.checks
+        expected = [tuple(place) for place, _ in scan.places]
+        times = [(timestamp, place.relative) for place, timestamp in scan.places]
+        count = len(expected) + 1  # one more, to detect extra entries
+        if (
+            index.offsets.read_range(from_place, count) != expected
+            or index.times.read_range(from_place, count) != times
+        ):
+            index.cut(from_place)
+            for place, timestamp in scan.places:
+                index.add(place, timestamp_max=timestamp)
+        if not is_same_checks(checks, from_ordinal, scan.checks):
+            known = read_checks(checks, from_ordinal, checks.count - from_ordinal)
+            is_stale = known != scan.checks[: len(known)]
+            checks.cut(from_ordinal)
+            for check in scan.checks:
+                checks.append(check)
+        self.files.verified.clear()  # ordinals may have changed
+        self.recent.clear()
+        self.files.flush()
+        return is_stale
+
+    def find_time(self, timestamp_ms: int) -> int:
+        """Return the offset of the first batch that reaches the timestamp, or the end offset."""
+        index = self.files.index
+        relative = index.find_time(timestamp_ms)
+        if relative is None and self._rebuild_all():
+            relative = index.find_time(timestamp_ms)
+        offset = self.base_offset + (relative or 0)
+        while offset < self.end_offset:
+            try:
+                batches = self.read(offset, bytes_max=READ_AHEAD_BYTES, up_to=self.end_offset)
+            except DamagedRange as damaged:
+                offset = damaged.next_offset
+                continue
+            for batch in batches:
+                header = parse_header(batch)
+                if header.max_timestamp >= timestamp_ms:
+                    return header.base_offset
+                offset = header.next_offset
+        return self.end_offset

@@ -1,0 +1,155 @@
+"""The state of the cluster as the manager sees it: live nodes, replicas, placement requests, and
+the partitions that must be checked because one of these has changed. Pure; filled by the code that
+watches the store.
+
+This state may be out of date. That is safe: a decision is written only if everything it relies on
+is unchanged (``decisions.py``).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.manager.placement import Host, Loads
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, partitions_of
+from penstock.model.topic import Topic
+from penstock.replication.row import PartitionRow, View
+
+
+class Requested(NamedTuple):
+    """A placement request: the replicas that a partition shall have."""
+
+    version: int
+    replicas: tuple[int, ...]
+
+
+def is_led(row: PartitionRow, incarnations: Mapping[int, int]) -> bool:
+    """Return whether the elected leader is intact, alive and not restarted."""
+    leader = row.leader
+    return leader in row.whole and incarnations.get(leader) == row.leader_incarnation
+
+
+class ClusterState:
+    def __init__(self) -> None:
+        self.nodes: Mapping[int, NodeEntry] = {}
+        self.incarnations: Mapping[int, int] = {}
+        self.draining: frozenset[int] = frozenset()
+        self.avoided: frozenset[int] = frozenset()  # nodes that should not lead
+        self.hosts: Sequence[Host] = ()  # all live nodes, ordered by id
+        self.hosts_for_new: Sequence[Host] = ()
+        self.rows: dict[PartitionKey, View] = {}
+        self.requests: dict[PartitionKey, Requested] = {}
+        self.loads = Loads()
+        # Dictionaries serve as ordered sets:
+        self.behind: dict[PartitionKey, None] = {}  # some replica is not in sync or not intact
+        self.unpreferred: dict[PartitionKey, None] = {}  # the leader is not the first replica
+        self.waiting: dict[PartitionKey, None] = {}  # not created because no node is available
+        self.due: dict[PartitionKey, None] = {}  # to be checked
+        self.is_plan_old = True  # whether anything has changed that placement depends on
+        self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
+        self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
+
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────
+
+    def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
+        """Set all live nodes."""
+        before, before_incarnations = self.nodes, self.incarnations
+        self.nodes, self.incarnations = dict(nodes), dict(incarnations)
+        self._arrange()
+        for node in {*before, *nodes}:
+            if (
+                before.get(node) != nodes.get(node)
+                or before_incarnations.get(node) != incarnations.get(node)
+            ):  # fmt: skip
+                self._see_node(node)
+
+    def see_draining(self, draining: Iterable[int]) -> None:
+        before, self.draining = self.draining, frozenset(draining)
+        self._arrange()
+        for node in sorted(before ^ self.draining):
+            self._see_node(node)
+
+    def _arrange(self) -> None:
+        leaving = (node for node, entry in self.nodes.items() if entry.is_leaving)
+        self.avoided = self.draining.union(leaving)
+        self.hosts = [
+            Host(node, self.nodes[node].rack, is_open=node not in self.avoided)
+            for node in sorted(self.nodes)
+        ]
+        willing = [host for host in self.hosts if host.is_open]
+        staying = [host for host in self.hosts if host.node not in self.draining]
+        # A partition on a node that is about to stop is better than none.
+        self.hosts_for_new = willing or staying or self.hosts
+
+    def _see_node(self, node: int) -> None:
+        self.due.update(self._on.get(node, {}))
+        self.due.update(self.waiting)
+        self.is_plan_old = True
+
+    def see_row(self, key: PartitionKey, view: View | None) -> None:
+        before = self.rows.get(key)
+        if before is not None:
+            self._forget_row(key, before.row)
+        if view is not None:
+            self.rows[key] = view
+            self._index_row(key, view.row)
+        self.due[key] = None
+        self.is_plan_old = True
+
+    def _index_row(self, key: PartitionKey, row: PartitionRow) -> None:
+        self.land(key)
+        self.waiting.pop(key, None)
+        self.loads.add(key.topic_id, row.replicas)
+        for node in row.replicas:
+            self._on.setdefault(node, {})[key] = None
+        if len(row.whole) < len(row.replicas):
+            self.behind[key] = None
+        if row.leader != row.replicas[0]:
+            self.unpreferred[key] = None
+
+    def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
+        del self.rows[key]
+        self.loads.remove(key.topic_id, row.replicas)
+        for node in row.replicas:
+            del self._on[node][key]
+            if not self._on[node]:
+                del self._on[node]
+        self.behind.pop(key, None)
+        self.unpreferred.pop(key, None)
+
+    def see_request(self, key: PartitionKey, request: Requested | None) -> None:
+        if request is None:
+            self.requests.pop(key, None)
+        else:
+            self.requests[key] = request
+        self.due[key] = None
+        self.is_plan_old = True
+
+    def mark(self, keys: Iterable[PartitionKey]) -> None:
+        """Mark partitions to be checked."""
+        self.due.update(dict.fromkeys(keys))
+
+    # ── Rows being written: they count as load for the next new row ──────────────────────────
+
+    def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
+        self.land(key)
+        self._coming[key] = replicas
+        self.loads.add(key.topic_id, replicas)
+
+    def land(self, key: PartitionKey) -> None:
+        replicas = self._coming.pop(key, None)
+        if replicas is not None:
+            self.loads.remove(key.topic_id, replicas)
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+
+    def on(self, node: int) -> Iterable[PartitionKey]:
+        """Return the partitions whose rows name this node."""
+        return self._on.get(node, {})
+
+    def missing(self, topics: Iterable[Topic]) -> Iterator[PartitionKey]:
+        """Return the partitions of these topics that have not been created yet."""
+        for topic in topics:
+            yield from (key for key in partitions_of(topic) if key not in self.rows)
+
+    def is_led(self, row: PartitionRow) -> bool:
+        return is_led(row, self.incarnations)

@@ -1,0 +1,184 @@
+"""Writing decisions to the store: many per transaction, several transactions at a time.
+
+Each transaction compares everything its decisions rely on, and that this node is still the manager
+(R3). If one decision of a transaction no longer holds, none is written; then each is tried in its
+own transaction, so that it does not block the others.
+
+If the outcome of a transaction is unknown, its rows are read again: only the rows count (R2). To
+repeat a decision is safe, because the second write is refused.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from penstock.manager.decisions import Decision
+from penstock.metadata.cluster_entries import (
+    MANAGER_KEY,
+    PlacementRequest,
+    encode_entry,
+    node_key,
+    partition_key,
+    placement_key,
+)
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.errors import PenstockError, VersionConflict
+from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
+
+DECISIONS_PER_TXN_MAX: Final = 48
+TXNS_MAX: Final = 32  # in progress at a time
+
+log = logging.getLogger(__name__)
+
+
+class End(Enum):
+    DONE = "done"
+    REFUSED = "refused"  # something the decision relies on has changed
+    FAILED = "failed"  # the store failed, or the outcome is unknown
+
+
+# Called with the outcome of a decision, and the revision in which its row is known to have changed
+# (0: not known to have changed).
+OnEnd = Callable[[Decision, End, int], None]
+
+
+class DecisionWriter:
+    def __init__(
+        self, store: Store, *, manager_created: int, on_end: OnEnd, on_deposed: Callable[[], None]
+    ) -> None:
+        """``manager_created``: the revision in which the manager's entry was created."""
+        self._store = store
+        self._manager_created = manager_created
+        self._on_end = on_end
+        self._on_deposed = on_deposed
+        self._is_troubled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def room(self) -> None:
+        """Wait until more decisions may be sent."""
+        await self._has_room.wait()
+
+    def send(self, decisions: Iterable[Decision]) -> None:
+        """Start to write the decisions. ``on_end`` is called once for each of them."""
+        for some in _together(decisions):
+            self._start(some)
+
+    async def stop(self) -> None:
+        """Cancel transactions in progress; the next manager sees their outcome in the rows."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start(self, decisions: Sequence[Decision]) -> None:
+        task = asyncio.create_task(self._carry(decisions), name="manager decisions")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        if len(self._tasks) >= TXNS_MAX:
+            self._has_room.clear()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if len(self._tasks) < TXNS_MAX:
+            self._has_room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("manager decision failed", exc_info=error)
+
+    async def _carry(self, decisions: Sequence[Decision]) -> None:
+        try:
+            revision = await self._txn(decisions)
+        except VersionConflict:
+            await self._refused(decisions)
+        except (OutcomeUnknown, DeadlineExceeded) as error:
+            await self._read_again(decisions, error)
+        except PenstockError as error:
+            self._fail(decisions, error)
+        else:
+            self._is_troubled = False
+            for decision in decisions:
+                self._on_end(decision, End.DONE, revision)
+
+    async def _txn(self, decisions: Sequence[Decision]) -> int:
+        compare: list[tuple[str, int]] = []
+        created = {MANAGER_KEY: self._manager_created}
+        puts: list[tuple[str, bytes]] = []
+        deletes: list[str] = []
+        for decision in decisions:
+            row_at, request_at = partition_key(decision.key), placement_key(decision.key)
+            compare.append((row_at, decision.version))
+            if decision.request_version is not None:
+                compare.append((request_at, decision.request_version))
+            if decision.change is not None:
+                puts.append((row_at, encode_entry(decision.change.row)))
+                for node, incarnation in decision.change.incarnations.items():
+                    created[node_key(node)] = incarnation
+            if decision.is_row_dropped:
+                deletes.append(row_at)
+            if decision.request is not None:
+                puts.append((request_at, encode_entry(PlacementRequest(decision.request))))
+            if decision.is_request_dropped:
+                deletes.append(request_at)
+        return await self._store.txn(
+            compare=compare, compare_created=tuple(created.items()), puts=puts, deletes=deletes
+        )
+
+    async def _refused(self, decisions: Sequence[Decision]) -> None:
+        try:
+            entry = await self._store.get(MANAGER_KEY)
+        except PenstockError as error:
+            self._fail(decisions, error)
+            return
+        if entry is None or entry.create_revision != self._manager_created:
+            self._on_deposed()
+        elif len(decisions) > 1:
+            for decision in decisions:
+                self._start((decision,))
+            return
+        for decision in decisions:
+            self._on_end(decision, End.REFUSED, 0)
+
+    async def _read_again(self, decisions: Sequence[Decision], error: PenstockError) -> None:
+        log.warning(
+            "outcome of manager decisions unknown",
+            extra={"count": len(decisions), "reason": str(error)},
+        )
+        for at, decision in enumerate(decisions):
+            try:
+                entry = await self._store.get(partition_key(decision.key))
+            except PenstockError as again:
+                self._fail(decisions[at:], again)
+                return
+            version = 0 if entry is None else entry.version
+            self._on_end(decision, End.FAILED, version if version > decision.version else 0)
+
+    def _fail(self, decisions: Sequence[Decision], error: PenstockError) -> None:
+        if not self._is_troubled:  # logged once, not for each of perhaps thousands of decisions
+            self._is_troubled = True
+            log.warning("manager decisions failed", extra={"reason": str(error)})
+        for decision in decisions:
+            self._on_end(decision, End.FAILED, 0)
+
+
+def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
+    """Group decisions by transaction size, with no contradictions within a group."""
+    some: list[Decision] = []
+    created: dict[int, int] = {}
+    for decision in decisions:
+        wanted = {} if decision.change is None else decision.change.incarnations
+        comparisons = 2 * (len(some) + 1) + len({*created, *wanted}) + 1
+        if (
+            len(some) == DECISIONS_PER_TXN_MAX
+            or comparisons > CHANGES_PER_TXN_MAX
+            or any(created.get(node, made) != made for node, made in wanted.items())
+        ):
+            yield some
+            some, created = [], {}
+        some.append(decision)
+        created.update(wanted)
+    if some:
+        yield some

@@ -1,0 +1,235 @@
+"""Requests of operators: drain a node, move a partition, elect preferred leaders, and, for one
+named partition at a time, elect a leader that may lack committed records.
+
+The first two are stored, and the manager performs them over time, across restarts. The last two
+change rows as the manager does: a change is written if the row is unchanged since it was read, and
+retried otherwise.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final, TypeVar
+
+from penstock.manager import moving
+from penstock.manager.reassigning import Refused, cancelled, reassignment
+from penstock.manager.state_reader import read_cluster_state, read_nodes
+from penstock.membership.cluster_view import write_row
+from penstock.metadata.cluster_entries import (
+    PARTITIONS_PREFIX,
+    PartitionKey,
+    PlacementRequest,
+    decode_placement,
+    decode_row,
+    drain_key,
+    encode_entry,
+    node_key,
+    partition_key,
+    partition_of,
+    placement_key,
+)
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
+from penstock.model.errors import (
+    Conflict,
+    Damaged,
+    InvalidRequest,
+    NotFound,
+    Throttled,
+    VersionConflict,
+)
+from penstock.replication import election
+from penstock.replication.row import Change, View
+
+T = TypeVar("T")
+
+TRIES_MAX: Final = 8  # attempts of a change that conflicts with others
+CHANGES_AT_ONCE: Final = 32
+
+
+async def drain(store: Store, node: int) -> None:
+    """Request that no replica is on this node. The node may be gone forever: its replicas are then
+    replaced. Raises NotFound if the node is not alive and has no replicas."""
+    state = await read_cluster_state(store)
+    if node not in state.nodes and not any(state.on(node)):
+        raise NotFound(f"There is no node {node}.")
+    await store.put(drain_key(node), b"")
+
+
+async def undrain(store: Store, node: int) -> None:
+    await store.delete(drain_key(node))
+
+
+async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
+    """Request that a partition be on these nodes, led by the first. The request ends when it is
+    done. Raises NotFound, InvalidRequest."""
+    view = await _row(store, key)
+    nodes, _ = await read_nodes(store)
+    if not replicas or len(set(replicas)) != len(replicas):
+        raise InvalidRequest("A partition needs at least one node, and each node at most once.")
+    if len(replicas) < view.row.in_sync_min:
+        raise InvalidRequest(
+            f"{key} needs at least {view.row.in_sync_min} replicas; {len(replicas)} were given."
+        )
+    for node in replicas:
+        if node not in nodes and node not in view.row.replicas:
+            raise InvalidRequest(f"There is no node {node}.")
+    entry = await store.get(placement_key(key))
+    # Without the replicas that a move in progress adds.
+    before = (
+        view.row.replicas
+        if entry is None
+        else reassignment(view.row, _requested(entry, view)).original
+    )
+    request = PlacementRequest(tuple(replicas), before)
+    # The row's version is not compared: most changes of a row do not matter here.
+    await store.put(placement_key(key), encode_entry(request))
+
+
+def _requested(entry: Entry, view: View) -> PlacementRequest:
+    """Return the placement request of a partition; an unreadable one moves nothing."""
+    try:
+        return decode_placement(entry.key, entry.value)
+    except Damaged:
+        return PlacementRequest(view.row.replicas, view.row.replicas)
+
+
+async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
+    """End a move: the partition returns to its original replicas, which are returned. Raises
+    NotFound if it is not moving."""
+
+    async def cancel() -> Sequence[int]:
+        view = await _row(store, key)
+        entry = await store.get(placement_key(key))
+        if entry is None:
+            raise NotFound(f"{key} is not moving.")
+        request = _requested(entry, view)
+        original = reassignment(view.row, request).original
+        change = cancelled(view, request)
+        puts, deletes = [], [placement_key(key)]
+        if change is not None:
+            puts = [(partition_key(key), encode_entry(change.row))]
+        elif (
+            view.row.replicas != original
+        ):  # not possible yet: the manager moves the partition back
+            puts, deletes = [(placement_key(key), encode_entry(PlacementRequest(original)))], []
+        compare = [(partition_key(key), view.version), (placement_key(key), entry.version)]
+        await store.txn(compare=compare, puts=puts, deletes=deletes)
+        return original
+
+    return await _retried(key, cancel)
+
+
+async def create(
+    store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
+) -> None:
+    """Create partitions on given nodes, before their topic is created or grown: the manager then
+    creates only missing partitions. A partition that exists already, because an earlier request
+    failed half-way, is accepted if it is on these nodes. Raises InvalidRequest for a node that is
+    not alive, and Conflict."""
+    nodes, incarnations = await read_nodes(store)
+    for node in sorted({node for replicas in places.values() for node in replicas}):
+        if node not in nodes:
+            raise InvalidRequest(
+                f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
+            )
+    keys = {PartitionKey(topic_id, index): tuple(places[index]) for index in sorted(places)}
+    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    for entry in entries:
+        key, there = partition_of(entry.key), decode_row(entry.key, entry.value).replicas
+        if keys.pop(key, there) != there:
+            raise Conflict(f"Partition {key.index} exists already, on nodes {list(there)}.")
+    changes = [
+        (key, election.create(replicas, incarnations, in_sync_min=in_sync_min))
+        for key, replicas in keys.items()
+    ]
+    widest = max(map(len, places.values()), default=1)
+    count = CHANGES_PER_TXN_MAX // (1 + widest)  # each change compares its row and all of its nodes
+    for start in range(0, len(changes), count):
+        some = changes[start : start + count]
+        counted_on = dict(pair for _, change in some for pair in change.incarnations.items())
+        await store.txn(
+            compare=[(partition_key(key), change.version) for key, change in some],
+            compare_created=[(node_key(node), made) for node, made in counted_on.items()],
+            puts=[(partition_key(key), encode_entry(change.row)) for key, change in some],
+        )
+
+
+async def discard(store: Store, topic_id: str) -> None:
+    """Remove the rows that ``create`` made for a topic that was not created."""
+    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    for entry in entries:
+        with contextlib.suppress(VersionConflict):
+            await store.txn(compare=((entry.key, entry.version),), deletes=(entry.key,))
+
+
+async def elect(
+    store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
+) -> Refused | None:
+    """Elect the leader that ``choose`` returns for the newest row; None: done. Raises NotFound."""
+
+    async def swap() -> Refused | None:
+        chosen = choose(await _row(store, key))
+        if isinstance(chosen, Refused):
+            return chosen
+        await write_row(store, key, chosen)
+        return None
+
+    return await _retried(key, swap)
+
+
+async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
+    """Make a node the leader; records it lacks are lost. Raises NotFound, InvalidRequest."""
+
+    async def swap() -> None:
+        view = await _row(store, key)
+        nodes, incarnations = await read_nodes(store)
+        if node not in view.row.replicas:
+            raise InvalidRequest(f"Node {node} has no replica of {key}.")
+        if node not in nodes:
+            raise InvalidRequest(f"Node {node} is not alive.")
+        change = election.elect_uncleanly(view, node, incarnations)
+        assert change is not None, "a live replica can always be elected"
+        await write_row(store, key, change)
+
+    await _retried(key, swap)
+
+
+async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
+    """Elect the first replica wherever it can lead, of all partitions or of these. Returns the
+    number of leaders changed."""
+    state = await read_cluster_state(store)
+    chosen = [
+        decision
+        for decision in moving.preferred(state, count_max=len(state.rows))
+        if keys is None or decision.key in keys
+    ]
+    room = asyncio.Semaphore(CHANGES_AT_ONCE)
+
+    async def carry_out(key: PartitionKey, change: Change) -> bool:
+        async with room:
+            try:
+                await write_row(store, key, change)
+            except VersionConflict:
+                return False  # a newer change was written first
+            return True
+
+    changed = await asyncio.gather(
+        *(carry_out(one.key, one.change) for one in chosen if one.change is not None)
+    )
+    return sum(changed)
+
+
+async def _row(store: Store, key: PartitionKey) -> View:
+    entry = await store.get(partition_key(key))
+    if entry is None:
+        raise NotFound(f"There is no partition {key}.")
+    return View(entry.version, entry.version, decode_row(entry.key, entry.value))
+
+
+async def _retried(key: PartitionKey, step: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(TRIES_MAX):
+        try:
+            return await step()
+        except VersionConflict:
+            continue
+    raise Throttled(f"{key} is being changed by another request; retry.")

@@ -1,0 +1,191 @@
+"""The cluster as known to one node: live nodes and partition rows.
+
+Held in memory and updated by two watches, so it may be out of date. A change based on it is
+compared by the store (``propose``), which refuses it if the row has changed since. The revision of
+a view never decreases (R4): an older row never replaces a newer one.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from penstock.metadata.cluster_entries import (
+    NODES_PREFIX,
+    PARTITIONS_PREFIX,
+    NodeEntry,
+    PartitionKey,
+    decode_node,
+    decode_row,
+    encode_entry,
+    node_key,
+    node_of,
+    partition_key,
+    partition_of,
+)
+from penstock.metadata.prefix_watch import PrefixWatch
+from penstock.metadata.store import Change as StoreChange
+from penstock.metadata.store import ChangeKind, Store
+from penstock.model.errors import Damaged
+from penstock.replication.row import Change, View
+
+log_ = logging.getLogger(__name__)
+
+OnNodes = Callable[[], None]
+OnRow = Callable[[PartitionKey, View | None], None]
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Skip an entry that cannot be read, so that the others are still used."""
+    try:
+        yield
+    except Damaged as error:
+        log_.error("cluster entry unreadable", extra={"reason": str(error)})
+
+
+class _Nodes(PrefixWatch):
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, NODES_PREFIX)
+        self.entries: dict[int, NodeEntry] = {}
+        self.incarnations: dict[int, int] = {}
+        self.listeners: list[OnNodes] = []
+
+    async def _fill(self) -> None:
+        entries, self.revision = await self._store.list(NODES_PREFIX)
+        self.entries.clear()
+        self.incarnations.clear()
+        for one in entries:
+            with _reported():
+                self.entries[node_of(one.key)] = decode_node(one.key, one.value)
+                self.incarnations[node_of(one.key)] = one.create_revision
+        self._notify()
+
+    def _take(self, changes: Sequence[StoreChange]) -> None:
+        for change in changes:
+            with _reported():
+                node = node_of(change.key)
+                if change.kind is ChangeKind.DELETE:
+                    self.entries.pop(node, None)
+                    self.incarnations.pop(node, None)
+                else:
+                    self.entries[node] = decode_node(change.key, change.value)
+                    # A new key, or one that keeps its create revision.
+                    self.incarnations.setdefault(node, change.version)
+        self.revision = max(self.revision, changes[-1].version)
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in tuple(self.listeners):
+            listener()
+
+
+class _Rows(PrefixWatch):
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, PARTITIONS_PREFIX)
+        self.views: dict[PartitionKey, View] = {}
+        self.of_topic: dict[str, dict[int, View]] = {}
+        self.listeners: list[OnRow] = []
+
+    async def _fill(self) -> None:
+        await self.refresh()
+
+    async def refresh(self) -> int:
+        entries, revision = await self._store.list(PARTITIONS_PREFIX)
+        found = set()
+        for entry in entries:
+            with _reported():
+                key = partition_of(entry.key)
+                found.add(key)
+                self.see(key, View(revision, entry.version, decode_row(entry.key, entry.value)))
+        for key in [key for key in self.views if key not in found]:
+            self._forget(key, revision)
+        self.revision = max(self.revision, revision)
+        return revision
+
+    def _take(self, changes: Sequence[StoreChange]) -> None:
+        for change in changes:
+            with _reported():
+                key = partition_of(change.key)
+                if change.kind is ChangeKind.DELETE:
+                    self._forget(key, change.version)
+                else:
+                    row = decode_row(change.key, change.value)
+                    self.see(key, View(change.version, change.version, row))
+        self.revision = max(self.revision, changes[-1].version)
+
+    def see(self, key: PartitionKey, view: View) -> None:
+        before = self.views.get(key)
+        if before is not None and view.revision <= before.revision:
+            return
+        self.views[key] = view
+        self.of_topic.setdefault(key.topic_id, {})[key.index] = view
+        for listener in tuple(self.listeners):
+            listener(key, view)
+
+    def _forget(self, key: PartitionKey, revision: int) -> None:
+        """Remove a row that is deleted at this revision, unless a newer view is known."""
+        view = self.views.get(key)
+        if view is None or view.revision >= revision:
+            return
+        del self.views[key]
+        of_topic = self.of_topic[key.topic_id]
+        del of_topic[key.index]
+        if not of_topic:
+            del self.of_topic[key.topic_id]
+        for listener in tuple(self.listeners):
+            listener(key, None)
+
+
+class ClusterView:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._nodes = _Nodes(store)
+        self._rows = _Rows(store)
+        self.nodes = self._nodes.entries
+        self.incarnations = self._nodes.incarnations
+        self.rows = self._rows.views
+        self.refresh_rows = self._rows.refresh  # reads all rows, returns the revision of the read
+        self.on_nodes = self._nodes.listeners.append
+        # Listeners get each newer view of a row, None if the row was deleted.
+        self.on_row = self._rows.listeners.append
+
+    async def start(self) -> None:
+        """Load everything into memory. Add listeners before."""
+        await self._nodes.start()
+        await self._rows.start()
+
+    async def stop(self) -> None:
+        await self._rows.stop()
+        await self._nodes.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        return self._rows.trouble or self._nodes.trouble
+
+    @property
+    def revision(self) -> int:
+        """The newest known revision of the store."""
+        return max(self._nodes.revision, self._rows.revision)
+
+    @property
+    def resync_count(self) -> int:
+        return self._nodes.resync_count + self._rows.resync_count
+
+    def of_topic(self, topic_id: str) -> Mapping[int, View]:
+        return self._rows.of_topic.get(topic_id, {})
+
+    async def propose(self, key: PartitionKey, change: Change) -> None:
+        """Write a change to the store. Raises VersionConflict if anything that it compares has
+        changed, and OutcomeUnknown if the outcome is unknown: a later view shows it (R1, R2)."""
+        version = await write_row(self._store, key, change)
+        self._rows.see(key, View(version, version, change.row))
+
+
+async def write_row(store: Store, key: PartitionKey, change: Change) -> int:
+    """Write a change of a row, if neither the row nor a node it relies on has changed. Returns the
+    new version. Raises VersionConflict."""
+    return await store.txn(
+        compare=((partition_key(key), change.version),),
+        compare_created=[(node_key(node), made) for node, made in change.incarnations.items()],
+        puts=((partition_key(key), encode_entry(change.row)),),
+    )

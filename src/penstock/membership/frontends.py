@@ -1,0 +1,142 @@
+"""The number of live frontends, for limits and quotas that they divide among themselves.
+
+Each frontend rewrites its entry every BEAT_SECONDS, and watches the entries of all. The silence of
+another frontend is counted in own beats that the watch has reported. So no clocks are compared, and
+while the metadata is not reachable no frontend counts as silent: an outage does not double a limit.
+
+An id is random and new with every start. The entry of a killed frontend stops counting after some
+beats and is removed later. The ``frontend`` package knows what is divided, and how.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from penstock.metadata.cluster_entries import FRONTEND_NAME_CHARS_MAX, FRONTENDS_PREFIX
+from penstock.metadata.prefix_watch import PrefixWatch
+from penstock.metadata.store import Change, ChangeKind, Store
+from penstock.model.errors import PenstockError, VersionConflict
+
+BEAT_SECONDS: Final = 2.0
+SILENT_BEATS_MAX: Final = 4  # after this silence a frontend no longer counts
+FORGOTTEN_BEATS: Final = 60  # after this its entry is removed, by the first frontend that notices
+
+log_ = logging.getLogger(__name__)
+
+
+class _Heard(NamedTuple):
+    turn: int
+    version: int
+
+
+class LiveFrontends(PrefixWatch):
+    def __init__(self, store: Store, *, node: str, entropy: Callable[[int], bytes]) -> None:
+        super().__init__(store, FRONTENDS_PREFIX)
+        self._key = FRONTENDS_PREFIX + entropy(16).hex()
+        self._value = node[:FRONTEND_NAME_CHARS_MAX].encode()
+        self._version = 0  # of this frontend's entry
+        self._turn = 0  # number of own beats that the watch has reported
+        self._others: dict[str, _Heard] = {}  # by key
+        self._task: asyncio.Task[None] | None = None
+        self._beat_trouble: str | None = None
+        self.count = 1  # of live frontends, including this one
+        self._listeners: list[Callable[[int], None]] = []
+
+    def on_change(self, listener: Callable[[int], None]) -> None:
+        """Call ``listener`` with each new count."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Start to beat. The count is known when this returns, before any request is served. Raises
+        the errors of the store."""
+        await super().start()
+        await self._try_to_beat()
+        self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
+
+    async def stop(self) -> None:
+        """Stop and remove the entry, so that the others need not wait for the silence."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        await super().stop()
+        if self._version:
+            with suppress(PenstockError):
+                await self._store.delete(self._key, if_version=self._version)
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────
+
+    async def _fill(self) -> None:
+        entries, revision = await self._store.list(FRONTENDS_PREFIX)
+        before, self._others = self._others, {}
+        for entry in entries:
+            if entry.key == self._key:
+                continue
+            known = before.get(entry.key)
+            if known is None or known.version != entry.version:  # unchanged: not a sign of life
+                known = _Heard(self._turn, entry.version)
+            self._others[entry.key] = known
+        self.revision = revision
+        self._recount()
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            is_put = change.kind is ChangeKind.PUT
+            if change.key == self._key:
+                self._turn += is_put
+                # A beat's reply may arrive before the watch reports an older beat.
+                self._version = max(change.version, self._version) if is_put else 0
+            elif is_put:
+                self._others[change.key] = _Heard(self._turn, change.version)
+            else:
+                self._others.pop(change.key, None)
+        self.revision = changes[-1].version
+        self._recount()
+
+    def _recount(self) -> None:
+        since = self._turn - SILENT_BEATS_MAX
+        count = 1 + sum(heard.turn > since for heard in self._others.values())
+        if count == self.count:
+            return
+        self.count = count
+        log_.info("number of frontends changed", extra={"alive": count})
+        for listener in self._listeners:
+            listener(count)
+
+    # ── Beating ──────────────────────────────────────────────────────────────────────────────
+
+    async def _beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await self._try_to_beat()
+
+    async def _try_to_beat(self) -> None:
+        try:
+            await self.beat()
+        except PenstockError as error:
+            if self._beat_trouble is None:
+                log_.warning("frontend heartbeat failed", extra={"reason": str(error)})
+            self._beat_trouble = str(error)
+        else:
+            self._beat_trouble = None
+
+    async def beat(self) -> None:
+        """Rewrite the own entry once. Raises the errors of the store."""
+        try:
+            version = await self._store.put(self._key, self._value, if_version=self._version)
+        except VersionConflict:  # the last reply was lost, or the entry was removed
+            entry = await self._store.get(self._key)
+            version = await self._store.put(
+                self._key, self._value, if_version=entry.version if entry else 0
+            )
+        self._version = max(version, self._version)
+        await self._forget()
+
+    async def _forget(self) -> None:
+        before = self._turn - FORGOTTEN_BEATS
+        for key, heard in tuple(self._others.items()):
+            if heard.turn <= before:
+                with suppress(VersionConflict):  # removed by another, or alive again
+                    await self._store.delete(key, if_version=heard.version)

@@ -1,0 +1,284 @@
+"""Connections to an etcd cluster: one at a time, to any member that replies.
+
+A member is usable when it has replied to a read, for which it needs a leader, and the leader a
+majority; an open connection proves little, because the kernel accepts connections for a stopped
+process. A caller that finds a member unusable reports it (``failed``); then another member is
+tried, those that failed longest ago first. All callers wait for the same connection attempt.
+
+Calls, watches and keep-alives each use separate ``Links``, and so separate connections: a burst of
+watched changes must not delay the keep-alive that keeps the node in the cluster.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+from penstock.metadata.etcd.etcd_grpc import ChannelConnectivity, aio, ssl_channel_credentials
+from penstock.metadata.etcd.faults import Fault, fault_of
+from penstock.metadata.etcd.wire import encode_range
+from penstock.metadata.store import StoreUnreachable, StoreUnusable
+from penstock.model.errors import PenstockError
+
+MIB: Final = 1_048_576
+# etcd sends a reply in one piece. A page of a list, or a reply of a watch, fits several times.
+ANSWER_BYTES_MAX: Final = 64 * MIB
+REQUEST_BYTES_MAX: Final = 2 * MIB  # etcd accepts 1.5
+ENDPOINTS_MAX: Final = 16
+PAUSE_SECONDS_MIN: Final = 0.05  # after all members failed
+PAUSE_SECONDS_MAX: Final = 1.0
+# A member without a leader refuses such calls at once, instead of replying when it has one.
+WITH_LEADER: Final = (("hasleader", "true"),)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    endpoints: tuple[str, ...]  # host:port of some or all members
+    namespace: str = "/penstock/main"  # prefix of all keys; namespaces must not be nested
+    ca_path: Path | None = None  # if set, connections are encrypted and members authenticated
+    cert_path: Path | None = None  # certificate of this node, for members that authenticate clients
+    key_path: Path | None = None
+    # For any call. A request to a leader that dies gets no reply, so this is also the time until
+    # its caller learns that the outcome is unknown.
+    call_ms: int = 3_000
+    connect_ms: int = 1_000  # for a member to reply to the first read
+    keep_alive_ms: int = 2_000  # for one keep-alive, on any member
+    hedge_ms: int = 400  # after this a keep-alive is sent to the next member as well
+    pulse_ms: int = 1_000  # after this silence a watch requests a sign of life
+    pulse_answer_ms: int = 2_000  # without a reply for this time, the member counts as lost
+
+
+# In quotes: at run time the library's classes are not generic.
+StreamMethod: TypeAlias = "aio.StreamStreamMultiCallable[bytes, bytes]"
+
+
+class Method(StrEnum):
+    RANGE = "/etcdserverpb.KV/Range"
+    TXN = "/etcdserverpb.KV/Txn"
+    GRANT = "/etcdserverpb.Lease/LeaseGrant"
+    REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
+
+
+class Failed(Exception):
+    """A call without a reply."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault.error))
+        self.fault = fault
+
+
+class Link:
+    """A connection to one member."""
+
+    def __init__(self, endpoint: str, channel: aio.Channel) -> None:
+        self.endpoint = endpoint
+        self.channel = channel
+        self.watch: StreamMethod = channel.stream_stream("/etcdserverpb.Watch/Watch")
+        self._keep_alive: StreamMethod = channel.stream_stream("/etcdserverpb.Lease/LeaseKeepAlive")
+        self._methods: dict[Method, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {
+            method: channel.unary_unary(method.value) for method in Method
+        }
+
+    async def ask(self, method: Method, request: bytes, *, seconds: float) -> bytes:
+        """Make one call. Raises Failed."""
+        async with self.failing():
+            return await self._methods[method](request, timeout=seconds, metadata=WITH_LEADER)
+
+    async def keep_alive(self, request: bytes, *, seconds: float) -> bytes:
+        """Send one keep-alive on a new stream. Keep-alives are rare, so there is no need to
+        preserve streams across connections. Raises Failed."""
+        async with self.failing():
+            stream = self._keep_alive(timeout=seconds, metadata=WITH_LEADER)
+            try:
+                await stream.write(request)
+                answer = await stream.read()
+                if answer is aio.EOF:
+                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} hung up")))
+                return cast(bytes, answer)
+            finally:
+                stream.cancel()
+
+    @asynccontextmanager
+    async def failing(self) -> AsyncIterator[None]:
+        """Convert errors of the library to Failed."""
+        try:
+            yield
+        except aio.AioRpcError as error:
+            raise Failed(fault_of(error, self.endpoint)) from error
+        except (aio.UsageError, asyncio.InvalidStateError) as error:
+            # The channel was already closed, or the stream being written to has ended.
+            text = f"etcd at {self.endpoint}: connection closed"
+            raise Failed(Fault(StoreUnreachable(text))) from error
+        except asyncio.CancelledError as error:
+            # The library also raises this error if the channel is closed during a call.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            text = f"etcd at {self.endpoint}: connection closed during a call"
+            raise Failed(Fault(StoreUnreachable(text), is_unknown=True)) from error
+
+    @property
+    def is_connected(self) -> bool:
+        return self.channel.get_state() is ChannelConnectivity.READY
+
+
+def open_link(endpoint: str, config: EtcdConfig) -> Link:
+    """Return a link; nothing is sent before the first call. Raises StoreUnusable."""
+    options: list[tuple[str, Any]] = [
+        ("grpc.use_local_subchannel_pool", 1),  # or all channels to a member share a connection
+        ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+        ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.client_idle_timeout_ms", 2**31 - 1),  # never close idle connections
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", config.connect_ms),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # Detects connections that are cut silently. etcd disconnects clients that ping more often
+        # than every five seconds.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+    ]
+    if config.ca_path is None:
+        return Link(endpoint, aio.insecure_channel(endpoint, options=options))
+    # Read for each connection, because certificates are replaced while a node runs.
+    credentials = ssl_channel_credentials(
+        root_certificates=_file(config.ca_path),
+        private_key=_file(config.key_path),
+        certificate_chain=_file(config.cert_path),
+    )
+    return Link(endpoint, aio.secure_channel(endpoint, credentials, options=options))
+
+
+async def abandon(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks whose results are no longer needed, and ignore their errors."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _file(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class Links:
+    def __init__(self, config: EtcdConfig, *, purpose: str, chance: Callable[[], float]) -> None:
+        self.trouble: str | None = None  # why there is no connection
+        self._config = config
+        self._purpose = purpose
+        self._loop = asyncio.get_running_loop()
+        # Random, so that the nodes of a cluster do not all use the same member.
+        order = sorted(config.endpoints, key=lambda _one: chance())
+        self._failed_at: dict[str, float] = dict.fromkeys(order, 0.0)
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[Link] | None = None
+        self._closing: dict[asyncio.Task[None], Link] = {}
+        self._is_closed = False
+        # A key that never exists, within the namespace: this node may have no access outside it.
+        self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
+
+    async def ready(self, until: float) -> Link:
+        """Return a connection to a member that replies. Raises Unreachable if there is none at time
+        ``until`` of the loop's clock: then nothing was sent."""
+        link = self._link
+        if link is not None and link.is_connected:
+            return link
+        if self._is_closed:
+            raise StoreUnusable("The metadata store is closed.")
+        if link is not None:
+            self.failed(link, StoreUnreachable(f"etcd at {link.endpoint}: the connection was lost"))
+        connecting = self._connecting
+        if connecting is None:
+            connecting = self._loop.create_task(self._connect(), name=f"etcd {self._purpose}")
+            connecting.add_done_callback(self._connected)
+            self._connecting = connecting
+        await asyncio.wait((connecting,), timeout=max(0.0, until - self._loop.time()))
+        if not connecting.done() or connecting.cancelled():
+            raise StoreUnreachable(self.trouble or "etcd did not reply yet.")
+        return connecting.result()
+
+    def failed(self, link: Link, error: PenstockError) -> None:
+        """Stop using a link. Calls in progress on it may still finish."""
+        if link is not self._link:
+            return
+        self._link = None
+        self._failed_at[link.endpoint] = self._loop.time()
+        self.trouble = str(error)
+        log.warning("etcd member lost", extra={"purpose": self._purpose, "reason": self.trouble})
+        self._retire(link, grace=self._config.call_ms / 1_000)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait((connecting,))
+        link, self._link = self._link, None
+        if link is not None:
+            self._retire(link, grace=None)
+        closing = dict(self._closing)
+        for task, retired in closing.items():
+            task.cancel()  # it may be waiting for calls in progress
+            await asyncio.wait((task,))
+            await retired.channel.close()
+
+    async def _connect(self) -> Link:
+        pause_seconds = PAUSE_SECONDS_MIN
+        while True:
+            for endpoint in sorted(self._failed_at, key=self._failed_at.__getitem__):
+                link = open_link(endpoint, self._config)
+                try:
+                    trouble = await self._look(link)
+                except BaseException:
+                    self._retire(link, grace=None)
+                    raise
+                if trouble is None:
+                    return link
+                self.trouble = trouble
+                self._failed_at[endpoint] = self._loop.time()
+                self._retire(link, grace=None)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+
+    async def _look(self, link: Link) -> str | None:
+        """Return what is wrong with a member, or None. Checked by a linearizable read: for some
+        time after their leader has died, members still forward requests to it, which are lost.
+        Raises StoreUnusable if etcd refuses this node."""
+        seconds = self._config.connect_ms / 1_000
+        try:
+            await link.ask(Method.RANGE, self._probe, seconds=seconds)
+        except Failed as failed:
+            if isinstance(failed.fault.error, StoreUnusable):
+                raise failed.fault.error from failed
+            return str(failed)
+        return None
+
+    def _connected(self, connecting: asyncio.Task[Link]) -> None:
+        if self._connecting is connecting:
+            self._connecting = None
+        if connecting.cancelled() or connecting.exception() is not None:
+            return  # waiting callers get the error
+        link = connecting.result()
+        if self._is_closed:
+            self._retire(link, grace=None)
+            return
+        self._link = link
+        if self.trouble is not None:
+            log.info("etcd member connected", extra={"purpose": self._purpose, "at": link.endpoint})
+        self.trouble = None
+
+    def _retire(self, link: Link, *, grace: float | None) -> None:
+        closing = self._loop.create_task(link.channel.close(grace), name="etcd connection's end")
+        self._closing[closing] = link
+        closing.add_done_callback(self._closing.pop)

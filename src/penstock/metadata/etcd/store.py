@@ -1,0 +1,299 @@
+"""The store of a cluster: an etcd of one or several members, perhaps shared with other users.
+
+All keys are below the namespace of this cluster. Revisions are those of etcd: changes of other
+users increase them too. Reads are linearizable. A call is tried on one member after the other until
+its timeout, but a transaction that was sent is not retried: if its reply is lost, OutcomeUnknown is
+raised. A transaction is sent only to a member that has shown that it has a leader, so that most
+failures have a known outcome.
+
+``links.py`` contains connections, ``watch.py`` watches, ``lease.py`` keep-alives, ``wire.py`` the
+encoding.
+"""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from penstock.metadata.etcd.faults import AnswerTooLarge, HistoryGone
+from penstock.metadata.etcd.lease import KeepAlives
+from penstock.metadata.etcd.links import ENDPOINTS_MAX, EtcdConfig, Failed, Links, Method
+from penstock.metadata.etcd.watch import Event, Watches
+from penstock.metadata.etcd.wire import (
+    Ranged,
+    Stored,
+    TxnDone,
+    decode_grant,
+    decode_range,
+    decode_txn,
+    encode_grant,
+    encode_lease,
+    encode_range,
+    encode_txn,
+)
+from penstock.metadata.store import (
+    Change,
+    ChangeKind,
+    Entry,
+    LeaseGone,
+    Store,
+    StoreOutcomeUnknown,
+    StoreUnusable,
+    check_changes,
+    check_ttl,
+    conflict,
+    prefix_range,
+)
+from penstock.model.errors import InvalidRequest, Throttled, VersionConflict
+from penstock.telemetry.metrics import Histogram
+
+CALLS_MAX: Final = 10_000  # in progress at once; more would only time out in etcd's queue
+# Entries per page. The first page is small enough for the largest values; later ones are sized by
+# the page before, so that a catalog of small entries does not take a thousand calls.
+PAGE_ENTRIES_MIN: Final = 64
+PAGE_ENTRIES_MAX: Final = 4_096
+PAGE_BYTES: Final = 4 * 1_048_576
+LISTS_MAX: Final = 5  # attempts at a list whose revision keeps being compacted
+ATTEMPTS: Final = 2  # per timeout of a read: half of it for the first member to reply
+
+_NAMESPACE = re.compile(r"(/[A-Za-z0-9._-]{1,64}){1,4}\Z")
+_ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}\Z")
+
+
+class EtcdStore(Store):
+    """Call ``open``."""
+
+    def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._calls = Links(config, purpose="calls", chance=chance)
+        self._watches = Watches(config, chance=chance)
+        self._keep_alives = KeepAlives(config, chance=chance)
+        self._call_count = 0
+        # Durations of all calls, including failed ones, for metrics.
+        self.durations = {method: Histogram() for method in Method}
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls, config: EtcdConfig, *, chance: Callable[[], float] = random.random
+    ) -> "EtcdStore":
+        """Connect. Raises StoreUnusable, or Unreachable if no member replied in time."""
+        _check_config(config)
+        store = cls(config, chance=chance)
+        try:
+            await store._calls.ready(store._loop.time() + config.call_ms / 1_000)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def trouble(self) -> str | None:
+        """Why etcd is not reachable, or None."""
+        return self._calls.trouble or self._watches.trouble
+
+    @property
+    def staleness_ms(self) -> int:
+        """The longest time for which the watches may have missed changes."""
+        return self._watches.staleness_ms
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, key: str) -> Entry | None:
+        ranged = decode_range(await self._call(Method.RANGE, encode_range(self._key(key))))
+        return self._entry(ranged.entries[0]) if ranged.entries else None
+
+    async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
+        start, end = self._range(prefix)
+        for _ in range(LISTS_MAX):
+            try:
+                found, revision = await self._list(start, end)
+            except HistoryGone:
+                continue
+            if revision < min_revision:
+                raise StoreUnusable(
+                    f"etcd is at revision {revision}, but {min_revision} was seen before: etcd was"
+                    " restored from an older state"
+                )
+            return [self._entry(one) for one in found], revision
+        raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
+
+    async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[Stored], int]:
+        """Read page by page, all at the revision of the first. Raises HistoryGone."""
+        found: list[Stored] = []
+        revision, limit = 0, PAGE_ENTRIES_MIN
+        while True:
+            page = await self._page(start, end, limit=limit, revision=revision)
+            revision = revision or page.revision
+            found += page.entries
+            if not page.is_more:
+                return found, revision
+            start = page.entries[-1].key + b"\x00"
+            size = sum(len(one.key) + len(one.value) for one in page.entries)
+            fitting = PAGE_BYTES * len(page.entries) // max(1, size)
+            limit = max(PAGE_ENTRIES_MIN, min(fitting, PAGE_ENTRIES_MAX, 4 * limit))
+
+    async def _page(self, start: bytes, end: bytes, *, limit: int, revision: int) -> Ranged:
+        request = encode_range(start, end, limit=limit, revision=revision)
+        try:
+            return decode_range(await self._call(Method.RANGE, request))
+        except AnswerTooLarge:
+            # The next values are larger than expected. The smallest page always fits.
+            if limit == PAGE_ENTRIES_MIN:
+                raise
+            request = encode_range(start, end, limit=PAGE_ENTRIES_MIN, revision=revision)
+            return decode_range(await self._call(Method.RANGE, request))
+
+    async def watch(
+        self, prefix: str, *, from_revision: int
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        start, end = self._range(prefix)
+        following = self._watches.follow(start, end, from_revision=from_revision)
+        async with aclosing(following):
+            async for events in following:
+                yield [self._change(event) for event in events]
+
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────
+
+    async def txn(
+        self,
+        *,
+        compare: Sequence[tuple[str, int]] = (),
+        compare_created: Sequence[tuple[str, int]] = (),
+        puts: Sequence[tuple[str, bytes]] = (),
+        deletes: Sequence[str] = (),
+        lease: int = 0,
+    ) -> int:
+        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
+        request = encode_txn(
+            compare=[(self._key(key), version) for key, version in compare],
+            compare_created=[(self._key(key), created) for key, created in compare_created],
+            puts=[(self._key(key), value) for key, value in puts],
+            deletes=[self._key(key) for key in deletes],
+            lease=lease,
+        )
+        try:
+            done = decode_txn(await self._call(Method.TXN, request, is_repeatable=False))
+        except LeaseGone:
+            raise LeaseGone(lease) from None
+        if not done.is_done:
+            raise _conflict_of(done, compare, compare_created)
+        return done.revision
+
+    async def grant(self, ttl_ms: int) -> int:
+        check_ttl(ttl_ms)
+        # Retried if the reply is lost: an unknown lease ends by itself.
+        seconds = -(-ttl_ms // 1_000)
+        lease = decode_grant(await self._call(Method.GRANT, encode_grant(seconds)))
+        if lease == 0:
+            raise StoreUnusable("etcd granted a lease without an id.")
+        return lease
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self._keep_alives.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self._call(Method.REVOKE, encode_lease(lease))
+        except LeaseGone:
+            pass
+
+    async def close(self) -> None:
+        """Close all connections; calls in progress fail."""
+        self._is_closed = True
+        await self._watches.close()
+        await self._keep_alives.close()
+        await self._calls.close()
+
+    # ── Calls ────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
+        """Make a call, a repeatable one on one member after the other until the timeout. Raises
+        OutcomeUnknown if a call that is not repeatable was sent and its reply is lost."""
+        if self._is_closed:
+            raise StoreUnusable("The metadata store is closed.")
+        if self._call_count == CALLS_MAX:
+            raise Throttled(f"Too many metadata calls: {CALLS_MAX} are waiting; retry.")
+        self._call_count += 1
+        began = self._loop.time()
+        until = began + self._config.call_ms / 1_000
+        try:
+            while True:
+                link = await self._calls.ready(until)
+                seconds = max(0.0, until - self._loop.time())
+                if is_repeatable:
+                    seconds = min(seconds, self._config.call_ms / ATTEMPTS / 1_000)
+                try:
+                    return await link.ask(method, request, seconds=seconds)
+                except Failed as failed:
+                    fault = failed.fault
+                    if fault.is_final:
+                        raise fault.error from failed
+                    self._calls.failed(link, fault.error)
+                    if fault.is_unknown and not is_repeatable:
+                        raise StoreOutcomeUnknown(str(fault.error)) from failed
+                    if self._loop.time() >= until:
+                        raise fault.error from failed
+        finally:
+            self._call_count -= 1
+            self.durations[method].observe(self._loop.time() - began)
+
+    # ── Names ────────────────────────────────────────────────────────────────────────────────
+
+    def _key(self, key: str) -> bytes:
+        if not key.startswith("/"):
+            raise InvalidRequest("A metadata key must begin with a slash.")
+        return (self._config.namespace + key).encode()
+
+    def _range(self, prefix: str) -> tuple[bytes, bytes]:
+        # With a slash: the namespace alone may be the beginning of another one.
+        return prefix_range(self._config.namespace + (prefix or "/"))
+
+    def _entry(self, stored: Stored) -> Entry:
+        return Entry(self._name(stored.key), stored.value, stored.version, stored.create_revision)
+
+    def _change(self, event: Event) -> Change:
+        is_put, stored = event
+        kind = ChangeKind.PUT if is_put else ChangeKind.DELETE
+        return Change(kind, self._name(stored.key), stored.value, stored.version)
+
+    def _name(self, key: bytes) -> str:
+        try:
+            return key.decode()[len(self._config.namespace) :]
+        except UnicodeDecodeError as error:
+            raise StoreUnusable(f"etcd has a key that is not UTF-8: {key!r}") from error
+
+
+def _conflict_of(
+    done: TxnDone,
+    compare: Sequence[tuple[str, int]],
+    compare_created: Sequence[tuple[str, int]],
+) -> VersionConflict:
+    """Return the first comparison that failed, by the state of the keys at that moment."""
+    found = iter(done.found)
+    for key, version in compare:
+        actual = next((one.version for one in next(found, ())), 0)
+        if actual != version:
+            return conflict(key, actual=actual, expected=version)
+    for key, created in compare_created:
+        actual = next((one.create_revision for one in next(found, ())), 0)
+        if actual != created:
+            return conflict(key, actual=actual, expected=created, what="of create revision")
+    raise StoreUnusable("etcd rejected a transaction although all comparisons are true.")
+
+
+def _check_config(config: EtcdConfig) -> None:
+    if not 0 < len(set(config.endpoints)) <= ENDPOINTS_MAX:
+        raise StoreUnusable(f"1 to {ENDPOINTS_MAX} etcd endpoints are required.")
+    for endpoint in config.endpoints:
+        if _ENDPOINT.match(endpoint) is None:
+            raise StoreUnusable(f"{endpoint}: an etcd endpoint must be HOST:PORT.")
+    if _NAMESPACE.match(config.namespace) is None:
+        raise StoreUnusable(f"{config.namespace}: a namespace is 1 to 4 names like /a/b.")
+    if (config.cert_path is None) != (config.key_path is None):
+        raise StoreUnusable("An etcd client certificate and its key must be set together.")
+    if config.cert_path is not None and config.ca_path is None:
+        raise StoreUnusable("An etcd client certificate needs the CA file of etcd.")

@@ -1,0 +1,131 @@
+"""Kafka's access rules in the metadata store, one entry each.
+
+    /acls/{account}/{SHA-256 of the value}    the rule as JSON
+
+An entry is written once and never changed, and its key follows from its value: adding a rule that
+exists changes nothing, and changes of different rules never conflict. Every node has all rules in
+memory, indexed per tenant (``model/acls.py``); a watch updates them.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.store import Store
+from penstock.model.acls import Acl, AclIndex
+from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
+from penstock.model.limits import ACL_TEXT_CHARS_MAX, ACLS_MAX, ACLS_PER_TENANT_MAX
+from penstock.model.names import is_account
+from penstock.wire.internal.faults import OutcomeUnknown
+
+ACLS_PREFIX: Final = "/acls/"
+RULES_PER_TXN_MAX: Final = 32  # at most 20 KB each: well below the size limit of a transaction
+
+_decode = msgspec.json.Decoder(Acl).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def acl_key(account: str, rule: Acl) -> str:
+    return f"{ACLS_PREFIX}{account}/{hashlib.sha256(_encode(rule)).hexdigest()}"
+
+
+def account_of(key: str) -> str:
+    """Return the account whose rule is stored under a key. Raises InvalidRequest."""
+    account = key.removeprefix(ACLS_PREFIX).partition("/")[0]
+    if not is_account(account):
+        raise InvalidRequest(f"{key} is not the key of an access rule.")
+    return account
+
+
+def decode_acl(value: bytes) -> Acl:
+    """Raises ValueError for a value that a node never writes."""
+    rule = _decode(value)
+    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > ACL_TEXT_CHARS_MAX:
+        raise ValueError(f"texts of an access rule have at most {ACL_TEXT_CHARS_MAX} characters")
+    return rule
+
+
+class AclRules(Cache[Acl]):
+    def __init__(self, store: Store, *, on_rules_change: Callable[[], None]) -> None:
+        """``on_rules_change`` is called after each change of a rule, made by any node."""
+        super().__init__(store, ACLS_PREFIX, decode=decode_acl, on_change=self._on_rule_change)
+        self._on_rules_change = on_rules_change
+        self._indexes: dict[str, AclIndex] = {}  # by account; none of them is empty
+
+    def of(self, account: str) -> AclIndex | None:
+        """Return the rules of a tenant; None if it has none."""
+        return self._indexes.get(account)
+
+    async def add(self, account: str, rules: Collection[Acl]) -> None:
+        """Add rules. Those that exist stay as they are. Raises QuotaExceeded if not all of them
+        fit, and adds none then; Throttled if changes of other nodes keep conflicting."""
+        known = self.of(account) or ()
+        unique = list(dict.fromkeys(rules))
+        self._check_room(account, sum(rule not in known for rule in unique))
+        for some in _portions(unique):
+            await self._write_all(account, some, is_put=True)
+
+    async def remove(self, account: str, rules: Collection[Acl]) -> None:
+        """Remove rules. Those that do not exist are ignored. Raises Throttled if changes of other
+        nodes keep conflicting."""
+        for some in _portions(list(rules)):
+            await self._write_all(account, some, is_put=False)
+
+    async def remove_all(self, account: str) -> None:
+        await self.remove(account, list(self.of(account) or ()))
+
+    def _check_room(self, account: str, added: int) -> None:
+        """Counts rules in memory, not in the store: nodes that add at once may exceed a bound."""
+        used = len(self.of(account) or ())
+        if added and used + added > ACLS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"This tenant has {used:,} of {ACLS_PER_TENANT_MAX:,} access rules; {added:,}"
+                " more exceed the limit. Delete some."
+            )
+        if added and len(self) + added > ACLS_MAX:
+            raise QuotaExceeded(
+                f"All tenants together have {len(self):,} of {ACLS_MAX:,} access rules;"
+                f" {added:,} more exceed the limit. Delete some."
+            )
+
+    async def _write_all(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
+        """Put or delete entries in one transaction. The transaction compares the versions of all
+        entries, also of those that need no change, because memory may lag behind the store. To
+        repeat a put or delete changes nothing, so after a conflict or an unknown outcome the
+        entries are read, and the transaction is tried again."""
+        entries = {acl_key(account, rule): rule for rule in rules}
+        versions = {key: self.version(key) for key in entries}
+        for _ in range(TRIES_MAX):
+            changed = [key for key, version in versions.items() if is_put is (version == 0)]
+            try:
+                revision = await self._store.txn(
+                    compare=list(versions.items()),
+                    puts=[(key, _encode(entries[key])) for key in changed if is_put],
+                    deletes=() if is_put else changed,
+                )
+            except (VersionConflict, OutcomeUnknown):
+                versions = {key: (await self.refresh(key))[1] for key in entries}
+            else:
+                for key in changed:
+                    self.apply(key, entries[key] if is_put else None, version=revision)
+                return
+        raise Throttled("The access rules are being changed by another request; retry.")
+
+    def _on_rule_change(self, key: str, before: Acl | None, after: Acl | None) -> None:
+        account = account_of(key)
+        index = self._indexes.setdefault(account, AclIndex())
+        if before is not None:
+            index.remove(before)
+        if after is not None:
+            index.add(after)
+        if not index:
+            del self._indexes[account]
+        self._on_rules_change()
+
+
+def _portions(rules: Sequence[Acl]) -> Iterator[Sequence[Acl]]:
+    for start in range(0, len(rules), RULES_PER_TXN_MAX):
+        yield rules[start : start + RULES_PER_TXN_MAX]

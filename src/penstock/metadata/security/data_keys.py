@@ -1,0 +1,443 @@
+"""Data keys, which encrypt the messages of encrypted topics.
+
+Keys in the store:
+
+    /datakeys/{topic_id}/{key id}   the key, wrapped by the key ring, and how much of it is used
+
+A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
+day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
+queue names another KMS key. Messages per key are counted in blocks: before a node uses a key, it
+reserves a block in the store. So the count survives restarts and covers several nodes, and the
+store is written once a day or once per sixteen million messages.
+
+A key is removed when no message encrypted with it can exist: after its last block, the topic's
+retention and a further period, because a message lives on as a dead letter and may be moved back
+and die again. The keys of a deleted topic are kept for that period too.
+
+Reads are served from memory, as for all metadata: a frontend calls ``take`` and ``find`` for each
+message, and waits for the store (``reserve``, ``learn``) only if there is no key yet, or if the key
+was just made by another node.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.security.identities import Resealed
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.errors import Damaged, Overloaded, Throttled, VersionConflict
+from penstock.model.limits import SEGMENT_AGE_MS_MAX
+from penstock.model.ports import Catalog, Clock, KeyRing
+from penstock.model.stream import settings_of
+from penstock.model.topic import Topic
+
+DATA_KEYS_PREFIX: Final = "/datakeys/"
+KEY_BYTES: Final = 32
+KEY_ID_BYTES: Final = 8
+TOPIC_ID_BYTES: Final = 16
+
+DAY_MS: Final = 24 * 3_600_000
+USES_MAX: Final = 2**31  # half of the limit for random nonces of 96 bits
+BLOCK_USES: Final = 2**24  # more than the records of one batch
+RESERVED_MS: Final = DAY_MS  # a block is used within this time or not at all
+KEY_AGE_MS_MAX: Final = DAY_MS - 2 * 3_600_000  # when a block ends, its key is old as well
+# Fourteen days are the longest retention of a queue: once as a dead letter, and once more for
+# messages that were moved back and died again.
+COPIES_MS: Final = 28 * DAY_MS
+# Ten years of daily keys. Above it a topic continues with its present key, up to USES_MAX.
+KEYS_PER_TOPIC_MAX: Final = 4_096
+READY_MAX: Final = 4_096  # keys that are unwrapped in memory
+SWEEP_INTERVAL_MS: Final = 3_600_000
+RENEW_BEFORE_MS: Final = 3_600_000  # time before its end at which a block is replaced
+RETRY_MS: Final = 60_000
+
+log = logging.getLogger(__name__)
+
+
+class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    account: str
+    wrapped: bytes
+    created_at_ms: int
+    reserved: int = 0  # messages, in whole blocks
+    reserved_at_ms: int = 0
+    label: str = ""  # hash of the KMS key that the queue named
+    orphaned_at_ms: int = 0  # when its topic was found to be gone
+
+
+decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class DataKey:
+    """One unwrapped key. Its ``repr`` does not show the secret."""
+
+    __slots__ = ("decrypt", "encrypt", "owner", "place")
+
+    def __init__(self, place: bytes, account: str, secret: bytes) -> None:
+        self.place = place
+        self.owner = account.encode()
+        cipher = AESGCM(secret)
+        self.encrypt = cipher.encrypt
+        self.decrypt = cipher.decrypt
+
+    def __repr__(self) -> str:
+        return f"DataKey({self.place.hex()})"
+
+
+class _Block:
+    """The uses of a key that are left to this node."""
+
+    __slots__ = ("key", "label", "left", "renew_at_ms", "until_ms")
+
+    def __init__(self, key: DataKey, label: str, now_ms: int) -> None:
+        """``now_ms``: monotonic."""
+        self.key = key
+        self.label = label
+        self.left = BLOCK_USES
+        self.until_ms = now_ms + RESERVED_MS
+        self.renew_at_ms = self.until_ms - RENEW_BEFORE_MS
+
+
+def data_key_key(topic_id: str, key_id: str) -> str:
+    return f"{DATA_KEYS_PREFIX}{topic_id}/{key_id}"
+
+
+def _parts_of(at: str) -> tuple[str, str]:
+    topic_id, _, key_id = at.removeprefix(DATA_KEYS_PREFIX).partition("/")
+    return topic_id, key_id
+
+
+def _label_of(topic: Topic) -> str:
+    name = topic.settings.kms_key
+    return blake2b(name.encode(), digest_size=8).hexdigest() if name else ""
+
+
+def retention_ms_of(topic: Topic) -> int | None:
+    return settings_of(topic).retention_ms
+
+
+class DataKeys:
+    def __init__(
+        self,
+        store: Store,
+        ring: KeyRing,
+        catalog: Catalog,
+        *,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        """``entropy(n)`` returns n random bytes from the kernel."""
+        # The longest retention of a topic on any node. Set when the nodes' configs are known.
+        self.retention_ms_of: Callable[[Topic], int | None] = retention_ms_of
+        self._store = store
+        self._ring = ring
+        self._catalog = catalog
+        self._clock = clock
+        self._entropy = entropy
+        self._entries = Cache(
+            store, DATA_KEYS_PREFIX, decode=decode_data_key, on_change=self._on_entry_change
+        )
+        self._ids: dict[str, set[str]] = {}  # key ids, by topic id
+        self._ready: dict[bytes, DataKey] = {}  # by topic id and key id; oldest first
+        self._unreadable: set[str] = set()  # entries that the key ring cannot unwrap
+        self._blocks: dict[str, _Block] = {}  # by topic id
+        self._reserving: dict[str, asyncio.Task[None]] = {}  # one per topic, shared by all requests
+        self._swept_at_ms = 0
+
+    async def start(self) -> None:
+        """Load all keys into memory. A key that cannot be unwrapped is not fatal: its messages wait
+        until the right master key is configured."""
+        await self._entries.start()
+        for topic_id in self._ids:
+            for at, entry in self._of_topic(topic_id):
+                self._secret(at, entry)
+        if self._unreadable:
+            log.error("data keys cannot be unwrapped", extra={"count": len(self._unreadable)})
+
+    async def stop(self) -> None:
+        for task in tuple(self._reserving.values()):
+            await asyncio.wait((task,))
+        await self._entries.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """The reason for the health endpoint, or None."""
+        if self._unreadable:
+            return (
+                f"{len(self._unreadable)} data keys cannot be unwrapped: their messages are not"
+                " delivered until the master key that wrapped them is configured"
+            )
+        return self._entries.trouble
+
+    # ── Decryption ───────────────────────────────────────────────────────────────────────────
+
+    def has(self, topic_id: str) -> bool:
+        """Return whether messages of the topic may be encrypted with a data key."""
+        return topic_id in self._ids
+
+    def find(self, place: bytes) -> DataKey | None:
+        """Return the key with this topic id and key id, from memory."""
+        return self._ready.get(place) or self._unwrapped(
+            place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
+        )
+
+    async def learn(self, place: bytes) -> DataKey | None:
+        """Return a key from the store: another node may have made it just now."""
+        topic_id, key_id = place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
+        await self._entries.refresh(data_key_key(topic_id, key_id))
+        return self.find(place)
+
+    def _unwrapped(self, topic_id: str, key_id: str) -> DataKey | None:
+        at = data_key_key(topic_id, key_id)
+        entry = self._entries.get(at)
+        if entry is None:
+            return None
+        secret = self._secret(at, entry)
+        if secret is None:
+            return None
+        return self._keep(DataKey(bytes.fromhex(topic_id + key_id), entry.account, secret))
+
+    def _secret(self, at: str, entry: DataKeyEntry) -> bytes | None:
+        try:
+            secret = self._ring.unwrap(entry.wrapped, context=at.encode())
+        except Damaged:
+            self._unreadable.add(at)
+            return None
+        self._unreadable.discard(at)
+        return secret
+
+    def _keep(self, key: DataKey) -> DataKey:
+        if len(self._ready) >= READY_MAX:
+            del self._ready[next(iter(self._ready))]
+        self._ready[key.place] = key
+        return key
+
+    # ── Encryption ───────────────────────────────────────────────────────────────────────────
+
+    def take(self, topic: Topic, count: int) -> DataKey | None:
+        """Return the key to encrypt ``count`` messages. None: call ``reserve``."""
+        block = self._blocks.get(topic.topic_id)
+        if block is None or block.left < count:
+            return None
+        now_ms = self._clock.mono_ms()
+        if now_ms >= block.until_ms or block.label != _label_of(topic):
+            return None
+        if now_ms >= block.renew_at_ms:
+            # Early enough that a short outage of the store delays no request.
+            block.renew_at_ms = now_ms + RETRY_MS
+            self._begin(topic)
+        block.left -= count
+        return block.key
+
+    async def reserve(self, topic: Topic, count: int) -> DataKey:
+        """Reserve a block and take a key from it. Raises the errors of the store."""
+        assert count <= BLOCK_USES
+        for _ in range(TRIES_MAX):
+            key = self.take(topic, count)
+            if key is not None:
+                return key
+            # The reservation must not be cancelled with the request that started it.
+            await asyncio.shield(self._begin(topic))
+        raise Throttled(f"The data key of {topic.name} cannot be renewed fast enough; retry.")
+
+    async def rotate(self, topic: Topic) -> None:
+        """Make a new key for later messages. Earlier messages are not changed."""
+        if len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
+            raise Overloaded(f"{topic.name} has the maximum of {KEYS_PER_TOPIC_MAX} data keys.")
+        label = _label_of(topic)
+        self._hold(topic, label, await self._create(topic, label))
+
+    def _begin(self, topic: Topic) -> "asyncio.Task[None]":
+        """Start a reservation, or return the one in progress."""
+        task = self._reserving.get(topic.topic_id)
+        if task is None:
+            task = asyncio.create_task(self._reserve(topic), name="reserve a data key")
+            self._reserving[topic.topic_id] = task
+            task.add_done_callback(partial(self._reserved, topic))
+        return task
+
+    def _reserved(self, topic: Topic, task: "asyncio.Task[None]") -> None:
+        del self._reserving[topic.topic_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("data key not reserved", extra={"topic": topic.name, "reason": str(error)})
+
+    async def _reserve(self, topic: Topic) -> None:
+        label = _label_of(topic)
+        for _ in range(TRIES_MAX):
+            at = self._usable(topic, label)
+            if at is None:
+                self._hold(topic, label, await self._create(topic, label))
+                return
+            entry = self._entries.get(at)
+            assert entry is not None
+            after = msgspec.structs.replace(
+                entry,
+                reserved=entry.reserved + BLOCK_USES,
+                reserved_at_ms=self._clock.wall_ms(),
+                orphaned_at_ms=0,
+            )
+            if await self._put(at, after):
+                key = self._unwrapped(*_parts_of(at))
+                if key is not None:
+                    self._hold(topic, label, key)
+                    return
+        raise Throttled(f"The data key of {topic.name} is being renewed by another node; retry.")
+
+    def _usable(self, topic: Topic, label: str) -> str | None:
+        """Return the newest key that may encrypt another block, or None."""
+        found = [
+            (entry.created_at_ms, at, entry)
+            for at, entry in self._of_topic(topic.topic_id)
+            if entry.reserved + BLOCK_USES <= USES_MAX and at not in self._unreadable
+        ]
+        found.sort(reverse=True, key=lambda one: one[:2])
+        now_ms = self._clock.wall_ms()
+        is_full = len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX
+        for created_at_ms, at, entry in found:
+            is_fresh = now_ms - created_at_ms < KEY_AGE_MS_MAX and entry.label == label
+            if is_full or is_fresh:
+                return at
+        return None
+
+    async def _create(self, topic: Topic, label: str) -> DataKey:
+        """Make a key with its first block reserved; it is durable before it is used."""
+        topic_id, now_ms = topic.topic_id, self._clock.wall_ms()
+        key_id = self._entropy(KEY_ID_BYTES).hex()
+        at = data_key_key(topic_id, key_id)
+        secret = self._entropy(KEY_BYTES)
+        entry = DataKeyEntry(
+            account=topic.account,
+            wrapped=self._ring.wrap(secret, context=at.encode()),
+            created_at_ms=now_ms,
+            reserved=BLOCK_USES,
+            reserved_at_ms=now_ms,
+            label=label,
+        )
+        await self._entries.write(at, entry, if_version=0)
+        return self._keep(DataKey(bytes.fromhex(topic_id + key_id), topic.account, secret))
+
+    def _hold(self, topic: Topic, label: str, key: DataKey) -> None:
+        self._blocks[topic.topic_id] = _Block(key, label, self._clock.mono_ms())
+
+    # ── Removal ──────────────────────────────────────────────────────────────────────────────
+
+    async def sweep(self) -> int:
+        """Remove keys that no message can need any more, and return their number. May be called
+        often: it does something once an hour."""
+        now_ms = self._clock.wall_ms()
+        if 0 <= now_ms - self._swept_at_ms < SWEEP_INTERVAL_MS:
+            return 0
+        self._swept_at_ms = now_ms
+        self._forget_blocks()
+        changes = [
+            (at, after)
+            for topic_id in self._ids
+            for at, entry in self._of_topic(topic_id)
+            if (after := self._aged(topic_id, entry, now_ms)) != entry
+        ]
+        gone = 0
+        for start in range(0, len(changes), CHANGES_PER_TXN_MAX):
+            gone += await self._write(changes[start : start + CHANGES_PER_TXN_MAX])
+        return gone
+
+    def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
+        """Return the entry as it should be now; None: remove the key."""
+        topic = self._catalog.find_id(topic_id)
+        if topic is None:
+            # Removal takes a second sweep at least, so a lagging catalog never costs a key.
+            orphaned_at_ms = entry.orphaned_at_ms or now_ms
+            if now_ms - orphaned_at_ms >= COPIES_MS:
+                return None
+            return msgspec.structs.replace(entry, orphaned_at_ms=orphaned_at_ms)
+        retention_ms = self.retention_ms_of(topic)
+        used_until_ms = max(entry.created_at_ms, entry.reserved_at_ms) + RESERVED_MS
+        if retention_ms is not None:
+            # Records are removed with their segment, which may be appended to for a while.
+            kept_ms = retention_ms + SEGMENT_AGE_MS_MAX + COPIES_MS
+            if now_ms - used_until_ms >= kept_ms:
+                return None
+        return msgspec.structs.replace(entry, orphaned_at_ms=0)
+
+    def _forget_blocks(self) -> None:
+        now_ms = self._clock.mono_ms()
+        for topic_id, block in list(self._blocks.items()):
+            if now_ms >= block.until_ms or self._catalog.find_id(topic_id) is None:
+                del self._blocks[topic_id]
+
+    async def _write(self, changes: Sequence[tuple[str, DataKeyEntry | None]]) -> int:
+        compare = [(at, self._entries.version(at)) for at, _ in changes]
+        puts = [(at, _encode(entry)) for at, entry in changes if entry is not None]
+        deletes = [at for at, entry in changes if entry is None]
+        try:
+            version = await self._store.txn(compare=compare, puts=puts, deletes=deletes)
+        except VersionConflict:
+            return 0  # one of the keys has changed; the next round tries again
+        for at, entry in changes:
+            self._entries.apply(at, entry, version=version)
+        return len(deletes)
+
+    # ── Another master key ───────────────────────────────────────────────────────────────────
+
+    async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
+        """Wrap every data key with the present master key. ``rewrap(wrapped, context)`` returns the
+        same bytes if that is already so. Messages are not changed."""
+        count = unreadable = 0
+        for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
+            try:
+                count += await self._reseal(at, rewrap)
+            except Damaged:
+                unreadable += 1
+        return Resealed(count, unreadable)
+
+    async def _reseal(self, at: str, rewrap: Callable[[bytes, bytes], bytes]) -> int:
+        for _ in range(TRIES_MAX):
+            entry = self._entries.get(at)
+            if entry is None:
+                return 0
+            wrapped = rewrap(entry.wrapped, at.encode())
+            if wrapped == entry.wrapped:
+                return 0
+            if await self._put(at, msgspec.structs.replace(entry, wrapped=wrapped)):
+                return 1
+        raise Throttled("A data key is being changed by another node; retry.")
+
+    # ── Entries ──────────────────────────────────────────────────────────────────────────────
+
+    def _of_topic(self, topic_id: str) -> Iterator[tuple[str, DataKeyEntry]]:
+        for key_id in tuple(self._ids.get(topic_id, ())):
+            at = data_key_key(topic_id, key_id)
+            entry = self._entries.get(at)
+            if entry is not None:
+                yield at, entry
+
+    async def _put(self, at: str, entry: DataKeyEntry) -> bool:
+        """Return False after a conflict; memory then has the newest entry."""
+        try:
+            await self._entries.write(at, entry, if_version=self._entries.version(at))
+            return True
+        except VersionConflict:
+            await self._entries.refresh(at)
+            return False
+
+    def _on_entry_change(
+        self, at: str, before: DataKeyEntry | None, after: DataKeyEntry | None
+    ) -> None:
+        topic_id, key_id = _parts_of(at)
+        if after is None:
+            ids = self._ids[topic_id]
+            ids.discard(key_id)
+            if not ids:
+                del self._ids[topic_id]
+            self._ready.pop(bytes.fromhex(topic_id + key_id), None)
+            self._unreadable.discard(at)
+        elif before is None:
+            self._ids.setdefault(topic_id, set()).add(key_id)
+            # A newer key than the one in use, perhaps made by another node: switch to it.
+            self._blocks.pop(topic_id, None)

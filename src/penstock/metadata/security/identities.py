@@ -1,0 +1,464 @@
+"""Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
+that change them.
+
+Reads are in ``identity_memory.py``. A change is written to the store first, compared with the
+version it is based on and retried after a conflict; it is visible here when the call returns.
+Entries, names and bounds are in ``identity_entries.py``. Before deleting a tenant, the caller must
+check that the tenant has no queues; the admin API decides who may make these calls.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.access.evaluation import Kind, compile_policy
+from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.security import identity_entries as entries
+from penstock.metadata.security.identity_entries import (
+    TenantEntry,
+    UserEntry,
+    key_key,
+    scram_key,
+    tenant_key,
+    user_key,
+)
+from penstock.metadata.security.identity_memory import IdentityMemory, convert_scram
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.acls import Acl
+from penstock.model.errors import Conflict, Damaged, NotFound, Throttled, VersionConflict
+from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
+from penstock.model.limits import MINUTE_MS
+from penstock.model.ports import KeyRing
+
+T = TypeVar("T")
+R = TypeVar("R")
+Step = Callable[[bool], Awaitable[R]]  # True: a conflict has shown that memory lags
+Write = tuple[Cache[Any], str, Any]  # cache of the entry, its key, its new value (None: delete)
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A new key with its secret, which is not shown again, nor in the ``repr``."""
+
+    key: AccessKey
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"NewKey({self.key.key_id})"
+
+
+class Resealed(msgspec.Struct, frozen=True):
+    count: int  # now wrapped by the present master key
+    unreadable: int  # wrapped by an unknown master key
+
+
+class StoredIdentities(IdentityMemory):
+    """Implements ``model.ports.Identities`` over any store."""
+
+    def __init__(self, store: Store, ring: KeyRing, *, entropy: Callable[[int], bytes]) -> None:
+        super().__init__(store, ring)
+        self._entropy = entropy
+        self._used: dict[str, int] = {}  # by key id: the minute to store
+
+    # ── Changing tenants ─────────────────────────────────────────────────────────────────────
+
+    def free_account(self) -> str:
+        """Return an account that no tenant has."""
+        while True:
+            account = entries.new_account(self._entropy(8))
+            if self.tenant(account) is None:
+                return account
+
+    async def create_tenant(self, tenant: Tenant) -> Tenant:
+        entries.check_tenant(tenant)
+        at = tenant_key(tenant.account)
+
+        async def step(is_behind: bool) -> Tenant:
+            if is_behind and (await self._tenants.refresh(at))[1]:
+                raise Conflict(f"The tenant {tenant.account} exists already.")
+            if len(self._tenants) >= entries.TENANTS_MAX:
+                raise Conflict(f"Limit reached: {entries.TENANTS_MAX} tenants.")
+            self._check_tenant_name(tenant)
+            await self._commit(((at, 0),), ((self._tenants, at, TenantEntry(tenant)),))
+            return tenant
+
+        return await _again(f"The tenant {tenant.account}", step)
+
+    async def change_tenant(self, account: str, change: Callable[[Tenant], Tenant]) -> Tenant:
+        def changed(entry: TenantEntry) -> TenantEntry:
+            after = change(entry.tenant)
+            assert after.account == account
+            if after != entry.tenant:
+                entries.check_tenant(after)
+                self._check_tenant_name(after)
+            return msgspec.structs.replace(entry, tenant=after)
+
+        at, what = tenant_key(account), f"tenant {account}"
+        return (await self._change(self._tenants, at, what, changed)).tenant
+
+    async def delete_tenant(self, account: str) -> None:
+        """Delete a tenant and its access rules. Raises Conflict if the tenant has users. The caller
+        must have checked that it has no queues."""
+        at = tenant_key(account)
+
+        async def step(is_behind: bool) -> None:
+            entry, version = await self._tenant_entry(account, is_behind)
+            if entry.user_count:
+                raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
+            # First: rules left by a crash would apply to the next tenant of the account.
+            await self._acls.remove_all(account)
+            await self._commit(((at, version),), ((self._tenants, at, None),))
+
+        await _again(f"The tenant {account}", step)
+
+    def _check_tenant_name(self, tenant: Tenant) -> None:
+        # Checked in memory only: two nodes at once could use a name twice. That is acceptable,
+        # because tenants are identified by their account; names are for people.
+        for other in self._tenants.values():
+            if other.tenant.name == tenant.name and other.tenant.account != tenant.account:
+                raise Conflict(f"The tenant {other.tenant.account} has the name {tenant.name}.")
+
+    # ── Changing users ───────────────────────────────────────────────────────────────────────
+
+    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
+        """Create a user, with a password if one is given: both or none."""
+        entries.check_user_name(user.name)
+        _check_policies(user, before={})
+        at, tenant_at = user_key(user.account, user.name), tenant_key(user.account)
+        made = UserEntry(user)
+        writes = []
+        if scram is not None:
+            entries.check_scram(scram)
+            scram_at = scram_key(user.account, user.name, scram.mechanism)
+            sealed = convert_scram(scram, scram_at, self._ring.wrap)
+            made = UserEntry(user, mechanisms=(scram.mechanism,))
+            writes.append((self._scrams, scram_at, sealed))
+
+        async def step(is_behind: bool) -> User:
+            if is_behind and (await self._users.refresh(at))[1]:
+                raise Conflict(f"The user {user.name} exists already.")
+            entry, version = await self._tenant_entry(user.account, is_behind)
+            if entry.user_count >= entries.USERS_PER_TENANT_MAX:
+                raise Conflict(
+                    f"Limit reached: the tenant has {entries.USERS_PER_TENANT_MAX} users."
+                )
+            if len(self._users) >= entries.USERS_MAX:
+                raise Conflict(f"Limit reached: {entries.USERS_MAX} users.")
+            counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
+            await self._commit(
+                ((tenant_at, version), (at, 0)),
+                ((self._tenants, tenant_at, counted), (self._users, at, made), *writes),
+            )
+            return user
+
+        return await _again(f"The user {user.name}", step)
+
+    async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
+        """Apply a pure function to the newest value and store the result, retrying conflicts."""
+
+        def changed(entry: UserEntry) -> UserEntry:
+            after = change(entry.user)
+            assert (after.account, after.name) == (account, name)
+            if after != entry.user:
+                _check_policies(after, before=entry.user.policies)
+            return msgspec.structs.replace(entry, user=after)
+
+        at, what = user_key(account, name), f"user {name} in the tenant {account}"
+        return (await self._change(self._users, at, what, changed)).user
+
+    async def put_policy(self, account: str, user: str, policy: str, text: str) -> User:
+        def change(before: User) -> User:
+            return msgspec.structs.replace(before, policies={**before.policies, policy: text})
+
+        return await self.change_user(account, user, change)
+
+    async def remove_policy(self, account: str, user: str, policy: str) -> User:
+        def change(before: User) -> User:
+            if policy not in before.policies:
+                raise NotFound(f"The user {user} has no policy {policy}.")
+            kept = {name: text for name, text in before.policies.items() if name != policy}
+            return msgspec.structs.replace(before, policies=kept)
+
+        return await self.change_user(account, user, change)
+
+    async def delete_user(self, account: str, name: str) -> None:
+        """Delete a user with its keys and passwords, in one transaction."""
+        at, tenant_at = user_key(account, name), tenant_key(account)
+
+        async def step(is_behind: bool) -> None:
+            entry, version = await self._user_entry(account, name, is_behind)
+            tenant, tenant_version = await self._tenant_entry(account, is_behind)
+            counted = msgspec.structs.replace(tenant, user_count=tenant.user_count - 1)
+            keys = [(self._keys, key_key(key_id), None) for key_id in entry.key_ids]
+            scrams = [(self._scrams, scram_key(account, name, m), None) for m in entry.mechanisms]
+            await self._commit(
+                ((at, version), (tenant_at, tenant_version)),
+                ((self._users, at, None), *keys, *scrams, (self._tenants, tenant_at, counted)),
+            )
+
+        await _again(f"The user {name}", step)
+
+    # ── Changing keys ────────────────────────────────────────────────────────────────────────
+
+    async def create_key(
+        self, account: str, user: str, *, now_ms: int, key_id: str = "", secret: str = ""
+    ) -> NewKey:
+        """Create a key; id and secret are random unless given. The secret is not shown again."""
+        assert bool(key_id) == bool(secret), "give both id and secret, or none"
+        is_drawn = not key_id
+        if is_drawn:
+            secret = entries.new_secret(self._entropy(entries.SECRET_ENTROPY_BYTES))
+        else:
+            entries.check_key(key_id, secret)
+        at = user_key(account, user)
+
+        async def step(is_behind: bool) -> NewKey:
+            entry, version = await self._user_entry(account, user, is_behind)
+            if len(entry.key_ids) >= entries.KEYS_PER_USER_MAX:
+                raise Conflict(
+                    f"Limit reached: the user {user} has {entries.KEYS_PER_USER_MAX} keys."
+                    " Delete an unused key."
+                )
+            chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
+            key_at = key_key(chosen)
+            if not is_drawn and (await self._keys.refresh(key_at))[1]:
+                raise Conflict(f"The key {chosen} exists already.")
+            sealed = self._ring.wrap(secret.encode(), context=key_at.encode())
+            key = AccessKey(chosen, account, user, sealed, now_ms)
+            named = msgspec.structs.replace(entry, key_ids=(*entry.key_ids, chosen))
+            await self._commit(
+                ((at, version), (key_at, 0)),
+                ((self._users, at, named), (self._keys, key_at, key)),
+            )
+            return NewKey(key, secret)
+
+        return await _again(f"The user {user}", step)
+
+    async def rotate_key(self, key_id: str, *, now_ms: int) -> NewKey:
+        """Create another key for the same user. The old one works until it is disabled."""
+        key = self._live_keys.get(key_id)
+        if key is None:
+            key, _ = await self._key_entry(key_id, True)
+        return await self.create_key(key.account, key.user, now_ms=now_ms)
+
+    async def set_key_status(self, key_id: str, status: KeyStatus) -> AccessKey:
+        return await self._change_key(
+            key_id, lambda key: msgspec.structs.replace(key, status=status)
+        )
+
+    async def delete_key(self, key_id: str) -> None:
+        async def step(is_behind: bool) -> None:
+            key, key_version = await self._key_entry(key_id, is_behind)
+            at = user_key(key.account, key.user)
+            entry, version = await self._user_entry(key.account, key.user, is_behind)
+            kept = tuple(other for other in entry.key_ids if other != key_id)
+            named = msgspec.structs.replace(entry, key_ids=kept)
+            await self._commit(
+                ((at, version), (key_key(key_id), key_version)),
+                ((self._users, at, named), (self._keys, key_key(key_id), None)),
+            )
+
+        await _again(f"The key {key_id}", step)
+
+    # ── When a key was last used ─────────────────────────────────────────────────────────────
+
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
+        if now_ms - key.last_used_at_ms >= MINUTE_MS:
+            self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
+
+    async def flush(self) -> int:
+        """Store which keys were used, and return their number. May be called often: a key is
+        written at most once a minute."""
+        used, self._used = self._used, {}
+        ids = list(used)
+        count = 0
+        try:
+            while ids:
+                some, ids = ids[:CHANGES_PER_TXN_MAX], ids[CHANGES_PER_TXN_MAX:]
+                count += await self._write_used({key_id: used[key_id] for key_id in some})
+        finally:
+            self._remember_used({key_id: used[key_id] for key_id in ids})
+        return count
+
+    async def _write_used(self, used: Mapping[str, int]) -> int:
+        compare, changes = [], []
+        for key_id, at_ms in used.items():
+            key = self._live_keys.get(key_id)
+            if key is None or key.last_used_at_ms >= at_ms:
+                continue  # deleted, or written by another node
+            at = key_key(key_id)
+            compare.append((at, self._keys.version(at)))
+            after = msgspec.structs.replace(key, last_used_at_ms=at_ms)
+            changes.append((self._keys, at, after))
+        try:
+            await self._commit(compare, changes)
+        except VersionConflict:
+            # One of the keys was changed elsewhere; the watch reports it before the next try.
+            self._remember_used(used)
+            return 0
+        except BaseException:
+            self._remember_used(used)
+            raise
+        return len(changes)
+
+    def _remember_used(self, used: Mapping[str, int]) -> None:
+        for key_id, at_ms in used.items():
+            self._used.setdefault(key_id, at_ms)
+
+    # ── Changing passwords ───────────────────────────────────────────────────────────────────
+
+    async def put_scram(self, credential: ScramCredential) -> None:
+        entries.check_scram(credential)
+        account, name, mechanism = credential.account, credential.user, credential.mechanism
+        at, scram_at = user_key(account, name), scram_key(account, name, mechanism)
+        sealed = convert_scram(credential, scram_at, self._ring.wrap)
+
+        async def step(is_behind: bool) -> None:
+            entry, version = await self._user_entry(account, name, is_behind)
+            named = tuple(sorted({*entry.mechanisms, mechanism}))
+            after = msgspec.structs.replace(entry, mechanisms=named)
+            await self._commit(
+                ((at, version),),
+                ((self._users, at, after), (self._scrams, scram_at, sealed)),
+            )
+
+        await _again(f"The user {name}", step)
+
+    async def delete_scram(self, account: str, name: str, mechanism: str) -> None:
+        at, scram_at = user_key(account, name), scram_key(account, name, mechanism)
+
+        async def step(is_behind: bool) -> None:
+            entry, version = await self._user_entry(account, name, is_behind)
+            if mechanism not in entry.mechanisms:
+                raise NotFound(f"The user {name} has no password for {mechanism}.")
+            named = tuple(other for other in entry.mechanisms if other != mechanism)
+            after = msgspec.structs.replace(entry, mechanisms=named)
+            await self._commit(
+                ((at, version),), ((self._users, at, after), (self._scrams, scram_at, None))
+            )
+
+        await _again(f"The user {name}", step)
+
+    # ── Changing access rules ────────────────────────────────────────────────────────────────
+
+    async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
+        """Add access rules. Raises QuotaExceeded, and adds none, if not all of them fit."""
+        await self._acls.add(account, rules)
+
+    async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
+        await self._acls.remove(account, rules)
+
+    # ── Another master key ───────────────────────────────────────────────────────────────────
+
+    async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
+        """Wrap every secret with the present master key. ``rewrap(wrapped, context)`` returns the
+        same bytes if that is already so. Afterwards the old master key is not needed any more."""
+        count = unreadable = 0
+
+        def again(wrapped: bytes, *, context: bytes) -> bytes:
+            return rewrap(wrapped, context)
+
+        for key in list(self._live_keys.values()):
+            try:
+                count += await self._reseal_key(key, rewrap)
+            except Damaged:
+                unreadable += 1
+        for sealed in list(self._scrams.values()):
+            at = scram_key(sealed.account, sealed.user, sealed.mechanism)
+            version = self._scrams.version(at)
+            try:
+                after = convert_scram(sealed, at, again)
+            except Damaged:
+                unreadable += 1
+                continue
+            if after != sealed and version:
+                try:
+                    await self._commit(((at, version),), ((self._scrams, at, after),))
+                except VersionConflict:
+                    continue  # a newer password, wrapped by the present key
+                count += 1
+        return Resealed(count, unreadable)
+
+    async def _reseal_key(self, key: AccessKey, rewrap: Callable[[bytes, bytes], bytes]) -> int:
+        sealed = rewrap(key.sealed_secret, key_key(key.key_id).encode())
+        if sealed == key.sealed_secret:
+            return 0
+        try:
+            await self._change_key(
+                key.key_id, lambda newest: msgspec.structs.replace(newest, sealed_secret=sealed)
+            )
+        except NotFound:
+            return 0  # deleted meanwhile
+        return 1
+
+    # ── One step of a change ─────────────────────────────────────────────────────────────────
+
+    async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
+        """Write all entries or raise VersionConflict; memory is updated when this returns."""
+        if not writes:
+            return
+        version = await self._store.txn(
+            compare=compare,
+            puts=[(at, entries.encode(value)) for _, at, value in writes if value is not None],
+            deletes=[at for _, at, value in writes if value is None],
+        )
+        for cache, at, value in writes:
+            cache.apply(at, value, version=version)
+
+    async def _change(self, cache: Cache[T], at: str, what: str, change: Callable[[T], T]) -> T:
+        """Apply a function to the newest value of an existing entry and store the result."""
+
+        async def step(is_behind: bool) -> T:
+            entry, version = await _newest(cache, at, is_behind, f"There is no {what}.")
+            after = change(entry)
+            if after != entry:
+                await self._commit(((at, version),), ((cache, at, after),))
+            return after
+
+        return await _again(f"The {what}", step)
+
+    async def _change_key(self, key_id: str, change: Callable[[AccessKey], AccessKey]) -> AccessKey:
+        return await self._change(self._keys, key_key(key_id), f"key {key_id}", change)
+
+    async def _tenant_entry(self, account: str, is_behind: bool) -> tuple[TenantEntry, int]:
+        missing = f"There is no tenant {account}."
+        return await _newest(self._tenants, tenant_key(account), is_behind, missing)
+
+    async def _user_entry(self, account: str, name: str, is_behind: bool) -> tuple[UserEntry, int]:
+        missing = f"There is no user {name} in the tenant {account}."
+        return await _newest(self._users, user_key(account, name), is_behind, missing)
+
+    async def _key_entry(self, key_id: str, is_behind: bool) -> tuple[AccessKey, int]:
+        return await _newest(self._keys, key_key(key_id), is_behind, f"There is no key {key_id}.")
+
+
+def _check_policies(user: User, *, before: Mapping[str, str]) -> None:
+    entries.check_policies(user)
+    for name, text in user.policies.items():
+        if before.get(name) != text:
+            compile_policy(text, Kind.IDENTITY)
+
+
+async def _again(what: str, step: Step[R]) -> R:
+    for attempt in range(TRIES_MAX):
+        try:
+            return await step(attempt > 0)
+        except VersionConflict:
+            continue
+        except (Conflict, NotFound):
+            # Decided by memory, which another node's change may have made out of date: never
+            # refuse a request before the store was read.
+            if attempt > 0:
+                raise
+    raise Throttled(f"{what} is being changed by another request; retry.")
+
+
+async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
+    """Return the newest value and its version: from memory, or from the store if memory lags or
+    does not have the value, which another node may just have created."""
+    value, version = (None, 0) if is_behind else (cache.get(at), cache.version(at))
+    if value is None:
+        value, version = await cache.refresh(at)
+    if value is None:
+        raise NotFound(missing)
+    return value, version

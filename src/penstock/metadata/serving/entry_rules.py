@@ -1,0 +1,387 @@
+"""Rules for entries that other nodes write into the metadata, checked before the store is called.
+Pure.
+
+A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
+nor change entries that it has not read: every value must match its key, and every changed key must
+be compared. Three changes need no comparison of their key, because another key is compared: a
+tombstone (its topic), a password and the removal of a key (their user's entry, which names both). A
+topic is deleted only together with writing its tombstone; without one its data would never be
+removed.
+
+A comparison is of the version or of the create revision; nodes and managers use the latter.
+Operators' requests and tasks may overwrite any value; a node's entry may be removed by any node,
+because a live node registers again. Entries that show that a process is alive must have a lease;
+entries that must survive, such as partition rows and requests, must not.
+
+A transaction changes one family of entries: topics, identities, data keys, producer ids, frontends,
+tasks that move dead letters, configs of resources, access rules, delegation tokens, or the cluster
+with its nodes, rows, manager and requests.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.metadata import cluster_entries as cluster
+from penstock.metadata.security import identity_entries as identities
+from penstock.metadata.security.acl_rules import ACLS_PREFIX, account_of, acl_key, decode_acl
+from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX, decode_data_key
+from penstock.metadata.security.delegation_tokens import TOKENS_PREFIX, decode_token, token_key
+from penstock.metadata.serving.calls import Txn
+from penstock.metadata.store import CHANGES_PER_TXN_MAX
+from penstock.metadata.topics import producer_ids
+from penstock.metadata.topics.catalog import (
+    TOMBS_PREFIX,
+    TOMBSTONES_MAX,
+    TOPICS_MAX,
+    TOPICS_PREFIX,
+    tomb_key,
+    topic_key,
+)
+from penstock.metadata.topics.move_tasks import MOVES_PREFIX, move_key
+from penstock.metadata.topics.resource_configs import (
+    CONFIGS_PREFIX,
+    config_key,
+    decode_configs,
+    resource_of,
+)
+from penstock.model.errors import Damaged, InvalidRequest
+from penstock.model.levels import LEVEL_FIRST
+from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, TOKENS_MAX
+from penstock.model.names import is_account, is_region
+from penstock.model.ports import MoveTask
+from penstock.model.topic import Topic
+from penstock.replication.row import NO_NODE
+
+DATA_KEYS_MAX: Final = 1_000_000  # some 300 bytes each
+PRODUCER_ID_MAX: Final = 2**63 - 1
+ROWS_MAX: Final = 1_000_000  # some 150 bytes each
+MOVES_MAX: Final = 100_000  # a hundred for each of a thousand sources
+NODE_TEXT_CHARS_MAX: Final = 1_024  # of each text in a node's entry
+
+_FRONTEND_KEY = re.compile(rf"{cluster.FRONTENDS_PREFIX}[0-9a-f]{{32}}\Z")
+_DATA_KEY = re.compile(rf"{DATA_KEYS_PREFIX}[0-9a-f]{{32}}/[0-9a-f]{{16}}\Z")
+
+
+class Family(Enum):
+    """Entries that may change in one transaction."""
+
+    TOPICS = "topics"
+    IDENTITIES = "identities"
+    DATA_KEYS = "data keys"
+    PRODUCER_IDS = "producer ids"
+    FRONTENDS = "frontends"
+    MOVES = "moves"
+    CONFIGS = "configs"
+    ACLS = "access rules"
+    TOKENS = "delegation tokens"
+    CLUSTER = "cluster"
+
+
+class Rule(NamedTuple):
+    family: Family
+    key_of: Callable[[str, bytes], str]  # returns the key where a value belongs, given its key
+    entries_max: int
+    follows: str = ""  # prefix of the entries that may be compared instead
+    is_put_blindly: bool = False  # may be put without a comparison
+    is_deleted_blindly: bool = False
+    is_leased: bool | None = None  # whether it must have a lease; None: optional
+
+
+class _Id(msgspec.Struct):
+    topic_id: str
+
+
+_decode_id = msgspec.json.Decoder(_Id).decode
+_decode = msgspec.json.Decoder(Topic).decode
+_decode_move = msgspec.json.Decoder(MoveTask).decode
+
+
+def topic_id_of(value: bytes) -> str:
+    """Return the topic id without decoding the rest; empty if the value is unreadable."""
+    try:
+        return _decode_id(value).topic_id
+    except (msgspec.DecodeError, ValueError):
+        return ""
+
+
+# ── Keys of values ───────────────────────────────────────────────────────────────────────────
+
+
+def _topic(key: str, value: bytes) -> Topic:
+    topic = _decode(value)
+    if not (is_account(topic.account) and is_region(topic.region)) or "/" in topic.name:
+        raise InvalidRequest(f"{key}: the topic has an invalid account, region or name.")
+    return topic
+
+
+def _topic_key(key: str, value: bytes) -> str:
+    topic = _topic(key, value)
+    if topic.deleted_at_ms is not None:
+        raise InvalidRequest(f"{key}: a deleted topic must be stored as a tombstone.")
+    return topic_key(topic.account, topic.region, topic.name)
+
+
+def _tomb_key(key: str, value: bytes) -> str:
+    topic = _topic(key, value)
+    if topic.deleted_at_ms is None:
+        raise InvalidRequest(f"{key}: a tombstone needs the time of the deletion.")
+    return tomb_key(topic.topic_id)
+
+
+def _user_key(_key: str, value: bytes) -> str:
+    user = identities.decode_user(value).user
+    return identities.user_key(user.account, user.name)
+
+
+def _scram_key(_key: str, value: bytes) -> str:
+    scram = identities.decode_scram(value)
+    return identities.scram_key(scram.account, scram.user, scram.mechanism)
+
+
+def _configs_key(key: str, value: bytes) -> str:
+    """Return the canonical key: nodes read only one of a name's percent-encodings."""
+    decode_configs(value)
+    return config_key(resource_of(key))
+
+
+def _data_key_key(key: str, value: bytes) -> str:
+    decode_data_key(value)
+    if _DATA_KEY.match(key) is None:
+        raise InvalidRequest(f"{key} is not the key of a data key.")
+    return key
+
+
+def _frontend_key(key: str, value: bytes) -> str:
+    if _FRONTEND_KEY.match(key) is None:
+        raise InvalidRequest(f"{key} is not the key of a frontend.")
+    if not 1 <= len(value.decode()) <= cluster.FRONTEND_NAME_CHARS_MAX:
+        raise InvalidRequest(
+            f"{key}: the value must have 1 to {cluster.FRONTEND_NAME_CHARS_MAX} characters."
+        )
+    return key
+
+
+def _producer_ids_key(key: str, value: bytes) -> str:
+    if not (value.isdigit() and len(value) <= 19 and int(value) <= PRODUCER_ID_MAX):
+        raise InvalidRequest(f"{key}: the value must be a number from 0 to {PRODUCER_ID_MAX}.")
+    return producer_ids.KEY
+
+
+# ── Cluster entries ──────────────────────────────────────────────────────────────────────────
+
+
+def _check_node(key: str, *nodes: int) -> None:
+    if not all(1 <= node <= cluster.NODE_ID_MAX for node in nodes):
+        raise InvalidRequest(f"{key}: node numbers are 1 to {cluster.NODE_ID_MAX}.")
+
+
+def _check_replicas(key: str, replicas: Sequence[int]) -> None:
+    _check_node(key, *replicas)
+    if not 1 <= len(replicas) <= cluster.NODES_MAX or len(set(replicas)) != len(replicas):
+        raise InvalidRequest(f"{key}: replicas must be at least one node, each at most once.")
+
+
+def _node_entry_key(key: str, value: bytes) -> str:
+    entry = cluster.decode_node(key, value)
+    _check_node(key, entry.node)
+    texts = (entry.name, entry.internal, entry.http, entry.kafka, entry.rack)
+    if max(map(len, (*texts, entry.folder_id, entry.version))) > NODE_TEXT_CHARS_MAX:
+        raise InvalidRequest(f"{key}: texts have at most {NODE_TEXT_CHARS_MAX} characters.")
+    return cluster.node_key(entry.node)
+
+
+def _row_key(key: str, value: bytes) -> str:
+    row = cluster.decode_row(key, value)
+    _check_replicas(key, row.replicas)
+    if row.leader != NO_NODE and row.leader not in row.replicas:
+        raise InvalidRequest(f"{key}: the leader must be one of the replicas.")
+    if min(row.epoch, row.leader_incarnation, row.watermark_floor, row.in_sync_min - 1) < 0:
+        raise InvalidRequest(f"{key}: a number is negative, or in_sync_min is below 1.")
+    return _partition_key(key, cluster.partition_key)
+
+
+def _partition_key(key: str, key_of: Callable[[cluster.PartitionKey], str]) -> str:
+    """Return the canonical key of a partition, the only one that nodes read."""
+    partition = cluster.partition_of(key)
+    if partition.index < 0 or not partition.topic_id:
+        raise InvalidRequest(f"{key} is not the key of a partition.")
+    return key_of(partition)
+
+
+def _manager_key(key: str, value: bytes) -> str:
+    _check_node(key, cluster.decode_manager(key, value).node)
+    return cluster.MANAGER_KEY
+
+
+def _level_key(key: str, value: bytes) -> str:
+    entry = cluster.decode_level(key, value)
+    if entry.level < LEVEL_FIRST or (entry.wanted and entry.wanted <= entry.level):
+        raise InvalidRequest(f"{key}: levels begin at {LEVEL_FIRST} and are never lowered.")
+    return cluster.LEVEL_KEY
+
+
+def _drain_key(key: str, value: bytes) -> str:
+    node = cluster.node_of(key)
+    _check_node(key, node)
+    if value:
+        raise InvalidRequest(f"{key}: the value must be empty.")
+    return cluster.drain_key(node)
+
+
+def _placement_request_key(key: str, value: bytes) -> str:
+    request = cluster.decode_placement(key, value)
+    _check_replicas(key, request.replicas)
+    if request.before:
+        _check_replicas(key, request.before)
+    return _partition_key(key, cluster.placement_key)
+
+
+# All prefixes and single keys that are served to other nodes.
+RULES: Final[Mapping[str, Rule]] = {
+    TOPICS_PREFIX: Rule(Family.TOPICS, _topic_key, TOPICS_MAX),
+    # Removed down to TOMBSTONES_MAX by sweeps; more may exist meanwhile.
+    TOMBS_PREFIX: Rule(
+        Family.TOPICS, _tomb_key, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_blindly=True
+    ),
+    identities.TENANTS_PREFIX: Rule(
+        Family.IDENTITIES,
+        lambda _key, value: identities.tenant_key(identities.decode_tenant(value).tenant.account),
+        identities.TENANTS_MAX,
+    ),
+    identities.USERS_PREFIX: Rule(Family.IDENTITIES, _user_key, identities.USERS_MAX),
+    identities.KEYS_PREFIX: Rule(
+        Family.IDENTITIES,
+        lambda _key, value: identities.key_key(identities.decode_key(value).key_id),
+        identities.USERS_MAX * identities.KEYS_PER_USER_MAX,
+        identities.USERS_PREFIX,
+    ),
+    identities.SCRAM_PREFIX: Rule(
+        Family.IDENTITIES,
+        _scram_key,
+        identities.USERS_MAX * len(identities.KEY_BYTES_BY_MECHANISM),
+        identities.USERS_PREFIX,
+    ),
+    DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_key, DATA_KEYS_MAX),
+    producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_key, 1),
+    cluster.FRONTENDS_PREFIX: Rule(Family.FRONTENDS, _frontend_key, cluster.FRONTENDS_MAX),
+    MOVES_PREFIX: Rule(
+        Family.MOVES,
+        lambda _key, value: move_key(_decode_move(value).task_id),
+        MOVES_MAX,
+        is_put_blindly=True,
+        is_deleted_blindly=True,
+    ),
+    CONFIGS_PREFIX: Rule(Family.CONFIGS, _configs_key, RESOURCE_CONFIGS_MAX, is_leased=False),
+    ACLS_PREFIX: Rule(
+        Family.ACLS,
+        lambda key, value: acl_key(account_of(key), decode_acl(value)),
+        ACLS_MAX,
+        is_leased=False,
+    ),
+    TOKENS_PREFIX: Rule(
+        Family.TOKENS,
+        lambda _key, value: token_key(decode_token(value).token_id),
+        TOKENS_MAX,
+        is_leased=False,
+    ),
+    cluster.NODES_PREFIX: Rule(
+        Family.CLUSTER, _node_entry_key, cluster.NODES_MAX, is_deleted_blindly=True, is_leased=True
+    ),
+    cluster.PARTITIONS_PREFIX: Rule(Family.CLUSTER, _row_key, ROWS_MAX, is_leased=False),
+    cluster.MANAGER_KEY: Rule(Family.CLUSTER, _manager_key, 1, is_leased=True),
+    cluster.LEVEL_KEY: Rule(Family.CLUSTER, _level_key, 1, is_leased=False),
+    cluster.DRAINS_PREFIX: Rule(
+        Family.CLUSTER,
+        _drain_key,
+        cluster.NODES_MAX,
+        is_put_blindly=True,
+        is_deleted_blindly=True,
+        is_leased=False,
+    ),
+    cluster.PLACEMENTS_PREFIX: Rule(
+        Family.CLUSTER,
+        _placement_request_key,
+        ROWS_MAX,
+        is_put_blindly=True,
+        is_deleted_blindly=True,
+        is_leased=False,
+    ),
+}
+_WISHES: Final = "/wishes/"  # the only family whose prefixes have two parts
+
+
+def prefix_of(key: str) -> str:
+    """Return the served prefix of a key. Raises InvalidRequest."""
+    end = key.find("/", len(_WISHES) if key.startswith(_WISHES) else 1) + 1
+    prefix = key[:end] if end else key
+    if prefix not in RULES:
+        raise InvalidRequest(
+            "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
+            " configs of resources, access rules, delegation tokens and cluster entries are served."
+        )
+    return prefix
+
+
+# ── Transactions ─────────────────────────────────────────────────────────────────────────────
+
+
+def check_txn(txn: Txn) -> Sequence[str]:
+    """Check a transaction and return the keys that it may create. Raises InvalidRequest."""
+    keys = [*(key for key, _ in txn.puts), *txn.deletes]
+    seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
+    if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
+        raise InvalidRequest(f"A transaction changes at most {CHANGES_PER_TXN_MAX} keys.")
+    if len(set(keys)) != len(keys):
+        raise InvalidRequest("A transaction changes each key at most once.")
+    families = {RULES[prefix_of(key)].family for key in (*keys, *seen)}
+    if len(families) > 1:
+        raise InvalidRequest("A transaction changes entries of one kind only.")
+    compared = {**dict(txn.compare_created), **dict(txn.compare)}
+    tombs = _check_puts(txn.puts, compared, is_leased=txn.lease != 0)
+    _check_deletes(txn.deletes, compared, tombs)
+    return [key for key, _ in txn.puts if not compared.get(key)]
+
+
+def _check_puts(
+    puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int], *, is_leased: bool
+) -> set[str]:
+    """Return the keys of topics whose tombstones are put."""
+    tombs: set[str] = set()
+    for key, value in puts:
+        prefix = prefix_of(key)
+        rule = RULES[prefix]
+        try:
+            right = rule.key_of(key, value)
+        except (msgspec.DecodeError, ValueError, Damaged) as error:
+            raise InvalidRequest(f"{key}: the value cannot be read: {error}") from error
+        if right != key:
+            raise InvalidRequest(f"{key}: the value belongs under the key {right}.")
+        if rule.is_leased is not None and rule.is_leased is not is_leased:
+            how = "must" if rule.is_leased else "must not"
+            raise InvalidRequest(f"{key} {how} be attached to a lease.")
+        if prefix == TOMBS_PREFIX:
+            tomb = _decode(value)
+            tombs.add(topic_key(tomb.account, tomb.region, tomb.name))
+        elif not (rule.is_put_blindly or _is_compared(key, rule, compared)):
+            raise InvalidRequest(f"{key}: a change must compare the version.")
+    return tombs
+
+
+def _check_deletes(deletes: Sequence[str], compared: Mapping[str, int], tombs: set[str]) -> None:
+    for key in deletes:
+        prefix = prefix_of(key)
+        rule = RULES[prefix]
+        if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
+            raise InvalidRequest(f"{key}: delete must compare the version and put the tombstone.")
+        if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
+            raise InvalidRequest(f"{key}: a deletion must compare the version.")
+
+
+def _is_compared(key: str, rule: Rule, compared: Mapping[str, Any]) -> bool:
+    if key in compared:
+        return True
+    return bool(rule.follows) and any(one.startswith(rule.follows) for one in compared)

@@ -1,0 +1,316 @@
+"""A mirror of one prefix of the store that a metadata node keeps for other nodes: raw values, all
+of them or this node's part, and the latest changes of all values.
+
+Values are kept undecoded, because they are only passed on: this takes a third of the memory and no
+time. The latest changes are complete whatever part is held, so that any node can serve any watch; a
+request for older changes gets Compacted and must list again.
+
+``revision`` is the last one that the watch reported, ``known_revision`` the one that the held
+values reflect: a new read of the store may put them ahead of the watch.
+"""
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.metadata.prefix_watch import PrefixWatch
+from penstock.metadata.serving.calls import Listed
+from penstock.metadata.serving.ring import place_of
+from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store
+from penstock.model.errors import Throttled
+from penstock.model.limits import MIB
+
+HISTORY_CHANGES_MAX = 8_192
+HISTORY_BYTES_MAX = 16 * MIB
+REPLY_CHANGES_MAX = 1_024  # of one reply, plus the rest of the last revision
+REPLY_BYTES_MAX = 4 * MIB
+SLICE = 2_000  # entries processed before other tasks run
+LOADS_MAX = 8  # attempts at a read that is too old to be joined to the history
+
+Keeps = Callable[[int], bool]  # whether this node holds the keys at this place of the ring
+
+
+class _Held:
+    """Entries by key, in key order, and by the label in their values."""
+
+    def __init__(self, label: Callable[[bytes], str] | None) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.keys: list[str] = []  # sorted
+        self.labels: dict[str, str] = {}  # label to key
+        self._label = label
+
+    def put(self, entry: Entry) -> None:
+        before = self.entries.get(entry.key)
+        if before is None:
+            insort(self.keys, entry.key)
+        elif self._label is not None:
+            self.labels.pop(self._label(before.value), None)
+        self.entries[entry.key] = entry
+        if self._label is not None:
+            self.labels[self._label(entry.value)] = entry.key
+
+    def remove(self, key: str) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is None:
+            return
+        del self.keys[bisect_left(self.keys, key)]
+        if self._label is not None:
+            self.labels.pop(self._label(entry.value), None)
+
+
+class Mirror(PrefixWatch):
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        *,
+        label: Callable[[bytes], str] | None = None,
+        on_change: Callable[[Change], None] = lambda _change: None,
+        on_gap: Callable[[], None] = lambda: None,
+        history_changes_max: int = HISTORY_CHANGES_MAX,
+    ) -> None:
+        """``label`` returns a second name that a value contains. ``on_change`` is called with each
+        change, held or not, after it was applied; ``on_gap`` when changes were missed."""
+        super().__init__(store, prefix)
+        self._label = label
+        self._on_change = on_change
+        self._on_gap = on_gap
+        self._held = _Held(label)
+        self._keeps: Keeps | None = None  # None: everything
+        self._places: set[int] = set()  # ring places of all keys, unless all keys are held
+        self._floor = 0  # revision at which the held values were read; they include older changes
+        self._history: list[Change] = []
+        self._history_bytes = 0
+        self._history_start = 1  # the history is complete from here on
+        self._history_changes_max = history_changes_max
+        self._moved = asyncio.Event()
+        self._is_stopped = False
+        self._loading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load everything into memory. Raises the errors of the store; may be retried then."""
+        self._is_stopped = False
+        await super().start()
+
+    async def stop(self) -> None:
+        """Stop; pending waits end without a change."""
+        self._is_stopped = True
+        self._moved.set()
+        await super().stop()
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def known_revision(self) -> int:
+        return max(self.revision, self._floor)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._keeps is None
+
+    @property
+    def entry_count(self) -> int:
+        """The number of all entries, held or not."""
+        return len(self._held.entries) if self._keeps is None else len(self._places)
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held.entries)
+
+    def holds(self, key: str) -> bool:
+        """Return whether ``get`` is authoritative for this key, even if it returns None."""
+        return self._keeps is None or self._keeps(place_of(key))
+
+    def get(self, key: str) -> Entry | None:
+        return self._held.entries.get(key)
+
+    def find_label(self, label: str) -> Entry | None:
+        key = self._held.labels.get(label)
+        return None if key is None else self._held.entries[key]
+
+    def page(
+        self, prefix: str, *, after: str, count_max: int, bytes_max: int
+    ) -> tuple[Sequence[Entry], bool]:
+        """Return held entries with a prefix after a key, and whether these are the last."""
+        keys, entries = self._held.keys, self._held.entries
+        at = bisect_left(keys, prefix)
+        if after:
+            at = max(at, bisect_right(keys, after))
+        found = (entries[keys[position]] for position in range(at, len(keys)))
+        return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
+
+    def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
+        """Return the changes from a revision on that fit one reply, and the next revision to
+        request. Raises Compacted."""
+        if from_revision < self._history_start:
+            raise Compacted(self._history_start)
+        history = self._history
+        start = end = bisect_left(history, from_revision, key=_version)
+        size = 0
+        while end < len(history):
+            is_new = end == start or history[end].version != history[end - 1].version
+            if is_new and (end - start >= REPLY_CHANGES_MAX or size >= REPLY_BYTES_MAX):
+                break  # never split a revision
+            size += len(history[end].value)
+            end += 1
+        if end < len(history):
+            return history[start:end], history[end].version
+        return history[start:], max(from_revision, self.revision + 1)
+
+    async def wait(self, from_revision: int, *, seconds: float) -> None:
+        """Wait until the watch has reported a revision, or until the timeout."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.revision < from_revision and not self._is_stopped:
+                    if from_revision < self._history_start:
+                        return  # it will never come: ``changes`` raises Compacted
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+
+    # ── The held part ────────────────────────────────────────────────────────────────────────
+
+    async def hold(self, keeps: Keeps | None) -> None:
+        """Hold another part, or everything (None). The old part is served until then. A mirror that
+        holds everything does not read the store for a part."""
+        async with self._loading:
+            await self._load(keeps, is_at_hand=self._keeps is None)
+
+    async def catch_up(self, revision: int, *, seconds: float) -> None:
+        """Catch up with a revision that another node has seen: by the watch, which may be a little
+        late, or else from the store, because the watch does not report that nothing has changed."""
+        await self.wait(revision, seconds=seconds)
+        async with self._loading:
+            if self.known_revision < revision:
+                await self._load(self._keeps, is_at_hand=False)
+
+    async def _load(self, keeps: Keeps | None, *, is_at_hand: bool) -> None:
+        for _ in range(LOADS_MAX):
+            if is_at_hand:
+                entries: Sequence[Entry] = [self._held.entries[key] for key in self._held.keys]
+                revision = self.known_revision
+            else:
+                entries, revision = await self._store.list(self.prefix)
+            held, places = await self._sift(entries, keeps)
+            if revision + 1 < self._history_start:
+                continue  # the watch has advanced beyond the kept history
+            self._held, self._places, self._keeps = held, places, keeps
+            self._floor = revision
+            for change in self._history[bisect_right(self._history, revision, key=_version) :]:
+                self._apply(change)
+            return
+        raise Throttled("The catalog changes faster than it can be read; retry.")
+
+    async def _sift(self, entries: Sequence[Entry], keeps: Keeps | None) -> tuple[_Held, set[int]]:
+        held, places = _Held(self._label), set[int]()
+        for at, entry in enumerate(entries, 1):
+            if keeps is not None:
+                place = place_of(entry.key)
+                places.add(place)
+            if keeps is None or keeps(place):
+                held.put(entry)
+            if at % SLICE == 0:
+                await asyncio.sleep(0)
+        return held, places
+
+    # ── Following ────────────────────────────────────────────────────────────────────────────
+
+    async def _fill(self) -> None:
+        async with self._loading:
+            entries, revision = await self._store.list(self.prefix)
+            self._held, self._places = await self._sift(entries, self._keeps)
+        self._floor = self.revision = revision
+        self._history.clear()
+        self._history_bytes = 0
+        self._history_start = revision + 1
+        self._on_gap()
+        self._wake()
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self._history += changes
+        self._history_bytes += sum(len(change.value) for change in changes)
+        self.revision = changes[-1].version
+        for change in changes:
+            if change.version > self._floor:
+                self._apply(change)
+            self._on_change(change)
+        self._trim()
+        self._wake()
+
+    def _apply(self, change: Change) -> None:
+        key, is_put = change.key, change.kind is ChangeKind.PUT
+        if self._keeps is not None:
+            place = place_of(key)
+            if is_put:
+                self._places.add(place)
+            else:
+                self._places.discard(place)
+            if not self._keeps(place):
+                return
+        if not is_put:
+            self._held.remove(key)
+            return
+        before = self._held.entries.get(key)
+        created = change.version if before is None else before.create_revision
+        self._held.put(Entry(key, change.value, change.version, created))
+
+    def _trim(self) -> None:
+        """Drop old history, which may exceed its bounds by a quarter to save trimming."""
+        history = self._history
+        many = self._history_changes_max * 5 // 4
+        if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:
+            return
+        drop = max(0, len(history) - self._history_changes_max)
+        gone = sum(len(change.value) for change in history[:drop])
+        while drop < len(history) and self._history_bytes - gone > HISTORY_BYTES_MAX:
+            gone += len(history[drop].value)
+            drop += 1
+        self._history_start = history[drop - 1].version + 1
+        self._history_bytes -= gone
+        del history[:drop]
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+def take_page(
+    entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
+) -> tuple[list[Entry], bool]:
+    """Return the first of sorted entries with a prefix, at least one, and whether these are all."""
+    page: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if not entry.key.startswith(prefix):
+            break
+        if page and (len(page) >= count_max or size + len(entry.value) > bytes_max):
+            return page, False
+        page.append(entry)
+        size += len(entry.value)
+    return page, True
+
+
+def _version(change: Change) -> int:
+    return change.version
+
+
+def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
+    """Merge pages of disjoint parts, all after the same key. A part with more entries continues
+    after its last key; later entries of other parts are left for the next page."""
+    open_ends = [page.entries[-1].key for page in pages if not page.is_end]
+    end = min(open_ends, default=None)
+    newest: dict[str, Entry] = {}
+    for page in pages:
+        for entry in page.entries:
+            if end is not None and entry.key > end:
+                break
+            known = newest.get(entry.key)
+            # Duplicates: a node that has begun to hold everything returned more than its part.
+            if known is None or known.version < entry.version:
+                newest[entry.key] = entry
+    return Listed(
+        [newest[key] for key in sorted(newest)],
+        is_end=end is None,
+        revision=min(page.revision for page in pages),
+        entry_count=entry_count,
+    )

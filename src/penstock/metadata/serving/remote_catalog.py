@@ -1,0 +1,282 @@
+"""The catalog of a node without a store: ``model.ports.Catalog`` over the metadata role.
+
+It contains the catalog of a node with a store, over ``remote_store``: reading is a look-up in
+memory; own changes are visible when the call returns, others when the watch reports them.
+
+In addition, memory may be out of date. A topic in memory is served whether the service is reachable
+or not. A missing topic certainly does not exist only if the service was heard from recently;
+otherwise the service must be called, which takes an await: ``resolve`` before ``find``. A ``find``
+without ``resolve`` raises Throttled and starts the call, so that the client's next attempt finds
+the result: it never reports that a queue does not exist when it may."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from penstock.metadata.serving.calls import FIND_ID, FindId
+from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
+from penstock.metadata.topics.catalog import (
+    Listener,
+    StoredCatalog,
+    topic_key,
+)
+from penstock.model.errors import PenstockError, Throttled, TopicNotFound
+from penstock.model.ports import Clock
+from penstock.model.topic import Topic
+from penstock.wire.internal.calls import Caller
+
+LOOKUP_RETRY_MS = 50  # the reply should have arrived by then
+
+
+class RemoteCatalog:
+    """Implements ``model.ports.Catalog``."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        clock: Clock,
+        config: RemoteConfig | None = None,
+        recreate_guard_ms: int = 0,
+        partitions_max: int | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._caller = caller
+        self._clock = clock
+        self._config = config or RemoteConfig()
+        self._store = RemoteStore(
+            caller, clock=clock, config=self._config, on_put=self._was_put, chance=chance
+        )
+        self._stored = StoredCatalog(
+            self._store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
+        )
+        self._find = self._stored.find
+        # Topics that were looked up and do not exist, with the time until which that is assumed:
+        self._absent: dict[str, int] = {}  # by key
+        self._absent_ids: dict[str, int] = {}
+        self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
+
+    async def start(self) -> None:
+        """Load topics into memory. Raises the errors of the service and of the connection to it."""
+        try:
+            await self._stored.start()
+        except BaseException:
+            await self._stored.stop()
+            raise
+
+    async def stop(self) -> None:
+        lookups = list(self._lookups.values())
+        for task in lookups:
+            task.cancel()
+        if lookups:
+            await asyncio.wait(lookups)
+        await self._store.close()
+        await self._stored.stop()
+
+    @property
+    def store(self) -> RemoteStore:
+        """The store, for other metadata. Closed with the catalog."""
+        return self._store
+
+    @property
+    def stored(self) -> StoredCatalog:
+        """The topics in memory, for a broker: it has no partitions of other topics."""
+        return self._stored
+
+    @property
+    def staleness_ms(self) -> int:
+        """The time for which memory may have missed changes; normally about one watch period."""
+        return self._store.staleness_ms
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be out of date (for the health endpoint), or None."""
+        if self._stored.trouble is not None:
+            return self._stored.trouble
+        staleness_ms = self._store.staleness_ms
+        if staleness_ms <= self._config.stale_ms_max:
+            return None
+        reason = self._store.trouble or "the store does not reply"
+        return f"no reply from the metadata service for {staleness_ms // 1_000} s: {reason}"
+
+    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
+
+    def find(self, account: str, region: str, name: str) -> Topic | None:
+        topic = self._find(account, region, name)
+        if topic is None and not self._is_up_to_date:
+            self._check_absent(account, region, name)
+        return topic
+
+    def find_arn(self, arn: str) -> Topic | None:
+        topic = self._stored.find_arn(arn)
+        if topic is None and not self._is_up_to_date:
+            parts = arn.split(":", 5)
+            if len(parts) == 6:
+                self._check_absent(parts[4], parts[3], parts[5])
+        return topic
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        topic = self._stored.find_id(topic_id)
+        if (
+            topic is None
+            and not self._is_up_to_date
+            and not self._is_absent(self._absent_ids, topic_id)
+        ):
+            self._start_id(topic_id)
+            raise Throttled("The topic is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
+        return topic
+
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
+        return self._stored.topics(account, region, prefix)
+
+    def all_topics(self) -> Sequence[Topic]:
+        return self._stored.all_topics()
+
+    def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
+        return self._stored.recently_deleted(account, region, name, now_ms=now_ms)
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._stored.tombstone(topic_id)
+
+    def on_change(self, listener: Listener) -> None:
+        self._stored.on_change(listener)
+
+    # ── Reading: calls for topics that are not in memory ─────────────────────────────────────
+
+    async def resolve(self, account: str, region: str, name: str) -> Topic | None:
+        """Like ``find``, but call the service if the topic is not in memory: one call for all
+        callers, and none for a while if the topic does not exist. Raises Unreachable or another
+        Overloaded if there is no reply."""
+        topic = self._find(account, region, name)
+        if topic is not None or "/" in name:
+            return topic
+        key = topic_key(account, region, name)
+        if self._is_absent(self._absent, key):
+            return None
+        # A cancelled caller does not cancel the lookup for the others.
+        return await asyncio.shield(self._start(key, account, region, name))
+
+    async def resolve_id(self, topic_id: str) -> Topic | None:
+        topic = self._stored.find_id(topic_id)
+        if topic is not None or self._is_absent(self._absent_ids, topic_id):
+            return topic
+        return await asyncio.shield(self._start_id(topic_id))
+
+    # ── Changing: the service first ──────────────────────────────────────────────────────────
+
+    async def create(self, topic: Topic) -> Topic:
+        created = await self._stored.create(topic)
+        self._absent.pop(topic_key(topic.account, topic.region, topic.name), None)
+        self._absent_ids.pop(topic.topic_id, None)
+        return created
+
+    async def change(
+        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
+    ) -> Topic:
+        self._doubt_missing(account, region, name)
+        return await self._stored.change(account, region, name, change)
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        self._doubt_missing(account, region, name)
+        return await self._stored.delete(account, region, name, now_ms=now_ms)
+
+    def _doubt_missing(self, account: str, region: str, name: str) -> None:
+        """Make the next get of a missing topic read the store: the topic may just have been created
+        through another frontend, and the metadata nodes may not know it yet."""
+        if self._find(account, region, name) is None:
+            self._store.doubt(topic_key(account, region, name))
+
+    # ── Topics that are not in memory ────────────────────────────────────────────────────────
+
+    @property
+    def _is_up_to_date(self) -> bool:
+        return self._store.staleness_ms <= self._config.stale_ms_max
+
+    def _check_absent(self, account: str, region: str, name: str) -> None:
+        """Return if the topic certainly does not exist. Raises Throttled otherwise."""
+        if "/" in name or "/" in account or "/" in region:
+            return  # not a valid name
+        key = topic_key(account, region, name)
+        if self._is_absent(self._absent, key):
+            return
+        if self._store.trouble is not None:
+            raise Throttled(f"{name} cannot be looked up: metadata store not reachable; retry.")
+        self._start(key, account, region, name)
+        raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
+
+    def _is_absent(self, absent: dict[str, int], key: str) -> bool:
+        until_ms = absent.get(key)
+        if until_ms is None:
+            return False
+        if self._clock.mono_ms() < until_ms:
+            return True
+        del absent[key]
+        return False
+
+    def _note_absent(self, absent: dict[str, int], key: str) -> None:
+        absent.pop(key, None)  # insert it again as the newest
+        absent[key] = self._clock.mono_ms() + self._config.negative_ms
+        if len(absent) > self._config.negatives_max:
+            del absent[next(iter(absent))]
+
+    def _was_put(self, key: str) -> None:
+        self._absent.pop(key, None)
+        self._absent_ids.clear()  # the id of the new topic is not known here
+
+    def _start(
+        self, key: str, account: str, region: str, name: str
+    ) -> "asyncio.Task[Topic | None]":
+        async def look() -> Topic | None:
+            try:
+                # A change that changes nothing: it reads a topic into memory.
+                return await self._stored.change(account, region, name, _unchanged)
+            except TopicNotFound:
+                self._note_absent(self._absent, key)
+                return None
+
+        return self._look(key, look)
+
+    def _start_id(self, topic_id: str) -> "asyncio.Task[Topic | None]":
+        async def look() -> Topic | None:
+            got = await self._caller.call(
+                FIND_ID, FindId(topic_id), timeout_ms=self._config.call_ms
+            )
+            if got.entry is not None:
+                _, _, account, region, name = got.entry.key.split("/", 4)
+                try:
+                    topic = await self._stored.change(account, region, name, _unchanged)
+                except TopicNotFound:
+                    topic = None
+                if topic is not None and topic.topic_id == topic_id:
+                    return topic
+            self._note_absent(self._absent_ids, topic_id)
+            return None
+
+        return self._look(topic_id, look)
+
+    def _look(
+        self, key: str, look: Callable[[], Coroutine[Any, Any, Topic | None]]
+    ) -> "asyncio.Task[Topic | None]":
+        task = self._lookups.get(key)
+        if task is not None:
+            return task
+        if len(self._lookups) >= self._config.lookups_max:
+            raise Throttled("Too many topics are being looked up; retry.")
+        task = asyncio.create_task(look(), name=f"look up {key}")
+        self._lookups[key] = task
+        task.add_done_callback(lambda task: self._looked(key, task))
+        return task
+
+    def _looked(self, key: str, task: "asyncio.Task[Topic | None]") -> None:
+        del self._lookups[key]
+        if not task.cancelled():
+            error = task.exception()  # retrieved even if no caller waits for it any more
+            if error is not None and not isinstance(error, PenstockError):
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "topic lookup failed", "exception": error}
+                )
+
+
+def _unchanged(topic: Topic) -> Topic:
+    return topic

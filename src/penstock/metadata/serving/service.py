@@ -1,0 +1,491 @@
+"""The metadata role: serves topics, identities and keys to other nodes from memory, and passes
+their changes on to the store.
+
+There are many topics; all other entries are always held completely. While topics are few, every
+metadata node holds all of them and can reply to any request. Above a bound a node holds its part of
+the ring, and a limited number of other entries that were requested; a request for an entry of
+another node is forwarded to its owner once. The store is always authoritative: if the owner is not
+reachable, or two nodes see different members, the node that got the request reads the store. So the
+distribution affects memory but never correctness, and each node determines its part alone.
+
+Any node writes directly to the store, by compare-and-swap; the rules checked here apply to every
+write. Any node serves watches, because each receives every change.
+
+The store may itself be another metadata node (``remote_store``): then this node is a mirror that
+replies from memory and passes changes on. Every reply to a watch states for how long it has heard
+nothing from there. The members, and how to call them, are provided by the caller.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.metadata.cluster_entries import MANAGER_KEY
+from penstock.metadata.serving.calls import (
+    FIND_ID,
+    GET,
+    GRANT,
+    KEEP_ALIVE,
+    LIST,
+    REVOKE,
+    TXN,
+    WATCH,
+    FindId,
+    Get,
+    Got,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    Listed,
+    ListPage,
+    Misdirected,
+    Revoke,
+    Txn,
+    Watch,
+    Watched,
+    Written,
+)
+from penstock.metadata.serving.entry_rules import RULES, Family, check_txn, prefix_of, topic_id_of
+from penstock.metadata.serving.mirror import (
+    HISTORY_CHANGES_MAX,
+    Keeps,
+    Mirror,
+    merge_pages,
+    take_page,
+)
+from penstock.metadata.serving.ring import Member, Ring, place_of
+from penstock.metadata.store import Change, Entry, Store
+from penstock.metadata.topics.catalog import TOPICS_MAX, TOPICS_PREFIX
+from penstock.model.errors import (
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    QuotaExceeded,
+    Throttled,
+)
+from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Nothing, Q, R
+
+PAGE_ENTRIES_MAX = 2_000
+PAGE_BYTES_MAX = 8 * 1_048_576  # of a page merged from the members' parts
+CATCH_UP_SECONDS = 0.25  # for the watch to report a revision that another node has seen
+SETTLE_RETRY_SECONDS = 1.0
+WHOLE_AGAIN = 0.8  # of the bound, so that a catalog near it is not read repeatedly
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataConfig:
+    whole_entries_max: int = 50_000  # up to this number of topics every metadata node holds all
+    read_through_entries_max: int = 10_000  # cached entries of other members
+    topics_max: int = TOPICS_MAX
+    watchers_max: int = 4_096  # waiting for a change at once
+    watch_ms_max: int = 30_000
+    forward_ms_max: int = 1_000  # then the store is read instead
+    stale_ms_max: int = 10_000  # without the store for longer, no entry is known to be absent
+    history_changes_max: int = HISTORY_CHANGES_MAX
+
+
+class MetadataService:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        node_id: str,
+        members: Callable[[], Sequence[Member]],
+        peer: Callable[[str], Caller],
+        config: MetadataConfig | None = None,
+        store_stale_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``members``: the metadata nodes, including this one once it has joined; must be fast.
+        ``peer`` returns the caller for a member's id. ``store_stale_ms``: for how long the store
+        itself may have missed changes."""
+        self._store = store
+        self._node_id = node_id
+        self._members = members
+        self._peer = peer
+        self._config = config or MetadataConfig()
+        self._store_stale_ms = store_stale_ms
+        history = self._config.history_changes_max
+        self.topics = Mirror(
+            store,
+            TOPICS_PREFIX,
+            label=topic_id_of,
+            on_change=self._changed,
+            on_gap=self._missed,
+            history_changes_max=history,
+        )
+        # Tombstones before topics: if a topic is missing, it can be checked whether it was deleted.
+        self._mirrors = {
+            prefix: Mirror(store, prefix, history_changes_max=history)
+            for prefix in RULES
+            if prefix != TOPICS_PREFIX
+        }
+        self._mirrors[TOPICS_PREFIX] = self.topics
+        self.ring = Ring([Member(node_id)])
+        self._ring_members: Sequence[Member] = self.ring.members
+        self._held_ring: str | None = None  # fingerprint of the ring whose part is held
+        self._read_through: OrderedDict[str, Entry] = OrderedDict()
+        self.watcher_count = 0
+        self._unsettled = asyncio.Event()  # the held part may have to change
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        # For metrics:
+        self.forwarded_count = 0
+        self.fallback_count = 0  # requests for other members that were served from the store
+
+    async def start(self) -> None:
+        """Load everything into memory. Raises the errors of the store."""
+        try:
+            for mirror in self._mirrors.values():
+                await mirror.start()
+        except BaseException:
+            for mirror in self._mirrors.values():
+                await mirror.stop()
+            raise
+        self.members_changed()
+        await self._settle()
+        self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
+
+    async def stop(self) -> None:
+        """Reply to pending watches, so that the listener can drain. Later requests are refused,
+        because memory no longer follows the store."""
+        self._is_stopped = True
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait((keeper,))
+        for mirror in self._mirrors.values():
+            await mirror.stop()
+
+    def register(self, answers: CallHandlers) -> None:
+        answers.add(GET, self._get)
+        answers.add(LIST, self._list)
+        answers.add(FIND_ID, self._find_id)
+        answers.add(TXN, self._txn)
+        answers.add(WATCH, self._watch)
+        answers.add(GRANT, self._grant)
+        answers.add(KEEP_ALIVE, self._keep_alive)
+        answers.add(REVOKE, self._revoke)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may lag behind the store, or None."""
+        return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this node holds what it should: everything, or its part of the present ring."""
+        topics, most = self.topics, self._config.whole_entries_max
+        if topics.is_whole:
+            return topics.entry_count <= most
+        is_part = self._held_ring == self.ring.fingerprint
+        return is_part and topics.entry_count > most * WHOLE_AGAIN
+
+    # ── Members ──────────────────────────────────────────────────────────────────────────────
+
+    def members_changed(self) -> None:
+        """Update the ring after a member joined or left. Requests that need the ring call this
+        too."""
+        members = tuple(sorted(self._members())) or (Member(self._node_id),)
+        if members != self._ring_members:
+            self._ring_members = members
+            self.ring = Ring(members)
+            self._unsettled.set()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._unsettled.wait()
+            self._unsettled.clear()
+            try:
+                await self._settle()
+            except PenstockError as error:
+                log.warning("loading metadata entries failed", extra={"reason": str(error)})
+                loop.call_later(SETTLE_RETRY_SECONDS, self._unsettled.set)
+
+    async def _settle(self) -> None:
+        """Load the entries that this node should hold now."""
+        if self.is_settled:
+            return
+        topics, ring = self.topics, self.ring
+        if topics.entry_count <= self._config.whole_entries_max * WHOLE_AGAIN:
+            await topics.hold(None)
+            self._held_ring = None
+        else:
+            await topics.hold(self._part_of(ring))
+            self._held_ring = ring.fingerprint
+        log.info(
+            "metadata entries loaded",
+            extra={
+                "topics": topics.entry_count,
+                "held": topics.held_count,
+                "members": len(ring.members),
+            },
+        )
+
+    def _part_of(self, ring: Ring) -> Keeps:
+        owner_at, own = ring.owner_at, self._node_id
+        return lambda place: owner_at(place) == own
+
+    def _changed(self, change: Change) -> None:
+        self._read_through.pop(change.key, None)
+        self._consider()
+
+    def _missed(self) -> None:
+        self._read_through.clear()
+        self._consider()
+
+    def _consider(self) -> None:
+        if not self.is_settled:
+            self._unsettled.set()
+
+    # ── One entry ────────────────────────────────────────────────────────────────────────────
+
+    def _get(self, request: Get, asked: CallerInfo) -> Got | Coroutine[Any, Any, Got]:
+        mirror, key = self._mirror_of(request.key), request.key
+        revision = mirror.known_revision
+        if request.is_fresh or revision < request.min_revision:
+            return self._read_store(request)
+        if mirror.is_whole or mirror.holds(key):
+            entry = mirror.get(key)
+            if entry is None and self._store_stale_ms() > self._config.stale_ms_max:
+                return self._read_store(request)  # perhaps created since: only the store can tell
+            return Got(entry, revision)
+        remembered = self._read_through.get(key)
+        if remembered is not None:
+            self._read_through.move_to_end(key)
+            return Got(remembered, revision)
+        self.members_changed()
+        owner = self.ring.owner_at(place_of(key))
+        if owner == self._node_id:
+            return self._read_store(request)  # the entry has just become this node's
+        if request.is_forwarded:
+            raise Misdirected(f"Node {self._node_id} does not hold {key}.")
+        return self._ask_owner(owner, request, asked)
+
+    async def _read_store(self, request: Get) -> Got:
+        # The store had at least this revision before the read.
+        revision = max(self._mirror_of(request.key).known_revision, request.min_revision)
+        entry = await self._store.get(request.key)
+        return Got(entry, revision if entry is None else max(revision, entry.version))
+
+    async def _ask_owner(self, owner: str, request: Get, asked: CallerInfo) -> Got:
+        self.forwarded_count += 1
+        forwarded = msgspec.structs.replace(request, is_forwarded=True)
+        timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
+        try:
+            got = await self._peer(owner).call(GET, forwarded, timeout_ms=timeout_ms)
+        except PenstockError as error:
+            # Not reachable, overloaded, or using another ring: read the store.
+            self._fell_back("get", error)
+            got = await self._read_store(request)
+        # Cache only an entry that no change has overtaken: the next change removes it.
+        if got.entry is not None and got.revision >= self.topics.known_revision:
+            self._read_through[request.key] = got.entry
+            if len(self._read_through) > self._config.read_through_entries_max:
+                self._read_through.popitem(last=False)
+        return got
+
+    def _find_id(self, request: FindId, asked: CallerInfo) -> Got | Coroutine[Any, Any, Got]:
+        topics = self._mirror_of(TOPICS_PREFIX)
+        entry = topics.find_label(request.topic_id)
+        if entry is not None or topics.is_whole or request.ring == self._held_ring:
+            return Got(entry, topics.known_revision)
+        if request.ring:
+            raise Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+        return self._ask_all(request, asked)
+
+    async def _ask_all(self, request: FindId, asked: CallerInfo) -> Got:
+        """Ask all members for their part, because an id does not determine a place on the ring."""
+        self.members_changed()
+        revision = self.topics.known_revision
+        forwarded = FindId(request.topic_id, ring=self.ring.fingerprint)
+        answers, failure = await self._of_others(FIND_ID, forwarded, asked)
+        for answer in answers:
+            if answer.entry is not None:
+                return answer
+        if failure is not None:
+            # The member that failed may hold the topic.
+            raise Overloaded("Not every metadata node replied; retry.") from failure
+        return Got(None, revision)
+
+    async def _of_others(
+        self, call: Call[Q, R], request: Q, asked: CallerInfo
+    ) -> tuple[Sequence[R], PenstockError | None]:
+        """Return the replies of the other members, and one of the errors."""
+        self.forwarded_count += 1
+        if self._held_ring != self.ring.fingerprint:
+            return (), Misdirected(f"Node {self._node_id} is loading another part of the ring.")
+        timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
+        others = [one.node_id for one in self.ring.members if one.node_id != self._node_id]
+
+        async def ask(node_id: str) -> R:
+            return await self._peer(node_id).call(call, request, timeout_ms=timeout_ms)
+
+        answers = await asyncio.gather(*map(ask, others), return_exceptions=True)
+        found: list[R] = []
+        failure: PenstockError | None = None
+        for answer in answers:
+            if isinstance(answer, PenstockError):
+                failure = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        return found, failure
+
+    # ── Pages ────────────────────────────────────────────────────────────────────────────────
+
+    def _list(self, request: ListPage, asked: CallerInfo) -> Listed | Coroutine[Any, Any, Listed]:
+        mirror = self._mirror_of(request.prefix)
+        if RULES[mirror.prefix].family is Family.CLUSTER and not request.after:
+            return self._list_as_of_now(mirror, request)
+        if mirror.known_revision < request.min_revision:
+            return self._list_later(mirror, request, asked)
+        if mirror.is_whole or (request.ring and request.ring == self._held_ring):
+            return self._page(mirror, request)
+        if request.ring:
+            raise Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+        return self._gather(request, asked)
+
+    async def _list_later(self, mirror: Mirror, request: ListPage, asked: CallerInfo) -> Listed:
+        await mirror.catch_up(request.min_revision, seconds=CATCH_UP_SECONDS)
+        listed = self._list(msgspec.structs.replace(request, min_revision=0), asked)
+        return listed if isinstance(listed, Listed) else await listed
+
+    async def _list_as_of_now(self, mirror: Mirror, request: ListPage) -> Listed:
+        """Return a page that is as new as the store. A node acts only on rows that are not older
+        than its registration, an entry of another prefix: only the store can confirm that rows in
+        memory are new enough. Later pages are never older than the first."""
+        _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
+        await mirror.catch_up(max(revision, request.min_revision), seconds=0)
+        return self._page(mirror, request)
+
+    def _page(self, mirror: Mirror, request: ListPage) -> Listed:
+        entries, is_end = mirror.page(
+            request.prefix,
+            after=request.after,
+            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
+            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
+        )
+        return Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
+
+    async def _gather(self, request: ListPage, asked: CallerInfo) -> Listed:
+        """Merge one page from the parts of all members."""
+        self.members_changed()
+        ring, topics = self.ring, self.topics
+        part = msgspec.structs.replace(
+            request,
+            ring=ring.fingerprint,
+            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX) // len(ring.members),
+        )
+        pages, failure = await self._of_others(LIST, part, asked)
+        if failure is not None:
+            return await self._list_store(request, failure)
+        if self._held_ring != ring.fingerprint:
+            # The held part has changed since the members were called.
+            moved = Misdirected(f"Node {self._node_id} now holds another part of the ring.")
+            return await self._list_store(request, moved)
+        return merge_pages([self._page(topics, part), *pages], entry_count=topics.entry_count)
+
+    async def _list_store(self, request: ListPage, error: PenstockError) -> Listed:
+        """Read the topics of one account from the store. Not all topics: they are requested page by
+        page, and each page would read everything."""
+        if request.prefix == TOPICS_PREFIX:
+            raise Overloaded("Not every metadata node replied; retry.") from error
+        self._fell_back("list", error)
+        entries, revision = await self._store.list(request.prefix)
+        page, is_end = take_page(
+            (entry for entry in entries if entry.key > request.after),
+            request.prefix,
+            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
+            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
+        )
+        return Listed(page, is_end, revision, self.topics.entry_count)
+
+    # ── Changes ──────────────────────────────────────────────────────────────────────────────
+
+    async def _txn(self, request: Txn, _caller: CallerInfo) -> Written:
+        for key in check_txn(request):
+            self._check_room(key)
+        # Keys whose delete will be a change, as far as this node knows.
+        known = {**dict(request.compare_created), **dict(request.compare)}
+        gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]
+        revision = await self._store.txn(
+            compare=request.compare,
+            compare_created=request.compare_created,
+            puts=request.puts,
+            deletes=request.deletes,
+            lease=request.lease,
+        )
+        # Wait for the watch before replying: later requests to this node see the change.
+        for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
+            await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
+        return Written(revision)
+
+    async def _grant(self, request: Grant, _caller: CallerInfo) -> Granted:
+        return Granted(await self._store.grant(request.ttl_ms))
+
+    async def _keep_alive(self, request: KeepAlive, _caller: CallerInfo) -> KeptAlive:
+        return KeptAlive(await self._store.keep_alive(request.lease))
+
+    async def _revoke(self, request: Revoke, _caller: CallerInfo) -> Nothing:
+        await self._store.revoke(request.lease)
+        return Nothing()
+
+    def _check_room(self, key: str) -> None:
+        mirror = self._mirror_of(key)
+        if mirror.get(key) is not None:
+            return  # not new, or its version is compared
+        if mirror is self.topics:
+            most, what = self._config.topics_max, "queues"
+        else:
+            most, what = RULES[mirror.prefix].entries_max, mirror.prefix.strip("/")
+        if mirror.entry_count >= most:
+            raise QuotaExceeded(f"Limit reached: {most} {what} in the catalog.")
+
+    def _watch(self, request: Watch, asked: CallerInfo) -> Watched | Coroutine[Any, Any, Watched]:
+        mirror = self._mirror_of(request.prefix)
+        if request.prefix != mirror.prefix:
+            raise InvalidRequest("Only whole prefixes can be watched.")
+        if request.from_revision <= mirror.revision or request.wait_ms <= 0:
+            return self._watched(mirror, request.from_revision)
+        mirror.changes(request.from_revision)  # raises Compacted
+        return self._watch_later(mirror, request, asked)
+
+    async def _watch_later(self, mirror: Mirror, request: Watch, asked: CallerInfo) -> Watched:
+        if self.watcher_count >= self._config.watchers_max:
+            raise Throttled("Too many watches on this node; retry.")
+        self.watcher_count += 1
+        try:
+            # A little before the caller's timeout: a reply without changes is useful too.
+            wait_ms = min(request.wait_ms, self._config.watch_ms_max, asked.timeout_ms * 9 // 10)
+            await mirror.wait(request.from_revision, seconds=wait_ms / 1_000)
+        finally:
+            self.watcher_count -= 1
+        return self._watched(mirror, request.from_revision)
+
+    def _watched(self, mirror: Mirror, from_revision: int) -> Watched:
+        changes, next_revision = mirror.changes(from_revision)
+        stale_ms = self._store_stale_ms()
+        if mirror.trouble is not None:
+            now = asyncio.get_running_loop().time()
+            stale_ms = max(stale_ms, int((now - mirror.troubled_at) * 1_000))
+        return Watched(changes, next_revision, mirror.entry_count, stale_ms)
+
+    def _mirror_of(self, key: str) -> Mirror:
+        if self._is_stopped:
+            raise Draining("The metadata service is stopping.")
+        return self._mirrors[prefix_of(key)]
+
+    def _fell_back(self, what: str, error: PenstockError) -> None:
+        self.fallback_count += 1
+        log.debug("metadata read from the store", extra={"call": what, "reason": str(error)})

@@ -1,0 +1,305 @@
+"""The ``model.ports.Catalog`` of this node: topics by name, id and ARN, all in memory.
+
+Keys in the store:
+
+    /topics/{account}/{region}/{name}   the topic as JSON
+    /tombs/{topic_id}                   the same with ``deleted_at_ms``: its data may be removed
+
+A delete removes the topic and writes the tombstone in one transaction. A broker removes data only
+because of a tombstone, never because a topic is missing: a catalog that lags or was restored from a
+backup must not cause data loss. A tombstone is removed when its data is gone and it is old enough;
+``sweep`` is called by the code that knows the clock and the disk.
+"""
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+import msgspec
+
+from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.errors import (
+    QuotaExceeded,
+    Throttled,
+    TopicExists,
+    TopicNotFound,
+    VersionConflict,
+)
+from penstock.model.limits import DELETED_NAME_MS
+from penstock.model.topic import Topic
+
+TOPICS_PREFIX = "/topics/"
+TOMBS_PREFIX = "/tombs/"
+
+TOPICS_MAX = 100_000  # about 2 KB each in memory
+TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any name guard, so that guards survive a restart
+TOMBSTONES_MAX = 10_000  # above it the oldest are removed early; only their name guard is lost
+
+NameKey = tuple[str, str, str]
+Listener = Callable[[Topic | None, Topic | None], None]
+
+log = logging.getLogger(__name__)
+
+_decode = msgspec.json.Decoder(Topic).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def topic_key(account: str, region: str, name: str) -> str:
+    assert "/" not in account + region + name, "invalid name: callers must check names"
+    return f"{TOPICS_PREFIX}{account}/{region}/{name}"
+
+
+def tomb_key(topic_id: str) -> str:
+    return f"{TOMBS_PREFIX}{topic_id}"
+
+
+def _logs_of(topic: Topic) -> int:
+    return 0 if topic.is_share else topic.partition_count
+
+
+class StoredCatalog:
+    """Implements ``model.ports.Catalog`` over any store."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        recreate_guard_ms: int = 0,
+        topics_max: int = TOPICS_MAX,
+        partitions_max: int | None = None,
+    ) -> None:
+        self._store = store
+        self._recreate_guard_ms = recreate_guard_ms
+        self._topics_max = topics_max
+        self._partitions_max = partitions_max
+        self.partition_count = 0  # of all topics; shares have no log
+        self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
+        self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
+        # Views of the topics:
+        self._by_name: dict[NameKey, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
+        self._by_arn: dict[str, Topic] = {}
+        self._by_source: dict[str, dict[str, Topic]] = {}  # shares by id, by their topic's id
+        self._names: dict[tuple[str, str], list[str]] = {}  # sorted
+        # View of the tombstones: the newest one of each guarded name.
+        self._deleted: dict[NameKey, Topic] = {}
+        self._listeners: list[Listener] = []
+        self._tomb_listeners: list[Callable[[Topic], None]] = []
+
+    async def start(self) -> None:
+        """Load all topics into memory."""
+        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
+        await self._tombs.start()
+        await self._topics.start()
+
+    async def stop(self) -> None:
+        await self._topics.stop()
+        await self._tombs.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may lag behind the store (for the health endpoint), or None."""
+        return self._topics.trouble or self._tombs.trouble
+
+    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
+
+    def find(self, account: str, region: str, name: str) -> Topic | None:
+        return self._by_name.get((account, region, name))
+
+    def find_arn(self, arn: str) -> Topic | None:
+        return self._by_arn.get(arn)
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def shares_of(self, topic_id: str) -> Sequence[Topic]:
+        """Return the shares of a topic."""
+        return list(self._by_source.get(topic_id, {}).values())
+
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
+        names = self._names.get((account, region), [])
+        later = (names[position] for position in range(bisect_left(names, prefix), len(names)))
+        matching = takewhile(lambda name: name.startswith(prefix), later)
+        return [self._by_name[account, region, name] for name in matching]
+
+    def all_topics(self) -> Sequence[Topic]:
+        return list(self._by_id.values())
+
+    def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
+        """Return whether the name is still guarded. A clock set back does not prolong the guard."""
+        tomb = self._deleted.get((account, region, name))
+        if tomb is None or tomb.deleted_at_ms is None:
+            return False
+        return 0 <= now_ms - tomb.deleted_at_ms < self._recreate_guard_ms
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        """Return the deleted topic with this id, whose data may be removed, or None."""
+        return self._tombs.get(tomb_key(topic_id))
+
+    def tombstones(self) -> Sequence[Topic]:
+        return list(self._tombs.values())
+
+    def on_change(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
+        """Call ``listener`` once for each topic whose data may be removed from now on."""
+        self._tomb_listeners.append(listener)
+
+    # ── Changing: the store first ────────────────────────────────────────────────────────────
+
+    async def create(self, topic: Topic) -> Topic:
+        assert topic.deleted_at_ms is None
+        key = topic_key(topic.account, topic.region, topic.name)
+        for _ in range(TRIES_MAX):
+            if len(self._topics) >= self._topics_max:
+                raise QuotaExceeded(f"Queue limit reached: {self._topics_max} queues. Delete some.")
+            self._check_room(_logs_of(topic))
+            try:
+                await self._topics.write(key, topic, if_version=0)
+                return topic
+            except VersionConflict as exc:
+                # Read the topic of this name, so that the caller can compare; it may be gone.
+                if (await self._topics.refresh(key))[0] is not None:
+                    raise TopicExists(f"The queue {topic.name} exists already.") from exc
+        raise Throttled(f"The queue {topic.name} is being changed by another request; retry.")
+
+    async def change(
+        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
+    ) -> Topic:
+        key = topic_key(account, region, name)
+        for _ in range(TRIES_MAX):
+            before, version = await self._newest(key, name)
+            after = change(before)
+            assert (after.topic_id, after.arn) == (before.topic_id, before.arn)
+            if after == before:
+                return before
+            self._check_room(_logs_of(after) - _logs_of(before))
+            try:
+                await self._topics.write(key, after, if_version=version)
+                return after
+            except VersionConflict:
+                await self._topics.refresh(key)
+        raise Throttled(f"The queue {name} is being changed by another request; retry.")
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        """Delete a topic and return its tombstone."""
+        key = topic_key(account, region, name)
+        for _ in range(TRIES_MAX):
+            topic, version = await self._newest(key, name)
+            tomb = msgspec.structs.replace(topic, deleted_at_ms=now_ms)
+            tomb_at = tomb_key(topic.topic_id)
+            try:
+                version = await self._store.txn(
+                    compare=((key, version),), puts=((tomb_at, _encode(tomb)),), deletes=(key,)
+                )
+            except VersionConflict as exc:
+                if (await self._topics.refresh(key))[0] is None:
+                    raise TopicNotFound(name) from exc
+                continue
+            self._tombs.apply(tomb_at, tomb, version=version)
+            self._topics.apply(key, None, version=version)
+            return tomb
+        raise Throttled(f"The queue {name} is being changed by another request; retry.")
+
+    async def sweep(
+        self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
+    ) -> int:
+        """Remove tombstones that are old, or too many, and whose data ``is_gone`` (by topic id).
+        Returns their number. Called periodically by the code that removes data."""
+        tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
+        surplus = len(tombs) - TOMBSTONES_MAX
+        keys = [
+            tomb_key(tomb.topic_id)
+            for place, tomb in enumerate(tombs)
+            if (place < surplus or now_ms - (tomb.deleted_at_ms or 0) >= kept_ms)
+            and is_gone(tomb.topic_id)
+        ]
+        for start in range(0, len(keys), CHANGES_PER_TXN_MAX):
+            some = keys[start : start + CHANGES_PER_TXN_MAX]
+            version = await self._store.txn(deletes=some)
+            for key in some:
+                self._tombs.apply(key, None, version=version)
+        return len(keys)
+
+    def _check_room(self, added: int) -> None:
+        most = self._partitions_max
+        if added > 0 and most is not None and self.partition_count + added > most:
+            raise QuotaExceeded(
+                f"This node has {self.partition_count} of {most} partitions; {added} more exceed"
+                " its limit of open files. Raise the limit (ulimit -n) or delete queues."
+            )
+
+    async def _newest(self, key: str, name: str) -> tuple[Topic, int]:
+        topic, version = self._topics.get(key), self._topics.version(key)
+        if topic is None:
+            # Another node may have created the topic just now, before the watch reports it.
+            topic, version = await self._topics.refresh(key)
+        if topic is None:
+            raise TopicNotFound(name)
+        return topic, version
+
+    # ── Updates: each change of this or another node, once ───────────────────────────────────
+
+    def _on_topic_change(self, key: str, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and after is not None and before.topic_id != after.topic_id:
+            # Deleted and created again between two updates: report both to listeners.
+            self._on_topic_change(key, before, None)
+            before = None
+        if before is not None:
+            self._forget(before)
+        if after is not None:
+            self._remember(after)
+        for listener in self._listeners:
+            try:
+                listener(before, after)
+            except Exception:
+                # The change is durable and in force: a failing listener must not stop the others.
+                log.exception("catalog listener failed")
+
+    def _on_tomb_change(self, _key: str, before: Topic | None, after: Topic | None) -> None:
+        tomb = after or before
+        assert tomb is not None
+        name = (tomb.account, tomb.region, tomb.name)
+        known = self._deleted.get(name)
+        if after is None:
+            if known is not None and known.topic_id == tomb.topic_id:
+                del self._deleted[name]
+            return
+        if known is None or (known.deleted_at_ms or 0) <= (after.deleted_at_ms or 0):
+            self._deleted[name] = after
+        for listener in self._tomb_listeners:
+            try:
+                listener(after)
+            except Exception:
+                log.exception("tombstone listener failed")
+
+    def _remember(self, topic: Topic) -> None:
+        place = (topic.account, topic.region)
+        name_key = (*place, topic.name)
+        if name_key not in self._by_name:
+            insort(self._names.setdefault(place, []), topic.name)
+        self._by_name[name_key] = topic
+        self._by_id[topic.topic_id] = topic
+        self._by_arn[topic.arn] = topic
+        self.partition_count += _logs_of(topic)
+        if topic.source_id is not None:
+            self._by_source.setdefault(topic.source_id, {})[topic.topic_id] = topic
+
+    def _forget(self, topic: Topic) -> None:
+        place = (topic.account, topic.region)
+        del self._by_name[(*place, topic.name)]
+        del self._by_id[topic.topic_id]
+        del self._by_arn[topic.arn]
+        self.partition_count -= _logs_of(topic)
+        if topic.source_id is not None:
+            shares = self._by_source[topic.source_id]
+            del shares[topic.topic_id]
+            if not shares:
+                del self._by_source[topic.source_id]
+        names = self._names[place]
+        del names[bisect_left(names, topic.name)]
+        if not names:
+            del self._names[place]

@@ -1,0 +1,167 @@
+"""Configs of named resources (groups, brokers, client metrics) and client quotas, in the metadata
+store.
+
+    /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
+
+The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
+resources of a kind. Every node has all configs in memory, updated by a watch: reading is a dict
+lookup. A change is a compare-and-swap of one entry. The node that made the change sees it when the
+call returns, other nodes when the watch reports it.
+
+A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
+service and other nodes reject kinds that they do not know.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import KEY_BYTES_MAX, Store
+from penstock.model.errors import InvalidRequest, QuotaExceeded
+from penstock.model.limits import RESOURCE_CONFIGS_BYTES_MAX, RESOURCE_CONFIGS_MAX
+from penstock.model.names import is_account
+
+CONFIGS_PREFIX: Final = "/configs/"
+GROUP: Final = "group"
+BROKER: Final = "broker"  # since feature level 7, like the next two
+CLIENT_METRICS: Final = "client-metrics"
+CLIENT_QUOTA: Final = "client-quota"
+KINDS: Final = frozenset((GROUP, BROKER, CLIENT_METRICS, CLIENT_QUOTA))
+
+Configs = Mapping[str, str]
+Listener = Callable[[str, str, Configs], None]  # account, name, configs after the change
+
+NO_CONFIGS: Final[Configs] = MappingProxyType({})
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Resource(NamedTuple):
+    account: str
+    kind: str
+    name: str
+
+
+def config_key(resource: Resource) -> str:
+    """Return the key. Raises InvalidRequest if the name is too long for a key of the store."""
+    account, kind, name = resource
+    key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
+    if len(key) > KEY_BYTES_MAX:
+        raise InvalidRequest(
+            f"The name of a {kind} with configs has at most {KEY_BYTES_MAX} bytes, percent-encoded"
+            f" and with its prefix; this one has {len(key)}."
+        )
+    return key
+
+
+def resource_of(key: str) -> Resource:
+    """Return the resource whose configs are stored under a key. Raises InvalidRequest."""
+    account, _, rest = key.removeprefix(CONFIGS_PREFIX).partition("/")
+    kind, mark, quoted = rest.partition("/")
+    if not mark or not is_account(account) or kind not in KINDS:
+        raise InvalidRequest(f"{key} is not the key of a resource's configs.")
+    return Resource(account, kind, unquote(quoted))
+
+
+def decode_configs(value: bytes) -> Configs:
+    """Raises ValueError for a value that a node never writes."""
+    if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
+        raise ValueError(f"configs have at most {RESOURCE_CONFIGS_BYTES_MAX} bytes")
+    configs = _decode(value)
+    if not configs:
+        raise ValueError("the configs are empty")
+    return configs
+
+
+def _encode_configs(configs: Configs) -> bytes:
+    value = _encode(configs)
+    if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
+        raise InvalidRequest(
+            f"The configs of one resource have at most {RESOURCE_CONFIGS_BYTES_MAX:,} bytes;"
+            f" these have {len(value):,}."
+        )
+    return value
+
+
+class ResourceConfigs:
+    def __init__(self, store: Store) -> None:
+        self._cache = Cache(
+            store,
+            CONFIGS_PREFIX,
+            decode=decode_configs,
+            encode=_encode_configs,
+            on_change=self._on_entry_change,
+        )
+        self.start, self.stop = self._cache.start, self._cache.stop
+        self._names: dict[tuple[str, str], set[str]] = {}  # by account and kind
+        self._listeners: dict[str, list[Listener]] = {}  # by kind
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may lag behind the store, or None."""
+        return self._cache.trouble
+
+    def get(self, resource: Resource) -> Configs:
+        """Return the configs set for a resource, whether the resource exists or not."""
+        if not self._cache:
+            return NO_CONFIGS
+        try:
+            return self._cache.get(config_key(resource)) or NO_CONFIGS
+        except InvalidRequest:
+            return NO_CONFIGS  # the name is too long: nothing can be set for it
+
+    def names(self, account: str, kind: str) -> Collection[str]:
+        """Return the names of a tenant's resources that have configs."""
+        return self._names.get((account, kind), ())
+
+    def accounts(self, kind: str) -> Collection[str]:
+        """Return the tenants with resources of a kind that have configs."""
+        return [account for account, one in self._names if one == kind]
+
+    def on_change(self, kind: str, listener: Listener) -> None:
+        """Call ``listener`` after each change of a resource of this kind, made by any node."""
+        self._listeners.setdefault(kind, []).append(listener)
+
+    async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
+        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded at the
+        maximum of entries, and Throttled if changes of other nodes keep conflicting."""
+        await self._update(resource, lambda before: {**before, **changes})
+
+    async def add_missing(self, resource: Resource, configs: Configs) -> None:
+        """Set only the names that have no value yet. Raises as ``change``."""
+        await self._update(resource, lambda before: {**configs, **before})
+
+    async def _update(
+        self, resource: Resource, merge: Callable[[Configs], Mapping[str, str | None]]
+    ) -> None:
+        def step(before: Configs | None) -> Configs | None:
+            merged = merge(before or NO_CONFIGS)
+            after = {name: text for name, text in merged.items() if text is not None}
+            if after and before is None:
+                self._check_room(resource)
+            return after or None
+
+        await self._cache.update(
+            config_key(resource), step, what=f"{resource.kind} {resource.name}"
+        )
+
+    def _check_room(self, resource: Resource) -> None:
+        """Counts entries in memory: nodes that add at once may exceed the bound by one each."""
+        if len(self._cache) >= RESOURCE_CONFIGS_MAX:
+            raise QuotaExceeded(
+                f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
+                f" delete some before setting those of {resource.kind} {resource.name}."
+            )
+
+    def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
+        account, kind, name = resource_of(key)
+        names = self._names.setdefault((account, kind), set())
+        (names.discard if after is None else names.add)(name)
+        if not names:
+            del self._names[account, kind]
+        for listener in self._listeners.get(kind, ()):
+            listener(account, name, after or NO_CONFIGS)

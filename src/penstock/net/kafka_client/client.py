@@ -1,0 +1,463 @@
+"""A blocking Kafka client for commands and Spark workers.
+
+One socket per node, one request at a time. Requests and replies are the values of ``wire/kafka``,
+in the newest version that both sides support. Requests go to the leaders and coordinators that the
+cluster names. ``fetch`` returns batches as views of the reply, ``produce`` sends whole batches.
+
+A client belongs to one thread of one process.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from penstock.net.kafka_client.errors import (
+    STALE_LEADER_CODES,
+    HungUp,
+    KafkaRefused,
+    KafkaTrouble,
+    NotKafka,
+    TimedOut,
+    Unreachable,
+)
+from penstock.net.kafka_client.login import Security, SecurityInvalid, security_from
+from penstock.net.kafka_client.node import Dialling, KafkaNode
+from penstock.net.kafka_client.values import (
+    Fetched,
+    Place,
+    by_topic,
+    fetched_of,
+    parse_addresses,
+)
+from penstock.wire.kafka.apis import FETCH, PRODUCE
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+)
+from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.produce import (
+    ProducePartition,
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+)
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Fetched",
+    "HungUp",
+    "KafkaClient",
+    "KafkaRefused",
+    "KafkaTrouble",
+    "NotKafka",
+    "Place",
+    "Security",
+    "SecurityInvalid",
+    "TimedOut",
+    "Unreachable",
+    "by_topic",
+    "parse_addresses",
+    "security_from",
+]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+GROUP: Final = 0
+TRANSACTION: Final = 1
+
+ACKS_ALL: Final = -1
+
+_LIST_OFFSETS, _METADATA, _FIND_COORDINATOR, _INIT_PRODUCER_ID = 2, 3, 10, 22
+_BY_NAME_MAX: Final = 12  # newer versions of Fetch and Produce use topic ids
+_COORDINATOR_ALONE_MAX: Final = 3  # newer versions look up several coordinators
+_PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
+_PARTITION_BYTES: Final = 1_048_576
+_ANSWER_BYTES: Final = 8 * 1_048_576
+_ANYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
+
+T = TypeVar("T")
+
+
+class KafkaClient:
+    """A cluster, found by some of its addresses. All calls raise KafkaTrouble."""
+
+    def __init__(
+        self,
+        addresses: str,
+        *,
+        security: Security | None = None,
+        timeout_s: float = 30.0,
+        client_id: str = "penstock",
+    ) -> None:
+        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError for an
+        invalid address and SecurityInvalid for unusable files."""
+        security = security or Security()
+        tls = security.tls_context() if security.is_tls else None
+        self._dialling = Dialling(security, tls, timeout_s, client_id)
+        self._first = [
+            KafkaNode(host, port, self._dialling) for host, port in parse_addresses(addresses)
+        ]
+        self._nodes: dict[int, KafkaNode] = {}
+        self._leaders: dict[Place, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def timeout_ms(self) -> int:
+        return int(self._dialling.timeout_s * 1_000)
+
+    def close(self) -> None:
+        for node in (*self._first, *self._nodes.values()):
+            node.close()
+
+    # ── Any request ──────────────────────────────────────────────────────────────────────────
+
+    def call(
+        self,
+        key: int,
+        request: Any,
+        *,
+        node: int | None = None,
+        wait_s: float = 0.0,
+        version_max: int | None = None,
+    ) -> Any:
+        """Send a request once, to any node or to ``node``, and return the decoded reply.
+        ``version_max``: for requests that have another form in newer versions."""
+        at = self._any() if node is None else self._nodes[node]
+        return at.call(key, request, wait_s=wait_s, version_max=version_max)
+
+    def _any(self) -> KafkaNode:
+        """Return the first address that is reachable; it stays the first."""
+        for number, node in enumerate(self._first):
+            try:
+                node.open()
+            except Unreachable:
+                if number + 1 == len(self._first):
+                    raise
+            else:
+                if number:
+                    self._first.insert(0, self._first.pop(number))
+                return node
+        raise AssertionError("there is at least one address")
+
+    def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
+        """Return the reply of ``ask``, retried within the timeout. A request that is not repeatable
+        is not retried after a lost reply, and a cluster that was never reached is not waited for:
+        its address is probably wrong."""
+        ends_at = time.monotonic() + self._dialling.timeout_s
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return ask()
+            except KafkaTrouble as trouble:
+                has_reply = isinstance(trouble, KafkaRefused)
+                may_repeat = has_reply or (is_repeatable and bool(self._nodes))
+                if not (trouble.is_passing and may_repeat) or time.monotonic() + pause_s > ends_at:
+                    raise
+                self._leaders.clear()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def at_leaders(
+        self,
+        key: int,
+        places: Sequence[Place],
+        request: Callable[[Sequence[Place]], Any],
+        *,
+        wait_s: float = 0.0,
+        version_max: int | None = None,
+    ) -> list[Any]:
+        """Send the request to each leader, for the partitions that it leads."""
+        return [
+            self.call(key, request(mine), node=node, wait_s=wait_s, version_max=version_max)
+            for node, mine in self._by_leader(places).items()
+        ]
+
+    # ── The cluster ──────────────────────────────────────────────────────────────────────────
+
+    def metadata(self, topics: Iterable[str] | None = None, *, may_create: bool = False) -> Any:
+        """Return the metadata of these topics or of all, and remember the leaders. ``may_create``:
+        the server creates missing topics, if its settings and the user's rights allow it."""
+        from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
+
+        named = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=named, allow_auto_topic_creation=may_create)
+        reply = self.call(_METADATA, request)
+        for node in reply.brokers:
+            self._know(node.node_id, node.host, node.port)
+        for topic in reply.topics:
+            for part in topic.partitions:
+                self._leaders[Place(topic.name, part.partition_index)] = part.leader_id
+        return reply
+
+    def topic(self, name: str, *, may_create: bool = False) -> Any:
+        """Return the metadata of one topic."""
+        (topic,) = self.metadata([name], may_create=may_create).topics
+        if topic.error_code:
+            raise KafkaRefused(topic.error_code, subject=name)
+        return topic
+
+    def places(self, topic: str) -> list[Place]:
+        found = self.topic(topic)
+        return sorted(Place(topic, part.partition_index) for part in found.partitions)
+
+    def nodes(self) -> list[int]:
+        return sorted(node.node_id for node in self.metadata(()).brokers)
+
+    def coordinator(self, name: str, *, kind: int = GROUP) -> int:
+        """Return the coordinator of a group, or of a transactional id (TRANSACTION)."""
+        from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
+
+        request = FindCoordinatorRequest(key=name, key_type=kind)
+
+        def ask() -> int:
+            reply = self.call(_FIND_COORDINATOR, request, version_max=_COORDINATOR_ALONE_MAX)
+            if reply.error_code:
+                raise KafkaRefused(reply.error_code, reply.error_message or "", name)
+            self._know(reply.node_id, reply.host, reply.port)
+            return int(reply.node_id)
+
+        return self.retried(ask)
+
+    def has_one_leader(self, places: Iterable[Place]) -> bool:
+        return len({self._leaders.get(place, -1) for place in places}) <= 1
+
+    def offsets(
+        self, wanted: Mapping[Place, int], *, is_committed: bool = False
+    ) -> dict[Place, int]:
+        """Return the offset of each partition at a time in ms, EARLIEST or LATEST; -1: there is no
+        record so new. ``is_committed``: LATEST is the start of the first open transaction."""
+        from penstock.wire.kafka.generated import list_offsets as api
+
+        def request(places: Sequence[Place]) -> Any:
+            topics = [
+                api.ListOffsetsTopic(
+                    name,
+                    [
+                        api.ListOffsetsPartition(number, -1, wanted[Place(name, number)])
+                        for number in numbers
+                    ],
+                )
+                for name, numbers in by_topic(places).items()
+            ]
+            return api.ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
+                topics=topics,
+                timeout_ms=self.timeout_ms,
+            )
+
+        def ask() -> dict[Place, int]:
+            found: dict[Place, int] = {}
+            for reply in self.at_leaders(_LIST_OFFSETS, list(wanted), request):
+                for topic in reply.topics:
+                    for part in topic.partitions:
+                        place = Place(topic.name, part.partition_index)
+                        if part.error_code:
+                            raise KafkaRefused(part.error_code, subject=str(place))
+                        found[place] = part.offset
+            return found
+
+        return self.retried(ask)
+
+    # ── Records ──────────────────────────────────────────────────────────────────────────────
+
+    def fetch(
+        self,
+        wanted: Mapping[Place, int],
+        *,
+        wait_ms: int = 500,
+        bytes_min: int = 1,
+        bytes_max: int = _ANSWER_BYTES,
+        partition_bytes_max: int = _PARTITION_BYTES,
+        is_committed: bool = True,
+    ) -> dict[Place, Fetched]:
+        """Return batches from these offsets on, perhaps none; the first may begin before the
+        requested offset. Partitions with a new leader are left out if others have a reply. Lasting
+        errors, such as OFFSET_OUT_OF_RANGE, are in the reply."""
+
+        def ask() -> dict[Place, Fetched]:
+            replies = self.try_fetch(
+                wanted,
+                wait_ms=wait_ms,
+                bytes_min=bytes_min,
+                bytes_max=bytes_max,
+                partition_bytes_max=partition_bytes_max,
+                is_committed=is_committed,
+            )
+            trouble = {
+                place: refusal
+                for place, reply in replies.items()
+                if (refusal := KafkaRefused(reply.error_code, subject=str(place))).is_passing
+            }
+            if trouble and len(trouble) == len(replies):
+                raise next(iter(trouble.values()))
+            return {place: each for place, each in replies.items() if place not in trouble}
+
+        return self.retried(ask)
+
+    def try_fetch(
+        self,
+        wanted: Mapping[Place, int],
+        *,
+        wait_ms: int,
+        bytes_min: int = 1,
+        bytes_max: int = _ANSWER_BYTES,
+        partition_bytes_max: int = _PARTITION_BYTES,
+        is_committed: bool = True,
+    ) -> dict[Place, Fetched]:
+        """One attempt, with whatever errors it brings."""
+
+        def request(places: Sequence[Place]) -> FetchRequest:
+            topics = [
+                FetchTopic(
+                    name,
+                    ZERO_UUID,
+                    [
+                        FetchPartition(number, wanted[Place(name, number)], partition_bytes_max)
+                        for number in numbers
+                    ],
+                )
+                for name, numbers in by_topic(places).items()
+            ]
+            return FetchRequest(
+                wait_ms_max=wait_ms,
+                bytes_min=bytes_min,
+                topics=topics,
+                bytes_max=bytes_max,
+                isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
+            )
+
+        replies = self.at_leaders(
+            FETCH, list(wanted), request, wait_s=wait_ms / 1_000, version_max=_BY_NAME_MAX
+        )
+        for reply in replies:
+            if reply.error_code:
+                raise KafkaRefused(reply.error_code)
+        return {place: fetched_of(part) for place, part in self._by_place(replies).items()}
+
+    def produce(
+        self,
+        batches: Mapping[Place, bytes | memoryview],
+        *,
+        is_repeatable: bool,
+        acks: int = ACKS_ALL,
+        transactional_id: str | None = None,
+    ) -> dict[Place, int]:
+        """Append one batch to each partition and return their first offsets, -1 for a duplicate.
+        ``is_repeatable``: the batches have a producer id and sequence numbers, so that they can be
+        sent again after a lost reply. Raises the first lasting error; other batches may have been
+        appended."""
+        left = dict(batches)
+        placed: dict[Place, int] = {}
+
+        def ask() -> None:
+            replies = self.try_produce(left, acks=acks, transactional_id=transactional_id)
+            trouble: KafkaRefused | None = None
+            for place, reply in replies.items():
+                if reply.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                    placed[place] = reply.base_offset
+                    del left[place]
+                elif trouble is None or trouble.is_passing:
+                    message = reply.error_message or ""
+                    trouble = KafkaRefused(reply.error_code, message, str(place))
+            if trouble is not None:
+                raise trouble
+
+        self.retried(ask, is_repeatable=is_repeatable)
+        return placed
+
+    def try_produce(
+        self,
+        batches: Mapping[Place, bytes | memoryview],
+        *,
+        acks: int = ACKS_ALL,
+        transactional_id: str | None = None,
+    ) -> dict[Place, ProducePartitionResponse]:
+        """One attempt, with whatever errors it brings."""
+        assert acks, "with acks=0 there is no reply"
+
+        def request(places: Sequence[Place]) -> ProduceRequest:
+            topics = [
+                ProduceTopic(
+                    name,
+                    ZERO_UUID,
+                    [ProducePartition(number, batches[Place(name, number)]) for number in numbers],
+                )
+                for name, numbers in by_topic(places).items()
+            ]
+            return ProduceRequest(transactional_id, acks, self.timeout_ms, topics)
+
+        replies = self.at_leaders(PRODUCE, list(batches), request, version_max=_BY_NAME_MAX)
+        return self._by_place(replies)
+
+    def producer_id(self) -> tuple[int, int]:
+        """Return a new producer id and its epoch, for batches that are stored once."""
+        from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
+
+        def ask() -> tuple[int, int]:
+            request = InitProducerIdRequest(None, transaction_timeout_ms=60_000)
+            reply = self.call(_INIT_PRODUCER_ID, request)
+            if reply.error_code:
+                raise KafkaRefused(reply.error_code)
+            return reply.producer_id, reply.producer_epoch
+
+        return self.retried(ask)
+
+    # ── Leaders ──────────────────────────────────────────────────────────────────────────────
+
+    def _by_leader(self, places: Sequence[Place]) -> dict[int, list[Place]]:
+        unknown = {place.topic for place in places if self._leaders.get(place, -1) < 0}
+        if unknown:
+            for topic in self.metadata(sorted(unknown)).topics:
+                if topic.error_code:
+                    raise KafkaRefused(topic.error_code, subject=topic.name)
+        by_node: dict[int, list[Place]] = {}
+        for place in places:
+            node = self._leaders.get(place)
+            if node is None:
+                raise KafkaRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, subject=str(place))
+            if node < 0 or node not in self._nodes:
+                raise KafkaRefused(ErrorCode.LEADER_NOT_AVAILABLE, subject=str(place))
+            by_node.setdefault(node, []).append(place)
+        return by_node
+
+    def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
+        """Return the replies of a fetch or a produce by partition. Forget leaders that moved."""
+        by_place: dict[Place, Any] = {}
+        for reply in replies:
+            for topic in reply.topics:
+                for part in topic.partitions:
+                    place = Place(topic.name, part.index)
+                    by_place[place] = part
+                    if part.error_code in STALE_LEADER_CODES:
+                        self._leaders.pop(place, None)
+        return by_place
+
+    def _know(self, node_id: int, host: str, port: int) -> None:
+        # A node that advertises "any address" is at the address by which it was reached.
+        host = self._first[0].host if host in _ANYWHERE else host
+        made = KafkaNode(host, port, self._dialling)
+        known = self._nodes.get(node_id)
+        if known is not None and known.name == made.name:
+            return
+        if known is not None and known not in self._first:
+            known.close()
+        # A given address and an advertised one of the same node use one connection.
+        same = [node for node in self._first if node.name == made.name]
+        self._nodes[node_id] = same[0] if same else made

@@ -1,0 +1,241 @@
+"""A connection of the blocking Kafka client to one node: a socket, one request at a time.
+
+The first call opens the connection: TLS and a login if configured, then ApiVersions. One deadline
+covers a whole exchange. Any error during an exchange, Ctrl-C included, closes the connection,
+because a half-read reply must not become that of the next request. A connection that the server has
+closed is noticed before the next request is sent, and opened again.
+"""
+
+import socket
+import ssl
+import time
+from typing import Any, Final, NamedTuple
+
+from penstock.net.kafka_client.errors import (
+    HungUp,
+    KafkaRefused,
+    NotKafka,
+    TimedOut,
+    Unreachable,
+)
+from penstock.net.kafka_client.login import Security, log_in
+from penstock.wire.kafka.apis import API_VERSIONS, APIS, FETCH, Api
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
+from penstock.wire.kafka.malformed import Malformed
+
+REPLY_BYTES_MAX: Final = 256 * 1_048_576
+_WAIT_MARGIN_S: Final = 5.0  # added to the wait of a request
+_RENEW_AT: Final = 0.9  # of the lifetime of a login: the clocks differ
+
+
+class Dialling(NamedTuple):
+    """The connection settings of all nodes of a cluster."""
+
+    security: Security
+    tls: ssl.SSLContext | None
+    timeout_s: float
+    client_id: str
+
+
+class KafkaNode:
+    def __init__(self, host: str, port: int, dialling: Dialling) -> None:
+        self.host = host
+        self._port = port
+        self._dialling = dialling
+        self._socket: socket.socket | None = None
+        self._renew_at = float("inf")
+        self._correlation_id = 0
+        self._answer_count = 0  # of this connection
+        self._versions: dict[int, int] = {}  # API key → the newest both sides speak
+
+    @property
+    def name(self) -> str:
+        return f"[{self.host}]:{self._port}" if ":" in self.host else f"{self.host}:{self._port}"
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def call(
+        self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
+    ) -> Any:
+        """Return the decoded reply. ``wait_s``: how long the server may hold the request. Raises
+        KafkaTrouble."""
+        self.open()
+        timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
+        return self._ask(key, request, timeout_s, version_max)
+
+    def open(self) -> None:
+        """Open the connection and log in, if needed. Raises KafkaTrouble."""
+        if self._socket is not None and (self._is_dead() or time.monotonic() >= self._renew_at):
+            self.close()
+        if self._socket is not None:
+            return
+        timeout_s = self._dialling.timeout_s
+        try:
+            self._socket = self._connected(timeout_s)
+            self._versions = self._ask_versions(timeout_s)
+            if self._dialling.security.is_sasl:
+                lifetime_ms = log_in(
+                    self._dialling.security, lambda key, request: self._ask(key, request, timeout_s)
+                )
+                if lifetime_ms > 0:
+                    self._renew_at = time.monotonic() + lifetime_ms / 1_000 * _RENEW_AT
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._renew_at = float("inf")
+        self._answer_count = 0
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # ── Connecting ───────────────────────────────────────────────────────────────────────────
+
+    def _connected(self, timeout_s: float) -> socket.socket:
+        try:
+            plain = socket.create_connection((self.host, self._port), timeout=timeout_s)
+        except TimeoutError:
+            raise TimedOut(self.name, timeout_s) from None
+        except ConnectionRefusedError:
+            raise Unreachable(self.name, "connection refused: nothing listens there") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
+            raise Unreachable(self.name, str(error) or type(error).__name__) from None
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        dialling = self._dialling
+        if dialling.tls is None:
+            return plain
+        try:
+            server_name = dialling.security.server_name or self.host
+            return dialling.tls.wrap_socket(plain, server_hostname=server_name)
+        except TimeoutError:
+            plain.close()
+            raise TimedOut(self.name, timeout_s) from None
+        except ssl.SSLCertVerificationError as error:
+            plain.close()
+            reason = f"its certificate is not trusted: {error.verify_message}"
+            raise NotKafka(self.name, reason) from None
+        except (ConnectionError, ssl.SSLEOFError):
+            plain.close()
+            reason = "the server closed the connection; does the listener speak TLS?"
+            raise HungUp(self.name, reason) from None
+        except (OSError, ValueError) as error:
+            plain.close()
+            raise NotKafka(self.name, f"no TLS there: {_reason(error)}") from None
+
+    def _ask_versions(self, timeout_s: float) -> dict[int, int]:
+        from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
+
+        reply = self._exchange(APIS[API_VERSIONS], 0, ApiVersionsRequest(), timeout_s)
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=self.name)
+        return {
+            row.api_key: min(row.max_version, APIS[row.api_key].version_max)
+            for row in reply.api_keys
+            if row.api_key in APIS and row.min_version <= APIS[row.api_key].version_max
+        }
+
+    def _is_dead(self) -> bool:
+        """Return whether the server has closed the connection: it sends nothing else between two
+        requests, except for messages of TLS itself."""
+        assert self._socket is not None
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+        return True  # the end, or a reply without a request
+
+    # ── One exchange ─────────────────────────────────────────────────────────────────────────
+
+    def _ask(self, key: int, request: Any, timeout_s: float, version_max: int | None = None) -> Any:
+        api = APIS[key]
+        version = self._versions.get(key, -1)
+        if version_max is not None:
+            version = min(version, version_max)
+        if version < api.version_min:
+            raise KafkaRefused(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "It supports no version that this client supports.",
+                f"{self.name} does not serve {api.name}",
+            )
+        return self._exchange(api, version, request, timeout_s)
+
+    def _exchange(self, api: Api, version: int, request: Any, timeout_s: float) -> Any:
+        codec = api.codec()
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
+        frame = encode_request_frame(
+            api,
+            version,
+            correlation_id=self._correlation_id,
+            client_id=self._dialling.client_id,
+            body=codec.encode_request(request, version),
+        )
+        try:
+            data = self._round_trip(frame, timeout_s)
+            found, at = parse_response_header(data, api.response_header_version(version))
+            if found != self._correlation_id:
+                raise Malformed("a reply to another request")
+            # Records are views of the buffer; values of other replies are copied.
+            whole = data if api.key == FETCH else bytes(data)
+            self._answer_count += 1
+            return codec.decode_response(whole, at, version)
+        except BaseException as error:
+            hint = self._hint()
+            self.close()
+            if isinstance(error, TimeoutError):
+                raise TimedOut(self.name, timeout_s) from None
+            if isinstance(error, Malformed):
+                reason = f"it does not reply like a Kafka listener: {error}"
+                raise NotKafka(self.name, reason) from None
+            if isinstance(error, ConnectionError | ssl.SSLEOFError):
+                raise HungUp(self.name, f"the server closed the connection{hint}") from None
+            if isinstance(error, OSError):
+                raise Unreachable(self.name, _reason(error)) from None
+            raise
+
+    def _hint(self) -> str:
+        """Return a guess why the server closed the connection without a reply."""
+        security = self._dialling.security
+        if self._answer_count == 0 and not security.is_tls:
+            return "; does the listener need TLS?"
+        if self._answer_count == 1 and not security.is_sasl:
+            return "; does the listener need a login?"
+        return ""
+
+    def _round_trip(self, frame: bytes, timeout_s: float) -> bytearray:
+        assert self._socket is not None
+        ends_at = time.monotonic() + timeout_s
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(frame)
+        length = int.from_bytes(self._read(LENGTH_BYTES, ends_at), "big", signed=True)
+        if not 0 < length <= REPLY_BYTES_MAX:
+            raise Malformed(f"a reply of {length} bytes")
+        return self._read(length, ends_at)
+
+    def _read(self, count: int, ends_at: float) -> bytearray:
+        assert self._socket is not None
+        data = bytearray(count)
+        view = memoryview(data)
+        at = 0
+        while at < count:
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            size = self._socket.recv_into(view[at:])
+            if not size:
+                raise ConnectionResetError
+            at += size
+        return data
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return str(error) or type(error).__name__

@@ -1,0 +1,146 @@
+"""Long work in slices, so that one request never keeps the event loop busy for long.
+
+A request with many entries checks after each entry whether its slice is over, and then lets the
+event loop do other work:
+
+    async for each in slices.each(request.topics): ...
+
+Usually no slice is over and nothing is awaited. ``Turns`` is shared by all requests: only one of
+the requests that use slices runs in each turn of the loop, so that many large requests delay others
+no more than one does. ``each`` costs 3 µs per entry. Frequent requests use cheaper forms:
+
+    for each in request.topics:
+        if slices.is_over:
+            await slices.next()
+
+    rows = await slices.map(make, entries)
+
+Work that is written as a generator runs in slices by ``in_slices``.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+# Well below the 20 ms for which a request may keep the event loop busy, with the work before the
+# first slice (decoding) and after the last.
+SLICE_SECONDS: Final = 0.005
+LONG_AFTER: Final = 2  # slices
+FEW: Final = 32  # entries that ``map`` converts between two looks at the clock
+PORTION: Final = 500  # entries of one decision, which cannot be interrupted
+HASHED_BYTES: Final = 256 * 1_024  # in one step: about a millisecond
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+def portions(entries: Sequence[T]) -> list[tuple[T, ...]]:
+    """Return the entries in parts of at most PORTION."""
+    return [tuple(entries[at : at + PORTION]) for at in range(0, len(entries), PORTION)]
+
+
+async def in_slices(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end and return its result. It must yield every few milliseconds."""
+    since = time.perf_counter()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if time.perf_counter() - since >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+            since = time.perf_counter()
+
+
+def hash_in_steps(data: bytes) -> Generator[None, None, str]:
+    """Return the SHA-256 of ``data`` as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with memoryview(data) as view:
+        for start in range(0, len(data), HASHED_BYTES):
+            digest.update(view[start : start + HASHED_BYTES])
+            yield None
+    return digest.hexdigest()
+
+
+class Turns:
+    def __init__(self, perf: Callable[[], float] = time.perf_counter) -> None:
+        """``perf``: a monotonic clock in seconds."""
+        self.perf = perf
+        self._lock = asyncio.Lock()  # first come, first served
+
+    async def next(self) -> None:
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+class Slices:
+    """The slices of one request."""
+
+    __slots__ = ("_since", "_turns", "_used")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._used = 0
+        self.begin()
+
+    @property
+    def is_over(self) -> bool:
+        return self._turns.perf() - self._since > SLICE_SECONDS
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the request has used several slices. One is no sign of long work, because the
+        time in which a request waits, for example for a disk, counts too."""
+        return self._used >= LONG_AFTER
+
+    def expect_long(self) -> None:
+        """Note that the request is known to have many entries."""
+        self._used = LONG_AFTER
+
+    async def next(self) -> None:
+        self._used += 1
+        await self._turns.next()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new slice after a wait."""
+        self._since = self._turns.perf()
+
+    async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
+        """Return ``make(entry)`` for each entry."""
+        if self.is_over:
+            await self.next()
+        if len(entries) <= FEW:
+            return [make(each) for each in entries]
+        made = []
+        for number, each in enumerate(entries, 1):
+            made.append(make(each))
+            if not number % FEW and self.is_over:
+                await self.next()
+        return made
+
+    def each(self, entries: Iterable[T]) -> "Each[T]":
+        return Each(self, iter(entries))
+
+
+class Each(Generic[T]):
+    """An iterator over entries that begins a new slice whenever one is over."""
+
+    __slots__ = ("_entries", "_slices")
+
+    def __init__(self, slices: Slices, entries: Iterator[T]) -> None:
+        self._slices = slices
+        self._entries = entries
+
+    def __aiter__(self) -> "Each[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        if self._slices.is_over:
+            await self._slices.next()
+        for entry in self._entries:
+            return entry
+        raise StopAsyncIteration

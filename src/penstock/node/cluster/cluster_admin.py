@@ -1,0 +1,317 @@
+"""The admin API's view and changes of the cluster, on any of its nodes.
+
+Queries are answered from the memory of this node, so they cost the store almost nothing and work
+while it is not reachable; a reply states if it may be out of date. They are computed in a thread,
+because going through all partitions may take longer than clients of this node should wait. Whether
+a node may stop is the one answer that operators act on at once, so a yes is confirmed by the store.
+
+Changes are requests in the store, which the manager performs (``manager/operator_requests.py``).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from penstock.frontend.admin.ports.cluster_port import (
+    ClusterShown,
+    Drain,
+    NodeShown,
+    PartitionCounts,
+    PartitionShown,
+    PartitionState,
+    Safety,
+    StopRisk,
+    Upgrade,
+)
+from penstock.manager import operator_requests
+from penstock.manager.cluster_state import ClusterState
+from penstock.manager.decisions import Policy, wanted
+from penstock.manager.in_cluster import Catalog
+from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
+from penstock.manager.state_reader import Requests, arrange, read_cluster_state, read_requests
+from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterView
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
+from penstock.metadata.store import Store
+from penstock.model.errors import Conflict, NotFound, Overloaded, PenstockError
+from penstock.node.cluster.cluster_upgrade import level_shown, upgrade
+from penstock.replication.row import NO_NODE, PartitionRow
+
+_STRANGER = NodeEntry(0, "", "")
+
+
+class ClusterAdmin:
+    """Implements ``frontend.admin.cluster_port.ClusterPort``."""
+
+    def __init__(
+        self,
+        store: Store,
+        view: ClusterView,
+        catalog: Catalog,
+        *,
+        node: int,
+        policy: Policy,
+        level: ClusterLevel,
+        manager: Callable[[], int | None],
+    ) -> None:
+        """``manager`` returns the node that manages, NO_NODE if there is none, None before this
+        node knows."""
+        self._store = store
+        self._view = view
+        self._catalog = catalog
+        self._node = node
+        self._policy = policy
+        self._level = level
+        self._manager = manager
+        self._requests = Requests()
+        self._requests_trouble: str | None = None
+        self.seen = dict(view.nodes)  # as nodes last were, for those that are away
+        self._turn = asyncio.Lock()  # one goes through all partitions at a time
+        view.on_nodes(lambda: self.seen.update(view.nodes))
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+
+    async def state(self) -> ClusterShown:
+        manager = self._heard()
+        async with self._turn:
+            cluster = await self._state()
+            summary, counts = await asyncio.to_thread(self._summarize, cluster)
+        numbers = {state.value: counts[state] for state in PartitionState}
+        return ClusterShown(
+            self._node,
+            None if manager == NO_NODE else manager,
+            self._view.trouble or self._requests_trouble,
+            PartitionCounts(total=summary.partitions, **numbers),
+            [self._node_shown(node, manager) for node in summary.nodes],
+            level_shown(self._level, self._view.nodes),
+        )
+
+    async def partitions(
+        self,
+        *,
+        topic_id: str | None,
+        node: int | None,
+        state: PartitionState | None,
+        after: tuple[str, int] | None,
+        limit: int,
+    ) -> tuple[Sequence[PartitionShown], bool]:
+        self._heard()
+
+        def selected(cluster: ClusterState) -> tuple[Sequence[PartitionShown], bool]:
+            keys = {*cluster.rows, *cluster.missing(self._catalog.all_topics())}
+            if topic_id is not None:
+                keys = {key for key in keys if key.topic_id == topic_id}
+            if node is not None:
+                keys &= set(cluster.on(node))
+            found: list[PartitionShown] = []
+            for key in sorted(
+                key for key in keys if after is None or (key.topic_id, key.index) > after
+            ):
+                shown = self._partition_shown(cluster, key)
+                if state is None or state in shown.states:
+                    found.append(shown)
+                    if len(found) > limit:
+                        return found[:limit], True
+            return found, False
+
+        async with self._turn:
+            return await asyncio.to_thread(selected, await self._state())
+
+    async def safety(self, node: int | None) -> Safety:
+        self._heard()
+        if node is not None and node not in self._view.nodes:
+            raise NotFound(f"There is no node {node}, or it is not alive.")
+        async with self._turn:
+            found = await asyncio.to_thread(self._safety, await self._state(), node)
+            if found.is_safe:
+                fresh = await read_cluster_state(self._store)
+                found = await asyncio.to_thread(self._safety, fresh, node)
+        return found
+
+    # ── Changes ──────────────────────────────────────────────────────────────────────────────
+
+    async def drain(self, node: int) -> Drain:
+        self._heard()
+        await operator_requests.drain(self._store, node)
+        return await self._drain_of(node)
+
+    async def undrain(self, node: int) -> Drain:
+        self._heard()
+        cluster = await read_cluster_state(self._store)
+        if node not in cluster.draining and node not in cluster.nodes:
+            raise NotFound(f"There is no node {node}, nor is one being drained by that number.")
+        await operator_requests.undrain(self._store, node)
+        return await self._drain_of(node)
+
+    async def decommission(self, node: int) -> Drain:
+        self._heard()
+        cluster = await read_cluster_state(self._store)
+        stuck = self._stuck(cluster, node)
+        if stuck:
+            raise Conflict(
+                f"Node {node} cannot be emptied: for {stuck} of its partitions there is no other"
+                " node. Add a node first, or lower replication.factor of their topics."
+            )
+        await operator_requests.drain(self._store, node)
+        return await self._drain_of(node)
+
+    async def rebalance(self) -> int:
+        self._heard()
+        return await operator_requests.elect_preferred(self._store)
+
+    async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None:
+        self._heard()
+        await operator_requests.place(self._store, PartitionKey(topic_id, partition), replicas)
+
+    async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
+        self._heard()
+        await operator_requests.elect_uncleanly(
+            self._store, PartitionKey(topic_id, partition), node
+        )
+
+    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
+        self._heard()
+        cluster = await read_cluster_state(self._store)
+        away = sorted(node for node in cluster.loads.replicas if node not in cluster.nodes)
+        return await upgrade(
+            self._store, self._level, to, is_dry_run=is_dry_run, nodes=cluster.nodes, away=away
+        )
+
+    async def _drain_of(self, node: int) -> Drain:
+        cluster = await read_cluster_state(self._store)
+        rows = [cluster.rows[key].row for key in cluster.on(node)]
+        leaders = sum(row.leader == node for row in rows)
+        stuck = self._stuck(cluster, node)
+        return Drain(node, node in cluster.draining, len(rows), leaders, stuck)
+
+    def _stuck(self, cluster: ClusterState, node: int) -> int:
+        """Return the number of the node's partitions for which there are too few other nodes."""
+        going = cluster.draining | {node}
+        open_nodes = {host.node for host in cluster.hosts if host.is_open} - going
+        count = 0
+        for key in cluster.on(node):
+            request = cluster.requests.get(key)
+            replicas = cluster.rows[key].row.replicas if request is None else request.replicas
+            kept = {each for each in replicas if each not in going}
+            missing = self._factor(key, cluster.rows[key].row) - len(kept)
+            count += node in replicas and missing > len(open_nodes - kept)
+        return count
+
+    # ── What is known ────────────────────────────────────────────────────────────────────────
+
+    def _heard(self) -> int:
+        """Return the managing node. Raises Overloaded while this node does not know it yet."""
+        manager = self._manager()
+        if manager is None:
+            raise Overloaded("The node is starting: the state of the cluster is not known yet.")
+        return manager
+
+    async def _state(self) -> ClusterState:
+        """Return the state in memory, with requests as the store has them if it replies."""
+        try:
+            self._requests = await read_requests(self._store)
+            self._requests_trouble = None
+        except PenstockError as error:
+            self._requests_trouble = f"the metadata cannot be read: {error}"
+        view = self._view
+        nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
+        return await asyncio.to_thread(arrange, nodes, incarnations, rows, self._requests)
+
+    def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[PartitionState, int]]:
+        summary = overview(cluster, self._catalog, self._catalog.all_topics(), self._policy)
+        counts = dict.fromkeys(PartitionState, 0)
+        counts[PartitionState.MISSING] = summary.missing.count
+        for key in cluster.rows:
+            for state in self._states(cluster, key):
+                counts[state] += 1
+        return summary, counts
+
+    def _factor(self, key: PartitionKey, row: PartitionRow) -> int:
+        topic = self._catalog.find_id(key.topic_id)
+        if topic is None:
+            return len(row.replicas)
+        return wanted(topic, self._policy, key.index).replicas
+
+    def _states(self, cluster: ClusterState, key: PartitionKey) -> Iterator[PartitionState]:
+        row = cluster.rows[key].row
+        request = cluster.requests.get(key)
+        alive = sum(node in cluster.nodes for node in row.whole)
+        # While a partition moves, replicas that are being added do not count as missing.
+        aimed = (
+            len(row.replicas) if request is None else min(len(request.replicas), len(row.replicas))
+        )
+        if alive < max(self._factor(key, row), aimed):
+            yield PartitionState.UNDER_REPLICATED
+        if alive < row.in_sync_min:
+            yield PartitionState.BELOW_MINIMUM
+        if not cluster.is_led(row):
+            yield PartitionState.LEADERLESS
+        if not row.whole:
+            yield PartitionState.LOST
+        if request is not None:
+            yield PartitionState.MOVING
+        catalog = self._catalog
+        if catalog.find_id(key.topic_id) is None and catalog.tombstone(key.topic_id) is None:
+            yield PartitionState.ORPHANED
+
+    def _safety(self, cluster: ClusterState, node: int | None) -> Safety:
+        _, counts = self._summarize(cluster)
+        risks = []
+        for each in sorted(cluster.nodes) if node is None else (node,):
+            found = risk_of_stopping(cluster, each)
+            risks.append(StopRisk(each, found.unavailable, found.unsendable, found.only_here))
+        now = {
+            state.value: counts[state]
+            for state in (
+                PartitionState.LEADERLESS,
+                PartitionState.BELOW_MINIMUM,
+                PartitionState.MISSING,
+            )
+        }
+        is_safe = not any(now.values()) and not any(
+            risk.unavailable or risk.unsendable for risk in risks
+        )
+        return Safety(is_safe=is_safe, nodes=risks, **now)
+
+    # ── As it is shown ───────────────────────────────────────────────────────────────────────
+
+    def _node_shown(self, summary: NodeSummary, manager: int) -> NodeShown:
+        entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
+        return NodeShown(
+            node=summary.node,
+            name=entry.name,
+            is_alive=summary.is_alive,
+            is_leaving=entry.is_leaving,
+            is_draining=summary.is_draining,
+            is_manager=summary.node == manager,
+            internal=entry.internal,
+            http=entry.http,
+            kafka=entry.kafka,
+            version=entry.version,
+            feature_level=entry.levels.highest,
+            rack=entry.rack,
+            leaders=summary.leaders,
+            preferred=summary.preferred,
+            replicas=summary.replicas,
+            behind=summary.behind,
+            feature_level_min=entry.levels.lowest,
+        )
+
+    def _partition_shown(self, cluster: ClusterState, key: PartitionKey) -> PartitionShown:
+        topic = self._catalog.find_id(key.topic_id)
+        view = cluster.rows.get(key)
+        row = None if view is None else view.row
+        request = cluster.requests.get(key)
+        return PartitionShown(
+            topic_id=key.topic_id,
+            partition=key.index,
+            topic=None if topic is None else topic.name,
+            account=None if topic is None else topic.account,
+            region=None if topic is None else topic.region,
+            leader=row.leader if row is not None and cluster.is_led(row) else None,
+            epoch=0 if row is None else row.epoch,
+            replicas=() if row is None else row.replicas,
+            in_sync=() if row is None else sorted(row.whole),
+            in_sync_min=0 if row is None else row.in_sync_min,
+            moving_to=None if request is None else request.replicas,
+            states=(PartitionState.MISSING,) if row is None else tuple(self._states(cluster, key)),
+        )

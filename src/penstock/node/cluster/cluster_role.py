@@ -1,0 +1,338 @@
+"""The part of a node in its cluster: its replicas, connections to other nodes, candidacy for
+manager. Started when the broker can lead partitions, stopped while it still can."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock import __version__
+from penstock.broker.calls import Broker
+from penstock.broker.context.context import BrokerContext
+from penstock.broker.replicas.replicators import Replicators
+from penstock.calls.callees import Callees
+from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.listener import InternalListener
+from penstock.calls.remote.broker import RemoteBroker
+from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.router import Router
+from penstock.manager.decisions import Policy
+from penstock.manager.in_cluster import Manager
+from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterView
+from penstock.membership.registration import Membership
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
+from penstock.model.calls import BrokerPort
+from penstock.model.errors import PenstockError
+from penstock.model.levels import LEVEL_MAX, Levels
+from penstock.model.topic import Topic
+from penstock.model.troubles import Trouble, clock_skew, replica_halted
+from penstock.node.cluster.clock_skew import ClockSkew
+from penstock.node.cluster.cluster_admin import ClusterAdmin
+from penstock.node.cluster.cluster_metrics import ClusterMetrics
+from penstock.node.cluster.cluster_peers import ClusterPeers
+from penstock.node.cluster.cluster_troubles import ClusterTroubles
+from penstock.node.cluster.routes import ClusterRoutes
+from penstock.node.configuration.addresses import parse_listen
+from penstock.node.listening.binding import binding
+from penstock.node.listening.certificates import CertificateKeeper
+from penstock.node.metadata.metadata_link import MetadataLink
+from penstock.node.process.facts import TELEMETRY_TOPIC
+from penstock.node.process.node_setup import NodeSetup
+from penstock.replication.election import Standing
+from penstock.wire.internal.broker_calls import ANY_EPOCH
+from penstock.wire.internal.calls import CallHandlers
+from penstock.wire.internal.replica_calls import NOT_HERE, STANDINGS, StandingsRequest
+
+DRAIN_SECONDS_MAX = 2.0
+STANDINGS_MS = 3_000
+LAST_WRITES_SECONDS: float = 1.0  # for other nodes that stop at the same time
+REPLICATION = "replication"  # connections of followers, whose fetches wait
+PARKED = "parked"
+
+
+class ClusterRole:
+    def __init__(
+        self,
+        setup: NodeSetup,
+        certificates: CertificateKeeper,
+        metadata: MetadataLink,
+    ) -> None:
+        config = setup.config
+        self.node = config.cluster.node
+        self._setup = setup
+        self._certificates = certificates
+        self._metadata = metadata
+        self._closing: set[asyncio.Task[None]] = set()
+        self.store = metadata.store
+        self.catalog = metadata.topics
+        self.level = ClusterLevel(
+            metadata.store, Levels(highest=config.cluster.feature_level_max or LEVEL_MAX)
+        )
+        self.view = ClusterView(metadata.store)
+        self.routes = ClusterRoutes(self.view)
+        self._routers: list[Router] = []  # the first one is not guarded at this node
+        self.policy = Policy(
+            replication_factor=config.cluster.replicas, in_sync_min=config.cluster.in_sync_min
+        )
+        self.manager: Manager | None = None
+        self.admin = ClusterAdmin(
+            metadata.store,
+            self.view,
+            metadata.topics,
+            node=self.node,
+            policy=self.policy,
+            level=self.level,
+            manager=self._manager,
+        )
+        self._troubles = ClusterTroubles(self.view, self.admin.seen, manager=self._manager)
+        self._clocks = ClockSkew(write_ms=config.telemetry.flush_ms)
+        self._seen_incarnations: dict[int, int] = {}
+        self.peers = ClusterPeers(
+            self.view,
+            own_name=setup.name,
+            cluster=config.internal.cluster,
+            certificates=certificates.nodes,
+            levels=self.level.levels,
+            secret=setup.worker_secret,
+            spawn=self._close_later,
+        )
+
+    def _manager(self) -> int | None:
+        """Return the node that manages, NO_NODE if there is none, None before this node knows."""
+        return None if self.manager is None else self.manager.manager
+
+    def _close_later(self, client: InternalClient) -> None:
+        task = asyncio.create_task(client.close(), name="close a connection to a node")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self, broker: Broker, context: BrokerContext) -> None:
+        """Start after the broker. Returns when this node is registered and has opened its replicas.
+        Raises LevelRefused."""
+        setup, config = self._setup, self._setup.config
+        await self.level.start()
+        await self.view.start()
+        answers = self.answers = CallHandlers()
+        self._listener = InternalListener(
+            answers,
+            node_id=setup.name,
+            cluster_id=config.internal.cluster,
+            levels=self.level.levels,
+            check_hello=self.level.check_hello,
+            secret=setup.worker_secret,
+        )
+        nodes = self._certificates.nodes
+        host, port = parse_listen(config.internal.listen)
+        with binding("other nodes", "--internal", host, port):
+            bound = await self._listener.start(
+                host, port, tls=None if nodes is None else nodes.listening
+            )
+        setup.endpoints["internal"] = bound
+        self.membership = Membership(
+            self._metadata.store,
+            NodeEntry(
+                self.node,
+                setup.name,
+                config.internal.advertised or bound,
+                folder_id=setup.folder.identity(setup.entropy),
+                version=__version__,
+                feature_level=self.level.levels.highest,
+                feature_level_min=self.level.levels.lowest,
+                rack=config.cluster.rack,
+            ),
+            clock=setup.clock,
+            on_lost=lambda: self.replicators.lost_lease(),
+            ttl_ms=config.cluster.lease_ms,
+            admit=self.level.admit,
+        )
+        self.replicators = Replicators(
+            context,
+            broker.partitions,
+            store=self._metadata.store,
+            view=self.view,
+            membership=self.membership,
+            peer=lambda node: self.peers.caller(node, REPLICATION),
+            level=lambda: self.level.in_force,
+        )
+        self.replicators.register(answers)
+        BrokerService(broker, self._metadata.topics, node=self.node, led=self.led).register(answers)
+        self.manager = Manager(
+            self._metadata.store,
+            self.node,
+            view=self.view,
+            catalog=self._metadata.topics,
+            lease=lambda: self.membership.lease,
+            ask_standings=self._ask_standings,
+            clock=setup.clock,
+            policy=self.policy,
+            level=self.level,
+        )
+        await self.replicators.start()
+        await self.manager.start()
+        setup.meter.register_collector(self._metrics(self.manager).samples)
+
+    def _metrics(self, manager: Manager) -> ClusterMetrics:
+        return ClusterMetrics(
+            level=self.level,
+            listener=self._listener,
+            manager=manager,
+            membership=self.membership,
+            peers=self.peers,
+            replicators=self.replicators,
+            view=self.view,
+        )
+
+    def set_topics_in_sync_min(self, count: int | None) -> None:
+        """Set the default of topics without their own setting; None: use the configuration."""
+        if count != self.policy.topics_in_sync_min:
+            self.policy.topics_in_sync_min = count
+            if self.manager is not None:
+                self.manager.policy_changed()
+
+    async def announce(self, **changes: Any) -> None:
+        """Change this node's entry, if the store is reachable."""
+        with contextlib.suppress(PenstockError):
+            await self.membership.change(**changes)
+
+    async def leave(self) -> None:
+        """Hand over leaderships and management; requests are still served."""
+        if self.manager is not None:
+            await self.manager.stop()
+        await self.replicators.leave()
+
+    async def wait_for_last_writes(self) -> None:
+        """Report that this node has written everything, and wait shortly for the others.
+
+        With one replica no other node can lead a partition of this node. If all nodes are stopped
+        at once, as the workers of a server are, the slowest could not write its last counts and
+        audit records to leaders that have stopped. So each node removes its client addresses from
+        its entry when it has nothing more to write, and leads on until the others have done so."""
+        changed = asyncio.Event()
+        self.view.on_nodes(changed.set)
+        await self.announce(http="", kafka="")
+        try:
+            async with asyncio.timeout(LAST_WRITES_SECONDS):
+                while any(e.http for node, e in self.view.nodes.items() if node != self.node):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            pass  # the others may not be stopping at all
+
+    async def stop(self) -> None:
+        self._troubles.stop()
+        for router in self._routers:
+            await router.close()
+        await self.replicators.stop()
+        await self._listener.drain(seconds_max=DRAIN_SECONDS_MAX)
+        await self.view.stop()
+        await self.level.stop()
+        await self.peers.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # ── Routing ──────────────────────────────────────────────────────────────────────────────
+
+    def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
+        """Let the broker reach other nodes. Returns the function that makes a router over all
+        nodes from the broker of this node, guarded or not."""
+        remotes: dict[int, RemoteBroker] = {}
+
+        def epoch_of(topic: Topic, partition: int) -> int:
+            led = self.routes.leader(topic, partition)
+            return ANY_EPOCH if led is None else led[1]
+
+        def remote(node: int) -> RemoteBroker:
+            found = remotes.get(node)
+            if found is None:
+                found = remotes[node] = RemoteBroker(
+                    lambda: self.peers.caller(node),
+                    moves=broker.moves,
+                    find_share=broker.find_share,
+                    epoch_of=epoch_of,
+                    parked=lambda: self.peers.caller(node, PARKED),
+                    outcomes=self.peers.passed_on,
+                )
+            return found
+
+        def make(local: BrokerPort) -> Router:
+            router = Router(
+                local,
+                own_node=self.node,
+                routes=self.routes,
+                remote=remote,
+                bulkhead=lambda node: callees.remote(f"node {node}"),
+                find_arn=self._metadata.topics.find_arn,
+            )
+            self._routers.append(router)
+            return router
+
+        broker.go_through(make(broker))
+        self.view.on_nodes(lambda: self._reset_breakers(callees))
+        return make
+
+    def _reset_breakers(self, callees: Callees) -> None:
+        """Close the circuit breakers of nodes that have registered again."""
+        known = {node: made for node, made in self.view.incarnations.items() if node != self.node}
+        for node, made in known.items():
+            if self._seen_incarnations.get(node) not in (None, made):
+                callees.remote(f"node {node}").mark_available()
+        self._seen_incarnations.update(known)
+
+    @property
+    def anywhere(self) -> Router:
+        """The brokers of all nodes, for records that this node writes itself."""
+        assert self._routers, "``route`` is called before the broker starts"
+        return self._routers[0]
+
+    def end_waits(self) -> None:
+        for router in self._routers:
+            router.end_waits()
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+
+    def led(self, topic: Topic, partition: int) -> tuple[int, int] | None:
+        """Return the leader and its epoch, as far as this node knows."""
+        return self.routes.leader(topic, partition)
+
+    def leads(self, topic: Topic, partition: int) -> bool:
+        """Return whether this node leads the partition."""
+        led = self.routes.leader(topic, partition)
+        return led is not None and led[0] == self.node
+
+    async def _ask_standings(
+        self, node: int, keys: Sequence[PartitionKey]
+    ) -> Mapping[PartitionKey, Standing]:
+        request = StandingsRequest([(key.topic_id, key.index) for key in keys])
+        reply = await self.peers.caller(node).call(STANDINGS, request, timeout_ms=STANDINGS_MS)
+        if reply.incarnation != self.view.incarnations.get(node):
+            return {}  # the node was restarted: the reply is not valid for its present incarnation
+        return {
+            key: Standing(*standing)
+            for key, standing in zip(keys, reply.standings, strict=True)
+            if tuple(standing) != NOT_HERE
+        }
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this node's view of the cluster may be out of date."""
+        return self.view.trouble or self.level.trouble
+
+    def troubles(self) -> Iterator[Trouble]:
+        for place, reason in self.replicators.troubles():
+            yield replica_halted(place, reason)
+        yield from self._troubles.look()
+        clock = self._setup.clock
+        newest_ms = self._newest_telemetry_ms()
+        skew_ms = self._clocks.look(newest_ms, wall_ms=clock.wall_ms(), mono_ms=clock.mono_ms())
+        if skew_ms:
+            yield clock_skew(skew_ms)
+
+    def _newest_telemetry_ms(self) -> int | None:
+        """Return the latest timestamp in this node's replica of ``__telemetry``."""
+        node = self._setup.config.node
+        topic = self.catalog.find(node.account, node.region, TELEMETRY_TOPIC)
+        found = None if topic is None else self.replicators.find(PartitionKey(topic.topic_id, 0))
+        return None if found is None else found.log.last_timestamp_ms

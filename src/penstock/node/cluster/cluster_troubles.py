@@ -1,0 +1,100 @@
+"""Problems of the cluster, as one node sees it: dead nodes, partitions that accept no messages, no
+manager.
+
+Rows are counted in a thread, only after a change. After a count that took long there is a pause of
+fifty times its duration, so counting uses at most 2 % of a core.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Final, NamedTuple
+
+from penstock.manager.cluster_state import is_led
+from penstock.membership.cluster_view import ClusterView
+from penstock.metadata.cluster_entries import NodeEntry
+from penstock.model import troubles
+from penstock.model.troubles import Trouble
+from penstock.replication.row import NO_NODE, View
+
+PAUSE_FACTOR: Final = 50
+_UNKNOWN: Final = NodeEntry(0, "", "")
+
+
+class Counts(NamedTuple):
+    away: Mapping[int, int] = {}  # partitions of nodes that are not alive
+    states: Mapping[str, int] = {}  # partitions by problem
+
+
+def count(
+    rows: Iterable[View], nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]
+) -> Counts:
+    away: Counter[int] = Counter()
+    states: Counter[str] = Counter()
+    for view in rows:
+        row = view.row
+        away.update(node for node in row.replicas if node not in nodes)
+        states["below_minimum"] += sum(node in nodes for node in row.whole) < row.in_sync_min
+        states["leaderless"] += not is_led(row, incarnations)
+        states["lost"] += not row.whole
+    return Counts(away, states)
+
+
+class ClusterTroubles:
+    def __init__(
+        self,
+        view: ClusterView,
+        seen: Mapping[int, NodeEntry],
+        *,
+        manager: Callable[[], int | None],
+    ) -> None:
+        """``seen``: last known entries, also of dead nodes. ``manager`` returns the node that
+        manages, NO_NODE if there is none, None before this node knows."""
+        self._view = view
+        self._manager = manager
+        self._counts = Counts()
+        self._is_old = True
+        self._job: asyncio.Task[None] | None = None
+        self._next_at = 0.0
+        self._unmanaged_looks = 0
+        self._seen = seen
+        view.on_nodes(self._changed)
+        view.on_row(lambda _key, _view: self._changed())
+
+    def _changed(self) -> None:
+        self._is_old = True
+
+    def look(self) -> Iterable[Trouble]:
+        """Return the troubles of the last count, and start another one if rows have changed.
+        Called once a second."""
+        loop = asyncio.get_running_loop()
+        if self._is_old and self._job is None and loop.time() >= self._next_at:
+            self._is_old = False
+            self._job = loop.create_task(self._count(), name="count partitions in trouble")
+        # There is briefly no manager while one hands over to another.
+        self._unmanaged_looks = self._unmanaged_looks + 1 if self._manager() == NO_NODE else 0
+        return self._troubles()
+
+    def _troubles(self) -> Iterable[Trouble]:
+        if self._unmanaged_looks > 1:
+            yield troubles.no_manager()
+        for node, partitions in sorted(self._counts.away.items()):
+            entry = self._seen.get(node, _UNKNOWN)
+            yield troubles.node_dead(node, entry.name, partitions, was_stopped=entry.is_leaving)
+        yield from troubles.partition_troubles(self._counts.states)
+
+    async def _count(self) -> None:
+        view = self._view
+        rows, nodes, made = list(view.rows.values()), dict(view.nodes), dict(view.incarnations)
+        began = perf_counter()
+        try:
+            self._counts = await asyncio.to_thread(count, rows, nodes, made)
+        finally:
+            took = perf_counter() - began
+            self._next_at = asyncio.get_running_loop().time() + PAUSE_FACTOR * took
+            self._job = None
+
+    def stop(self) -> None:
+        if self._job is not None:
+            self._job.cancel()

@@ -1,0 +1,264 @@
+"""The master key and the secrets it wraps: the ``model.ports.KeyRing`` of this node.
+
+A master key is 32 random bytes, from one of three sources: a file (created in the data folder at
+the first start unless configured), the environment, or a key management service that unwraps it
+(``kms.py``). It wraps secrets and data keys, never messages. Older master keys are kept for
+unwrapping until everything is wrapped by the present one.
+
+A wrapped secret, authenticated together with its context:
+
+    version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
+
+Nonces are random: one key can wrap 2^32 values before a collision becomes likely enough to matter.
+Another layout needs another version byte; ``unwrap`` must then read both.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from penstock.model.errors import Damaged, SetupError
+from penstock.node.configuration.config import KeysConfig
+from penstock.node.keys.kms import CommandKms, Kms
+
+MASTER_VARIABLE = "PENSTOCK_MASTER_KEY"
+MASTER_NAME = "master.key"
+KMS_NAME = "master.kms.json"
+MASTER_BYTES = 32
+FILE_BYTES_MAX = 4_096  # a key has 44 characters
+OLD_MASTERS_MAX = 16
+
+VERSION = 1
+_ID_BYTES = 4
+_NONCE_BYTES = 12
+_HEAD_BYTES = 1 + _ID_BYTES
+_WRAPPED_BYTES_MIN = _HEAD_BYTES + _NONCE_BYTES + 16
+_KMS_CONTEXT = b"penstock master key"
+
+
+class KeyRingUnusable(SetupError):
+    """There is no usable master key. The text never contains a key."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, what="the master key cannot be used")
+        self.do = (
+            "set the key that wrapped the secrets: keys.master_file, keys.old_master_files or"
+            f" {MASTER_VARIABLE}; see docs/security.md"
+        )
+
+
+class MasterKeyRing:
+    """Implements ``model.ports.KeyRing``."""
+
+    def __init__(
+        self,
+        master: bytes,
+        *,
+        old: Sequence[bytes] = (),
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """``entropy`` must be thread-safe."""
+        assert all(len(key) == MASTER_BYTES for key in (master, *old))
+        self._entropy = entropy
+        self._id = _id_of(master)
+        self._ciphers = {_id_of(key): AESGCM(key) for key in (*old, master)}
+        self._cipher = self._ciphers[self._id]
+        self._seed = hmac.digest(master, b"derive", "sha256")
+
+    @property
+    def master_id(self) -> str:
+        return self._id.hex()
+
+    def wrap(self, secret: bytes, *, context: bytes) -> bytes:
+        head = bytes((VERSION,)) + self._id
+        nonce = self._entropy(_NONCE_BYTES)
+        return head + nonce + self._cipher.encrypt(nonce, secret, head + context)
+
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        if len(wrapped) < _WRAPPED_BYTES_MIN:
+            raise _damaged(context, "too short")
+        if wrapped[0] != VERSION:
+            raise _damaged(context, f"version {wrapped[0]} is not supported, only {VERSION}")
+        head = wrapped[:_HEAD_BYTES]
+        cipher = self._ciphers.get(head[1:])
+        if cipher is None:
+            raise _damaged(context, f"the master key {head[1:].hex()} is not configured")
+        nonce = wrapped[_HEAD_BYTES : _HEAD_BYTES + _NONCE_BYTES]
+        try:
+            return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
+        except InvalidTag:
+            raise _damaged(context, "damaged, or copied from another entry") from None
+
+    def derive(self, purpose: bytes) -> bytes:
+        """Return 32 bytes derived from the master key, the same after every start."""
+        return hmac.digest(self._seed, purpose, "sha256")
+
+    def rewrap(self, wrapped: bytes, context: bytes) -> bytes:
+        """Wrap by the present master key; returns the same bytes if that is already so."""
+        secret = self.unwrap(wrapped, context=context)  # also verifies it
+        if wrapped[1:_HEAD_BYTES] == self._id:
+            return wrapped
+        return self.wrap(secret, context=context)
+
+    def __repr__(self) -> str:
+        return f"MasterKeyRing({self.master_id})"
+
+
+def _id_of(master: bytes) -> bytes:
+    return hashlib.sha256(master).digest()[:_ID_BYTES]
+
+
+def _damaged(context: bytes, reason: str) -> Damaged:
+    return Damaged(
+        context.decode(errors="replace"), 0, f"a wrapped secret cannot be read: {reason}"
+    )
+
+
+# ── Sources of the master key ────────────────────────────────────────────────────────────────
+
+
+async def start_key_ring(
+    config: KeysConfig, folder: Path, *, env: Mapping[str, str]
+) -> MasterKeyRing:
+    """Open the key ring as configured, in a thread: a key management service may be slow."""
+    return await asyncio.to_thread(
+        open_key_ring,
+        folder,
+        master_file=config.master_file,
+        master_text=env.get(MASTER_VARIABLE, ""),
+        old_master_files=[part.strip() for part in config.old_master_files.split(",") if part],
+        kms=CommandKms(config.kms_command) if config.kms_command else None,
+    )
+
+
+def open_key_ring(
+    folder: Path,
+    *,
+    master_file: str = "",
+    master_text: str = "",
+    old_master_files: Sequence[str] = (),
+    kms: Kms | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> MasterKeyRing:
+    """Open the key ring; blocks. ``master_text``: the key in base64, from the environment. Raises
+    KeyRingUnusable."""
+    given = [bool(master_file), bool(master_text), kms is not None]
+    if sum(given) > 1:
+        raise KeyRingUnusable(
+            f"set only one of keys.master_file, {MASTER_VARIABLE} and keys.kms_command"
+        )
+    if len(old_master_files) > OLD_MASTERS_MAX:
+        raise KeyRingUnusable(f"keys.old_master_files names more than {OLD_MASTERS_MAX} files")
+    old = [read_master(Path(path)) for path in old_master_files]
+    if master_text:
+        master = _parse_master(master_text.encode(), MASTER_VARIABLE)
+    elif kms is not None:
+        master, *others = _from_kms(folder / KMS_NAME, kms, entropy)
+        old += others
+    elif master_file:
+        master = read_master(Path(master_file))
+    else:
+        return MasterKeyRing(_own_master(folder / MASTER_NAME, entropy), old=old, entropy=entropy)
+    if (folder / MASTER_NAME).exists():
+        # From before another source was configured: secrets wrapped by it still exist.
+        old.append(read_master(folder / MASTER_NAME))
+    return MasterKeyRing(master, old=old, entropy=entropy)
+
+
+def read_master(path: Path) -> bytes:
+    """Read a key from a file that other users cannot read. Raises KeyRingUnusable."""
+    try:
+        with path.open("rb") as file:
+            _check_mode(path, os.fstat(file.fileno()))
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeyRingUnusable(f"the master key {path} cannot be read: {error.strerror}") from error
+    return _parse_master(content, str(path))
+
+
+def _check_mode(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise KeyRingUnusable(f"the master key {path} is not a file")
+    # Readable by a group is allowed: service managers and orchestrators do that.
+    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise KeyRingUnusable(
+            f"other users can read the master key {path} (mode {stat.S_IMODE(found.st_mode):04o});"
+            f" run: chmod 600 {path}"
+        )
+
+
+def _parse_master(content: bytes, where: str) -> bytes:
+    try:
+        master = base64.b64decode(content.strip(), altchars=None, validate=True)
+    except (binascii.Error, ValueError):
+        master = b""
+    if len(master) != MASTER_BYTES:
+        raise KeyRingUnusable(
+            f"the master key in {where} is not {MASTER_BYTES} bytes in base64; create one with"
+            f" `openssl rand -base64 {MASTER_BYTES}`"
+        )
+    return master
+
+
+def _own_master(path: Path, entropy: Callable[[int], bytes]) -> bytes:
+    if path.exists():
+        return read_master(path)
+    master = entropy(MASTER_BYTES)
+    _write_new(path, base64.b64encode(master) + b"\n")
+    return master
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file atomically and durably, readable by this user only."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.unlink(missing_ok=True)  # left by an interrupted start
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise KeyRingUnusable(f"cannot write {path}: {error.strerror}") from error
+
+
+class _KmsFile(msgspec.Struct, frozen=True):
+    """Master keys wrapped by the service; the first one wraps, all unwrap."""
+
+    wrapped: list[bytes]
+
+
+def _from_kms(path: Path, kms: Kms, entropy: Callable[[int], bytes]) -> list[bytes]:
+    if not path.exists():
+        master = entropy(MASTER_BYTES)
+        wrapped = kms.wrap(master, context=_KMS_CONTEXT)
+        _write_new(path, msgspec.json.encode(_KmsFile([wrapped])) + b"\n")
+        return [master]
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=_KmsFile).wrapped
+    except OSError as error:
+        raise KeyRingUnusable(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise KeyRingUnusable(f"{path} is damaged: {error}") from error
+    if not 1 <= len(known) <= OLD_MASTERS_MAX:
+        raise KeyRingUnusable(f"{path} contains {len(known)} master keys")
+    masters = [kms.unwrap(wrapped, context=_KMS_CONTEXT) for wrapped in known]
+    if any(len(master) != MASTER_BYTES for master in masters):
+        raise KeyRingUnusable("the key management service returned a key of the wrong length")
+    return masters

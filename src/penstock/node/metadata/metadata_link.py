@@ -1,0 +1,250 @@
+"""Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
+
+All provide the same: a catalog for requests of clients, the topics for the broker, and a store for
+identities, data keys and producer ids. ``own_store`` has what belongs to the logs, the tasks that
+move dead letters: it is the store of this node, or of the cluster that it belongs to.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.calls.internal.certificates import NodeCertificates
+from penstock.metadata.serving.remote_catalog import RemoteCatalog
+from penstock.metadata.serving.remote_store import RemoteConfig
+from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.store import Store
+from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
+from penstock.model.errors import Overloaded, PenstockError, SetupError
+from penstock.model.ports import Catalog
+from penstock.node.configuration.addresses import parse_node_addresses
+from penstock.node.configuration.config import Config
+from penstock.node.metadata.service_peers import ExpectedStore, Peers
+from penstock.node.process.folder import DataFolder
+from penstock.node.process.node_setup import NodeSetup
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+if TYPE_CHECKING:
+    from penstock.metadata.etcd.store import EtcdStore
+
+log_ = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
+REASONS_MAX = 8  # different reasons for waiting that are logged
+CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
+
+
+class GivenUp(PenstockError):
+    """Stopped while waiting for the metadata service."""
+
+
+class FolderTaken(SetupError):
+    """The data folder has metadata of its own."""
+
+
+class MetadataLink(ABC):
+    """Subclasses set the attributes in ``start`` or before."""
+
+    is_remote = True
+    catalog: Catalog  # for requests of clients: raises if it cannot know a topic
+    # The same from memory only: for the broker, and for Kafka, whose clients retry if a topic is
+    # missing.
+    topics: StoredCatalog
+    store: Store
+    own_store: Store
+
+    def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
+        self._setup = setup
+        self._partitions_max = partitions_max
+
+    @abstractmethod
+    async def start(self, stop: asyncio.Event) -> None:
+        """Load topics into memory. Raises GivenUp."""
+
+    def _use(self, store: Store) -> None:
+        self.store = self.own_store = store
+        self.catalog = self.topics = StoredCatalog(
+            store,
+            recreate_guard_ms=self._setup.config.queue.recreate_guard_ms,
+            partitions_max=self._partitions_max,
+        )
+
+    async def stop(self) -> None:
+        await self.topics.stop()
+        await self.store.close()
+
+    @property
+    def trouble(self) -> str | None:
+        return self.topics.trouble
+
+    def on_back(self, listener: Callable[[], None]) -> None:  # noqa: B027 - see RemoteMetadata
+        """Call ``listener`` when the metadata service replies again after an outage."""
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        return ()
+
+
+class OwnMetadata(MetadataLink):
+    """SQLite in the data folder of this node."""
+
+    is_remote = False
+
+    async def start(self, stop: asyncio.Event) -> None:  # noqa: ARG002
+        self._use(await SqliteStore.open(self._setup.folder.metadata_path))
+        await self.topics.start()
+
+
+class EtcdMetadata(MetadataLink):
+    """The etcd of a cluster."""
+
+    async def start(self, stop: asyncio.Event) -> None:
+        await check_folder(self._setup.folder)
+        config = self._setup.config
+
+        async def open_store() -> None:
+            self._etcd = await open_etcd(config)
+
+        await start_when_there(open_store, config.cluster.etcd, stop)
+        for method, durations in self._etcd.durations.items():
+            self._setup.meter.register_histogram(
+                families.STORE_DURATION, (method.name.lower(),), durations
+            )
+        self._use(self._etcd)
+        await start_when_there(self.topics.start, config.cluster.etcd, stop)
+
+    @property
+    def trouble(self) -> str | None:
+        return self.topics.trouble or self._etcd.trouble
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        yield families.METADATA_STALENESS, ((), self._etcd.staleness_ms / 1_000)
+
+
+async def open_etcd(config: Config) -> "EtcdStore":
+    """Open the configured etcd. Raises StoreUnusable, and Overloaded if it is not reachable."""
+    try:
+        from penstock.metadata.etcd.links import EtcdConfig
+        from penstock.metadata.etcd.store import EtcdStore
+    except ImportError:
+        raise SetupError(
+            "the package grpcio is not installed",
+            "install it: pip install 'penstock[cluster]'",
+            what="a cluster node needs more packages",
+        ) from None
+    cluster = config.cluster
+    return await EtcdStore.open(
+        EtcdConfig(
+            endpoints=tuple(str(place) for place in parse_node_addresses(cluster.etcd)),
+            namespace=f"/penstock/{config.internal.cluster}",
+            ca_path=_path(cluster.etcd_ca),
+            cert_path=_path(cluster.etcd_certificate),
+            key_path=_path(cluster.etcd_key),
+        )
+    )
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+async def check_folder(folder: DataFolder) -> None:
+    """Check that the folder has no topics of a single node: they would not become the cluster's.
+    Raises FolderTaken."""
+    if folder.metadata_path.exists():
+        store = await SqliteStore.open(folder.metadata_path)
+        try:
+            await _check_no_topics(
+                store, folder, "use a separate folder for a cluster node: --data DIR"
+            )
+        finally:
+            await store.close()
+
+
+async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
+    topics, _ = await store.list(TOPICS_PREFIX)
+    if topics:
+        raise FolderTaken(
+            f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics", do
+        )
+
+
+class RemoteMetadata(MetadataLink):
+    """Calls to a metadata service."""
+
+    def __init__(
+        self, setup: NodeSetup, certificates: NodeCertificates | None, *, partitions_max: int
+    ) -> None:
+        super().__init__(setup, partitions_max=partitions_max)
+        config = setup.config
+        self._peers = Peers(setup, certificates, check_hello=ExpectedStore(setup.folder.path).check)
+        self._remote = RemoteCatalog(
+            self._peers.any_of(parse_node_addresses(config.metadata.service)),
+            clock=setup.clock,
+            config=RemoteConfig(call_ms=CALL_MS),
+            recreate_guard_ms=config.queue.recreate_guard_ms,
+            partitions_max=partitions_max,
+        )
+        self.catalog = self._remote
+        self.topics = self._remote.stored
+        self.store = self._remote.store
+
+    async def start(self, stop: asyncio.Event) -> None:
+        folder, config = self._setup.folder, self._setup.config
+        if config.cluster.node:  # its logs belong to the cluster, and so do its tasks
+            await check_folder(folder)
+            self.own_store = self.store
+        else:
+            self.own_store = await SqliteStore.open(folder.metadata_path)
+            await _check_no_topics(
+                self.own_store,
+                folder,
+                "start it without --metadata, or move its metadata.sqlite3 and master key to the"
+                " metadata service first",
+            )
+        await start_when_there(self._remote.start, config.metadata.service, stop)
+
+    async def stop(self) -> None:
+        await self._remote.stop()
+        await self._peers.close()
+        if self.own_store is not self.store:
+            await self.own_store.close()
+
+    @property
+    def trouble(self) -> str | None:
+        return self._remote.trouble
+
+    def on_back(self, listener: Callable[[], None]) -> None:
+        self._remote.store.on_back(listener)
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        yield families.METADATA_STALENESS, ((), self._remote.staleness_ms / 1_000)
+
+
+async def start_when_there(
+    start: Callable[[], Awaitable[None]], service: str, stop: asyncio.Event
+) -> None:
+    """Retry until the metadata service is reachable; each reason is logged once. Raises GivenUp if
+    ``stop`` is set meanwhile."""
+    logged: set[str] = set()
+    while True:
+        try:
+            await start()
+        except Overloaded as error:
+            reason = str(error)
+            if reason not in logged and len(logged) < REASONS_MAX:
+                logged.add(reason)
+                log_.warning(
+                    "waiting for the metadata service", extra={"service": service, "reason": reason}
+                )
+        else:
+            return
+        try:
+            await asyncio.wait_for(stop.wait(), RETRY_SECONDS)
+        except TimeoutError:
+            continue
+        raise GivenUp("stopped while waiting for the metadata service")

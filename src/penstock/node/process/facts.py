@@ -1,0 +1,155 @@
+"""Facts that a node writes to internal topics: usage, audit and telemetry. Each can be turned
+off."""
+
+import asyncio
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from penstock import __version__
+from penstock.cursor.coordinator_calls import Coordinators
+from penstock.frontend.facts.audit import AuditTrail
+from penstock.frontend.facts.fact_log import FactLog
+from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, Leads, leads_all
+from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWriter
+from penstock.frontend.facts.usage import UsageTable
+from penstock.frontend.facts.usage_writer import UsageWriter
+from penstock.metadata.topics.catalog import StoredCatalog
+from penstock.metadata.topics.producer_ids import StoredProducerIds
+from penstock.model.calls import BrokerPort
+from penstock.model.ports import Clock
+from penstock.model.troubles import Trouble, facts_not_written
+from penstock.node.configuration.config import Config
+
+USAGE_TOPIC = "__usage"
+AUDIT_TOPIC = "__audit"
+TELEMETRY_TOPIC = "__telemetry"
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Facts:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        node: str,
+        broker: BrokerPort,
+        catalog: StoredCatalog,
+        producer_ids: StoredProducerIds,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        groups: Coordinators | None = None,
+        leads: Leads = leads_all,
+    ) -> None:
+        """``groups``: whose lags are reported. ``leads``: which partitions this node reports."""
+
+        def log_of(topic: str, retention_ms: int) -> FactLog:
+            return FactLog(
+                topic,
+                broker=broker,
+                catalog=catalog,
+                next_producer_id=producer_ids.next_id,
+                namespace=(config.node.account, config.node.region),
+                clock=clock,
+                entropy=entropy,
+                retention_ms=retention_ms,
+            )
+
+        self.usage: UsageTable | None = None
+        self.audit: AuditTrail | None = None
+        self._writer: UsageWriter | None = None
+        self._telemetry: TelemetryWriter | None = None
+        if config.usage.enabled or config.telemetry.enabled:
+            self.usage = UsageTable(
+                now_ms=clock.wall_ms(),
+                is_timed=config.telemetry.enabled,
+                own_account=config.node.account,
+            )
+        if config.usage.enabled:
+            assert self.usage is not None, "made above"
+            self._writer = UsageWriter(
+                self.usage,
+                log_of(USAGE_TOPIC, config.usage.retention_ms),
+                node=node,
+                clock=clock,
+                entropy=entropy,
+                flush_ms=config.usage.flush_ms,
+                stored_in=(catalog, broker),
+                leads=leads,
+            )
+        if config.telemetry.enabled:
+            assert self.usage is not None, "made above"
+            self._telemetry = TelemetryWriter(
+                self.usage,
+                log_of(TELEMETRY_TOPIC, config.telemetry.retention_ms),
+                node=node,
+                account=config.node.account,
+                catalog=catalog,
+                broker=broker,
+                clock=clock,
+                entropy=entropy,
+                vitals=partial(read_process_stats, Path(config.node.data)),
+                groups=groups,
+                leads=leads,
+                flush_ms=config.telemetry.flush_ms,
+                is_only_reader=not config.usage.enabled,
+            )
+        if config.audit.enabled:
+            self.audit = AuditTrail(
+                log_of(AUDIT_TOPIC, config.audit.retention_ms),
+                node=node,
+                clock=clock,
+                own_account=config.node.account,
+            )
+
+    def start(self) -> None:
+        if self._writer is not None:
+            self._writer.start()
+        if self._telemetry is not None:
+            self._telemetry.start()
+        if self.audit is not None:
+            self.audit.start(version=__version__)
+
+    async def stop(self) -> None:
+        """Stop after the last request and before the broker. All share the same timeout: if one log
+        accepts nothing, the others hardly do."""
+        async with asyncio.TaskGroup() as stopping:
+            stopping.create_task(self._stop_counting(), name="stop counting")
+            if self.audit is not None:
+                ending = self.audit.stop(seconds_max=STOP_SECONDS_MAX)
+                stopping.create_task(ending, name="stop the audit trail")
+
+    async def _stop_counting(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STOP_SECONDS_MAX
+        if self._writer is not None:
+            await self._writer.stop(seconds_max=STOP_SECONDS_MAX)
+        if self._telemetry is not None:  # after usage, whose last counts pass through it
+            await self._telemetry.stop(seconds_max=max(0.0, until - loop.time()))
+
+    def troubles(self) -> Iterable[Trouble]:
+        writers = (("usage", self._writer), ("telemetry", self._telemetry), ("audit", self.audit))
+        for what, writer in writers:
+            if writer is not None and writer.trouble is not None:
+                yield facts_not_written(what, writer.trouble)
+
+
+def read_process_stats(data: Path) -> ProcessStats:
+    """``data``: a folder on the disk."""
+    times = os.times()
+    return ProcessStats(
+        cpu_ms=int((times.user + times.system) * 1_000),
+        rss_bytes=_rss_bytes(),
+        disk_free_bytes=shutil.disk_usage(data).free,
+    )
+
+
+def _rss_bytes() -> int:
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except OSError:  # not Linux: the maximum so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024

@@ -1,0 +1,335 @@
+"""The listeners of a node for clients and operators, each with its frontend: SQS over HTTP, Kafka,
+and the admin API."""
+
+import asyncio
+import shutil
+from functools import partial
+from time import perf_counter
+
+from penstock.frontend.admin.api import AdminApi
+from penstock.frontend.admin.ports.backup_port import BackupPort
+from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
+from penstock.frontend.admin.request import ConfigRow, Context
+from penstock.frontend.catalog_view import queues_of, streams_of
+from penstock.frontend.kafka.access.connection_rates import ConnectionRates
+from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
+from penstock.frontend.kafka.configs.broker_table import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_PER_IP,
+    CONNECTIONS_PER_IP_MAX,
+    CONNECTIONS_PER_SECOND,
+    addresses,
+)
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
+from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
+from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
+from penstock.frontend.kafka.usage import KafkaUsage
+from penstock.frontend.limited_calls import guard
+from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.sqs.pipeline import Frontend
+from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.net.http.listener import HttpListener
+from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
+from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig
+from penstock.net.listener import NO_LIMIT, Listener
+from penstock.node.cluster.cluster_role import ClusterRole
+from penstock.node.configuration.addresses import parse_listen
+from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
+from penstock.node.configuration.exposure import kafka_protocol, reachable
+from penstock.node.configuration.settings import describe
+from penstock.node.listening.binding import binding
+from penstock.node.listening.certificates import CertificateKeeper
+from penstock.node.listening.http_listener import make_listener, open_admin
+from penstock.node.process.facts import Facts
+from penstock.node.process.node_setup import NodeSetup
+from penstock.node.wiring.broker_role import BrokerRole
+from penstock.node.wiring.frontend_calls import FrontendCalls
+from penstock.node.wiring.kafka_brokers import ClusterBrokers
+from penstock.node.wiring.kafka_cluster import ClusterChanges
+from penstock.node.wiring.security import NodeSecurity
+
+DRAIN_SECONDS_MAX = 10.0
+
+
+class Listeners:
+    def __init__(
+        self,
+        setup: NodeSetup,
+        certificates: CertificateKeeper,
+        security: NodeSecurity,
+        calls: FrontendCalls,
+        *,
+        is_auth_on: bool,
+        cluster: ClusterRole | None = None,
+        backup: BackupPort | None = None,
+        coordinators: CoordinatorPort | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._backup = backup
+        self._coordinators = coordinators
+        self._setup = setup
+        self._security = security
+        self._calls = calls
+        self._is_auth_on = is_auth_on
+        self._tls = certificates.context
+        self._scheme = "http" if self._tls is None else "https"
+        self._kafka_protocol = kafka_protocol(is_tls=self._tls is not None, is_auth_on=is_auth_on)
+        self._kafka: KafkaListener | None = None
+        self._kafka_address = KAFKA_LISTEN_DEFAULT
+        self.http: HttpListener
+        self._kafka_url: str | None = None  # shown to commands
+        self.kafka_address = ""
+        self.http_url = ""
+        self.admin_url = ""
+
+    # ── Operators ────────────────────────────────────────────────────────────────────────────
+
+    async def start_admin(self) -> None:
+        setup, calls = self._setup, self._calls
+        api = AdminApi(
+            Context(
+                broker=calls.anywhere,
+                catalog=queues_of(calls.catalog),
+                meter=setup.meter,
+                health=setup.health,
+                clock=setup.clock,
+                info=setup.info(kafka_protocol=self._kafka_protocol),
+                config=[ConfigRow(r.key, r.value, r.origin) for r in describe(setup.loaded)],
+                sealing=self._security.sealing,
+                identities=calls.directory,
+                callees=calls.callees,
+                quotas=calls.quotas,
+                throttler=calls.throttler,
+                cluster=None if self._cluster is None else self._cluster.admin,
+                backup=self._backup,
+                coordinators=self._coordinators,
+                everything=calls.catalog,
+            ),
+            token=setup.config.admin.token,
+            is_auth_on=self._is_auth_on,
+            is_audited=setup.config.audit.enabled,
+        )
+        self._admin_api = api
+        self._admin, self.admin_url = await open_admin(
+            setup, api.handle, self._tls, is_open=api.is_open
+        )
+
+    def note_changes(self, facts: Facts) -> None:
+        """Accept changes by operators from now on: the audit writer is ready."""
+        if facts.audit is not None:
+            self._admin_api.note_in(facts.audit)
+
+    # ── SQS ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start_http(self, facts: Facts) -> None:
+        setup, config, calls = self._setup, self._setup.config, self._calls
+        frontend = Frontend(
+            broker=calls.anywhere,
+            sealing=self._security.sealing,
+            catalog=calls.catalog,
+            clock=setup.clock,
+            config=FrontendConfig(
+                account=config.node.account,
+                region=config.node.region,
+                external_url=config.http.external_url or None,
+                is_dev=config.node.mode is Mode.DEV,
+                is_auth_on=self._is_auth_on,
+                recreate_guard_ms=config.queue.recreate_guard_ms,
+                partitions_default=config.queue.partitions,
+                admin_url=reachable(self.admin_url),
+                kafka_url=self._kafka_url,
+            ),
+            meter=setup.meter,
+            entropy=setup.entropy,
+            perf=perf_counter,
+            identities=self._security.identities,
+            usage=facts.usage,
+            audit=facts.audit,
+            throttler=calls.throttler,
+            quotas=calls.quotas,
+        )
+        setup.meter.register_collector(frontend.samples)
+        self.http = make_listener(
+            setup,
+            frontend.handle,
+            "http",
+            forbid=frontend.forbid,
+            is_open=not self._is_auth_on,
+            acts_on_get=True,
+            outlives=frontend.outlives,
+        )
+        host, port = parse_listen(config.http.listen)
+        is_shared = config.http.reuse_port
+        with binding("SQS", "--http", host, port):
+            bound = await self.http.start(host, port, tls=self._tls, reuse_port=is_shared)
+        self.http_url = f"{self._scheme}://{bound}"
+        setup.endpoints["sqs"] = reachable(self.http_url)
+
+    # ── Kafka ────────────────────────────────────────────────────────────────────────────────
+
+    async def start_kafka(self, role: BrokerRole, facts: Facts) -> None:
+        config = self._setup.config.kafka
+        if config.listen == KAFKA_OFF:
+            return
+        context = self._kafka_context(role, facts)
+        self._kafka_frontend = KafkaFrontend(context, perf=perf_counter)
+        self._kafka = KafkaListener(
+            self._kafka_frontend.answer,
+            config=KafkaListenerConfig(
+                frame_bytes_max=config.frame_bytes_max,
+                connections_per_address_max=config.connections_per_ip_max,
+                login_frame_bytes_max=LOGIN_FRAME_BYTES_MAX if self._is_auth_on else 0,
+            ),
+            outlives=is_produce,
+        )
+        rates = ConnectionRates(role.configs, account=self._setup.config.node.account)
+        clock = self._setup.clock
+        self._kafka.admits = lambda address: rates.admits(address, now_ms=clock.mono_ms())
+        role.dynamic.on_change(partial(self._limit_connections, role.dynamic, rates))
+        self._limit_connections(role.dynamic, rates)
+        bound = await self._bind_kafka(self._kafka)
+        self._kafka_address = parse_listen(config.advertised or bound)
+        self.kafka_address = bound
+        self._setup.endpoints["kafka"] = reachable(bound)
+        self._kafka_url = f"{self._kafka_protocol}://{reachable(bound)}"
+
+    def _limit_connections(self, dynamic: DynamicConfigs, rates: ConnectionRates) -> None:
+        """Apply the limits that an operator has set, else those of the configuration."""
+        assert self._kafka is not None, "the listener exists"
+        per_ip = self._setup.config.kafka.connections_per_ip_max or NO_LIMIT
+        self._kafka.limit(
+            connections_max=int(dynamic.value(CONNECTIONS_MAX) or NO_LIMIT),
+            per_address_max=int(dynamic.value(CONNECTIONS_PER_IP_MAX) or per_ip),
+            addresses=addresses(dynamic.value(CONNECTIONS_PER_IP) or ""),
+        )
+        per_s = dynamic.value(CONNECTIONS_PER_SECOND)
+        rates.limit(None if per_s is None else int(per_s))
+
+    def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
+        setup, calls, security = self._setup, self._calls, self._security
+        node = setup.config.node
+        table, config = facts.usage, self._kafka_config()
+        return KafkaContext(
+            broker=calls.broker,
+            anywhere=calls.anywhere,
+            catalog=streams_of(calls.stream_catalog),
+            groups=calls.groups(role.groups),
+            transactions=calls.transactions(role.transactions),
+            producer_ids=calls.producer_ids(role.producer_ids),
+            clock=setup.clock,
+            config=config,
+            meter=setup.meter,
+            entropy=setup.entropy,
+            sealing=security.sealing,
+            identities=security.identities,
+            changes=calls.directory,
+            tokens=guard(security.tokens, calls.callees.metadata),
+            login_seed=security.ring.derive(b"kafka log-in"),
+            throttler=calls.throttler,
+            quotas=calls.quotas,
+            fetch_sessions=FetchSessions(own_account=node.account),
+            share_sessions=ShareSessions(own_account=node.account),
+            usage=None if table is None else KafkaUsage(table, region=node.region),
+            audit=facts.audit,
+            nodes=self._kafka_nodes(role, config),
+            joined=self._kafka_cluster(),
+            level=role.level,
+            volume=self._volume,
+            dynamic=role.dynamic,
+        )
+
+    def _kafka_cluster(self) -> ClusterChanges | None:
+        cluster = self._cluster
+        if cluster is None:
+            return None
+        return ClusterChanges(
+            cluster.store,
+            cluster.view,
+            cluster.catalog,
+            policy=cluster.policy,
+            manager=lambda: cluster.manager,
+            seen=cluster.admin.seen,
+            replica=cluster.replicators.find,
+        )
+
+    def _volume(self) -> tuple[int, int]:
+        usage = shutil.disk_usage(self._setup.folder.path)
+        return usage.total, usage.free
+
+    def _kafka_nodes(self, role: BrokerRole, config: KafkaFrontendConfig) -> Brokers:
+        if self._cluster is None:
+            return SoleBroker(config.node_id, config.advertised, role.broker.partitions.epoch_of)
+        node = self._setup.config.node
+        return ClusterBrokers(
+            self._cluster, self._calls.stream_catalog, account=node.account, region=node.region
+        )
+
+    def _kafka_config(self) -> KafkaFrontendConfig:
+        setup = self._setup
+        config, node, cluster = setup.config.kafka, setup.config.node, setup.config.cluster
+        return KafkaFrontendConfig(
+            advertised=lambda: self._kafka_address,
+            node_id=cluster.node or 1,
+            # The same on every node: clients identify a cluster by it.
+            cluster_id=(
+                setup.config.internal.cluster
+                if self._cluster is not None
+                else setup.folder.identity(setup.entropy)
+            ),
+            replicas_default=cluster.replicas if self._cluster is not None else 1,
+            in_sync_min_default=cluster.in_sync_min if self._cluster is not None else 1,
+            account=node.account,
+            region=node.region,
+            auto_create=config.auto_create,
+            partitions_default=config.partitions,
+            log_dir=str(setup.folder.path),
+            is_auth_on=self._is_auth_on,
+            is_insecure=setup.config.auth.insecure,
+            login_ms=config.login_ms,
+            protocol=self._kafka_protocol,
+            listeners=lambda: self.kafka_address,
+            compaction_check_ms=setup.config.log.compaction_check_ms,
+            connections_max=KafkaListenerConfig().connections_max,
+            connections_per_ip_max=config.connections_per_ip_max,
+        )
+
+    async def _bind_kafka(self, listener: KafkaListener) -> str:
+        listen = self._setup.config.kafka.listen
+        if listen:
+            host, port = parse_listen(listen)
+            with binding("Kafka", "--kafka", host, port):
+                return await listener.start(host, port, tls=self._tls)
+        host, port = KAFKA_LISTEN_DEFAULT
+        _, http_port = parse_listen(self._setup.config.http.listen)
+        try:
+            return await listener.start(host, port if http_port else 0, tls=self._tls)
+        except OSError:
+            # The default port is in use; it was not requested.
+            return await listener.start(host, 0, tls=self._tls)
+
+    @property
+    def kafka_advertised(self) -> str:
+        """The address that is reported to Kafka clients; empty: no Kafka listener."""
+        if not self.kafka_address:
+            return ""
+        host, port = self._kafka_address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    # ── Stopping ─────────────────────────────────────────────────────────────────────────────
+
+    def refuse_more(self) -> None:
+        self.http.is_draining = True
+
+    async def drain(self) -> None:
+        """Finish the requests of clients."""
+        listeners: list[Listener] = [self.http]
+        if self._kafka is not None:
+            self._kafka_frontend.drain()
+            listeners.append(self._kafka)
+        await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
+
+    async def stop_admin(self) -> None:
+        """Stop last: until then health checks show the progress."""
+        await self._admin.drain(seconds_max=1.0)

@@ -1,0 +1,254 @@
+"""Sends one partition of an archive, in a task of the job ``replay``.
+
+Delivery is exactly once even after kills, without transactions, so that the target can also be a
+standard queue. Each archived partition has its own producer, whose id is stored when the job
+starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
+with this sequence number; after the reply, the position advances. If a task is killed before that,
+the next task sends the same chunk with the same sequence number, and the broker, which remembers
+the last batches of a producer, drops it as a duplicate. Only count and size limit a chunk, so the
+next task forms the same chunks.
+
+Positions are committed offsets of consumer groups, one group for each archived partition: they are
+as durable as the sent records, and tools that show groups show the progress of a replay.
+
+FIFO queues do not accept records from Kafka producers; they get messages (``queue_sender.py``) with
+a deduplication id of job, partition and offset.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
+from penstock.pipeline.archive.queue_sender import QueueAddress, QueueSender
+from penstock.pipeline.arrow_map import batch_of, schema_of
+from penstock.pipeline.client.connections import client_for
+from penstock.pipeline.client.group_offsets import Committed, commit_offsets, committed_offsets
+from penstock.pipeline.client.read_options import Connection
+from penstock.record.batch import encode_batch
+from penstock.record.message import SYSTEM_HEADER
+from penstock.record.record import encode_record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_RECORDS: Final = 1_000
+CHUNK_BYTES: Final = 768 * 1_024  # less than the default maximum of a batch, 1 MB
+SEQUENCE_MODULO: Final = 1 << 31
+COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
+DONE_SCHEMA: Final = schema_of("partition int, sent long, repeated long")
+
+
+class ProgressLost(Exception):
+    """The cluster lost the position of a replay: continuing could send records twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The parameters of one replay that a task needs."""
+
+    job: str
+    connection: Connection
+    topic: str  # or queue
+    partitions: int  # of the target
+    rate: float | None  # records a second, of each archived partition
+    is_original_time: bool = False
+    now_ms: int = 0  # timestamp of all records, unless ``is_original_time``
+    queue: QueueAddress | None = None  # of a FIFO queue
+
+    def target_of(self, partition: int) -> Place:
+        """Return one target partition for each archived partition, so that order is kept."""
+        return Place(self.topic, partition % self.partitions)
+
+    def group_of(self, partition: int) -> str:
+        return f"penstock-replay.{self.job}.{partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of one archived partition."""
+
+    next_offset: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+    def after(self, offset: int, count: int) -> "Position":
+        sequence = (self.sequence + count) % SEQUENCE_MODULO
+        return replace(self, next_offset=offset + 1, sequence=sequence)
+
+
+# Sends rows of a partition at a position; returns whether the target reports a duplicate.
+Sender = Callable[[int, Sequence[Any], Position], bool]
+
+
+# ── Positions in the cluster ─────────────────────────────────────────────────────────────────
+
+
+def read_position(client: KafkaClient, replay: Replay, partition: int) -> Position | None:
+    """Return the position, or None if none was committed. Raises KafkaTrouble, ProgressLost."""
+    group = replay.group_of(partition)
+    found = committed_offsets(client, group).get(replay.target_of(partition))
+    if found is None:
+        return None
+    try:
+        producer_id, epoch, sequence = json.loads(found.metadata)
+    except ValueError:
+        raise ProgressLost(f"group {group} was changed by another program") from None
+    return Position(found.offset, producer_id, epoch, sequence)
+
+
+def commit_position(client: KafkaClient, replay: Replay, partition: int, at: Position) -> None:
+    """Raises KafkaTrouble."""
+    text = json.dumps([at.producer_id, at.producer_epoch, at.sequence])
+    offsets = {replay.target_of(partition): Committed(at.next_offset, text)}
+    commit_offsets(client, replay.group_of(partition), offsets)
+
+
+# ── In the executors ─────────────────────────────────────────────────────────────────────────
+
+
+def send_partitions(
+    batches: "Iterable[pa.RecordBatch]", replay: Replay
+) -> "Iterator[pa.RecordBatch]":
+    """Send rows, sorted by partition and offset, and yield a row for each partition."""
+    client = client_for(replay.connection)
+    sender = _sender(client, replay)
+    done = []
+    for number, rows in groupby(_rows(batches), key=lambda row: row[0]):
+        partition = _Partition(number, client, sender, replay)
+        for row in rows:
+            partition.add(row)
+        done.append(partition.finish())
+    yield batch_of(done, DONE_SCHEMA)
+
+
+def _rows(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[Any, ...]]:
+    import pyarrow as pa
+
+    for batch in batches:
+        columns = []
+        for name in COLUMNS:
+            column = batch.column(name)
+            if name == "timestamp":
+                column = column.cast(pa.int64())  # microseconds
+            columns.append(column.to_pylist())
+        yield from zip(*columns, strict=True)
+
+
+def _sender(client: KafkaClient, replay: Replay) -> Sender:
+    if replay.queue is None:
+        return TopicSender(client, replay).send
+    queue = QueueSender(replay.topic, replay.queue, replay.job)
+
+    def send(_partition: int, rows: Sequence[Any], _position: Position) -> bool:
+        queue.send(rows)
+        return False
+
+    return send
+
+
+class _Partition:
+    """An archived partition, whose rows are collected in chunks, sent, and then committed."""
+
+    def __init__(self, number: int, client: KafkaClient, sender: Sender, replay: Replay) -> None:
+        position = read_position(client, replay, number)
+        if position is None:
+            raise ProgressLost(
+                f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
+            )
+        self.number = number
+        self._position = position
+        self._client = client
+        self._sender = sender
+        self._replay = replay
+        self._chunk: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._sent = 0
+        self._repeated = 0
+        self._began_at = time.monotonic()
+        self._pause = threading.Event()
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        if row[1] < self._position.next_offset:
+            return
+        size = len(row[3] or b"") + len(row[4] or b"") + 64
+        size += sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row[5] or ())
+        is_full = len(self._chunk) == CHUNK_RECORDS or self._bytes + size > CHUNK_BYTES
+        if self._chunk and is_full:
+            self._send()
+        self._chunk.append(row)
+        self._bytes += size
+
+    def _send(self) -> None:
+        chunk, self._chunk, self._bytes = self._chunk, [], 0
+        was_there = self._sender(self.number, chunk, self._position)
+        self._position = self._position.after(chunk[-1][1], len(chunk))
+        commit_position(self._client, self._replay, self.number, self._position)
+        self._sent += len(chunk)
+        self._repeated += len(chunk) if was_there else 0
+        if self._replay.rate is not None:
+            due_s = self._began_at + self._sent / self._replay.rate - time.monotonic()
+            if due_s > 0:
+                self._pause.wait(due_s)
+
+    def finish(self) -> tuple[int, int, int]:
+        if self._chunk:
+            self._send()
+        return self.number, self._sent, self._repeated
+
+
+class TopicSender:
+    """A sender to a topic or a standard queue; each chunk is one idempotent batch."""
+
+    def __init__(self, client: KafkaClient, replay: Replay) -> None:
+        self._client = client
+        self._replay = replay
+        self._begun: set[int] = set()
+
+    def send(self, partition: int, rows: Sequence[Any], position: Position) -> bool:
+        times = [
+            row[2] // 1_000 if self._replay.is_original_time else self._replay.now_ms
+            for row in rows
+        ]
+        base = times[0]
+        records = [
+            encode_record(
+                offset_delta=delta,
+                timestamp_delta=at_ms - base,
+                key=row[3],
+                value=row[4],
+                headers=_headers(row[5]),
+            )
+            for delta, (row, at_ms) in enumerate(zip(rows, times, strict=True))
+        ]
+        batch = encode_batch(
+            records,
+            base_offset=0,
+            leader_epoch=-1,
+            base_timestamp=base,
+            max_timestamp=max(times),
+            producer_id=position.producer_id,
+            producer_epoch=position.producer_epoch,
+            base_sequence=position.sequence,
+        )
+        place = self._replay.target_of(partition)
+        # Only the first chunk of a task may have been sent before, by a task that was killed.
+        end = self._client.offsets({place: LATEST})[place] if self._is_first(partition) else 0
+        return self._client.produce({place: batch}, is_repeatable=True)[place] < end
+
+    def _is_first(self, partition: int) -> bool:
+        is_first = partition not in self._begun
+        self._begun.add(partition)
+        return is_first
+
+
+def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
+    """Return all headers but the one with the queue's message id: a copy is another message."""
+    return [
+        (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
+    ]

@@ -1,0 +1,73 @@
+"""Reads and commits the offsets of a consumer group without joining it. Besides showing progress to
+tools, committed offsets are small durable records of the cluster: the sink keeps its decisions in
+them, and a replay its positions."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place, by_topic
+
+_OFFSET_COMMIT, _OFFSET_FETCH = 8, 9
+_COMMIT_BY_NAME_MAX: Final = 9  # newer commits name topics by id
+_FETCH_ONE_GROUP_MAX: Final = 7  # newer requests name several groups
+
+
+class Committed(NamedTuple):
+    offset: int
+    metadata: str = ""
+
+
+def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]:
+    """Return all offsets of a group. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
+
+    request = OffsetFetchRequest(group_id=group, topics=None)
+
+    def fetch() -> dict[Place, Committed]:
+        node = client.coordinator(group)
+        reply = client.call(_OFFSET_FETCH, request, node=node, version_max=_FETCH_ONE_GROUP_MAX)
+        _check(reply.error_code, group)
+        found = {}
+        for topic in reply.topics:
+            for part in topic.partitions:
+                _check(part.error_code, group)
+                place = Place(topic.name, part.partition_index)
+                found[place] = Committed(part.committed_offset, part.metadata or "")
+        return {place: each for place, each in found.items() if each.offset >= 0}
+
+    return client.retried(fetch)
+
+
+def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, Committed]) -> None:
+    """Commit offsets of a group, which must have no members. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated import offset_commit as api
+
+    topics = [
+        api.OffsetCommitRequestTopic(
+            name=topic,
+            partitions=[
+                api.OffsetCommitRequestPartition(
+                    number,
+                    offsets[Place(topic, number)].offset,
+                    committed_metadata=offsets[Place(topic, number)].metadata,
+                )
+                for number in numbers
+            ],
+        )
+        for topic, numbers in by_topic(offsets).items()
+    ]
+    request = api.OffsetCommitRequest(group_id=group, topics=topics)
+
+    def commit() -> None:
+        node = client.coordinator(group)
+        reply = client.call(_OFFSET_COMMIT, request, node=node, version_max=_COMMIT_BY_NAME_MAX)
+        for topic in reply.topics:
+            for part in topic.partitions:
+                _check(part.error_code, group)
+
+    client.retried(commit)
+
+
+def _check(code: int, group: str) -> None:
+    if code:
+        raise KafkaRefused(code, subject=f"group {group}")

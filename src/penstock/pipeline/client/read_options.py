@@ -1,0 +1,323 @@
+"""The options of ``format("penstock")`` for reading: those of the Kafka connector, and ours.
+
+The driver parses options once into a frozen value that is sent to the workers. An unknown name is
+rejected, with a suggestion of the nearest known name, because a misspelt limit that is silently
+ignored would only be noticed in production. Options that begin with ``kafka.`` are those of Kafka's
+clients: security options are checked; options of the connector's consumers (buffers, polls) are
+accepted and have no effect. ``write_options`` has the options for writing.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from penstock.net.kafka_client.client import (
+    EARLIEST,
+    LATEST,
+    Place,
+    Security,
+    SecurityInvalid,
+    parse_addresses,
+    security_from,
+)
+from penstock.pipeline.client.option_values import OptionInvalid, Options
+from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding.decoder import OnCorrupt
+
+TRIGGER_DELAY_MS: Final = 15 * 60_000
+FETCH_BYTES: Final = 16 * 1_048_576
+_PASSWORD_FILE: Final = "kafka.sasl.password.file"  # noqa: S105
+_PASSWORD_ENV: Final = "kafka.sasl.password.env"  # noqa: S105
+
+_POSITIONS: Final = (
+    "startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp",
+    "endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp",
+)  # fmt: skip
+_KNOWN: Final = (
+    "subscribe", "subscribePattern", "assign", *_POSITIONS, "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "minPartitions", "maxRecordsPerPartition", "includeHeaders", "groupIdPrefix",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.pollTimeoutMs",
+    "columns", "decode", "commitGroup", "maxBytesPerTrigger", "onDataLoss", "onCorrupt",
+    "mode", "pushdown", "fetchBytes",
+)  # fmt: skip
+# Options that Spark itself adds to those of a source or sink.
+SPARKS_OWN: Final = (
+    "path", "checkpointLocation", "queryName", "outputMode", "__default__", "sourceName",
+)  # fmt: skip
+# Consumer settings that contradict the source, with the reason or an alternative.
+_NOT_YOURS: Final[Mapping[str, str]] = {
+    "kafka.auto.offset.reset": "set startingOffsets instead",
+    "kafka.enable.auto.commit": "set commitGroup to have offsets committed",
+    "kafka.key.deserializer": "keys are always binary",
+    "kafka.value.deserializer": "values are always binary",
+    "kafka.interceptor.classes": "interceptors are not supported",
+}
+
+
+class Mode(StrEnum):
+    LOG = "log"
+    CONSUME = "consume"
+
+
+class OnDataLoss(StrEnum):
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class TimestampStrategy(StrEnum):
+    """The behaviour if all records are older than the requested time."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The parameters with which a worker connects to the cluster."""
+
+    addresses: str
+    security: Security = field(default_factory=Security)
+    client_id: str = "penstock-spark"
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Exactly one of the three is set."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: one value for all partitions, or one for each."""
+
+    everywhere: int | None = None  # EARLIEST, LATEST, or a time
+    by_place: Mapping[Place, int] | None = None
+    is_time: bool = False
+    option: str = ""  # name of the option that set the position
+    timestamp_strategy: TimestampStrategy = TimestampStrategy.LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    connection: Connection
+    subscription: Subscription
+    starting: Position
+    ending: Position
+    columns: tuple[str, ...] = made.PLAIN
+    decode: str = ""
+    mode: Mode = Mode.LOG
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    is_committed_only: bool = True
+    is_pushdown: bool = False
+    commit_group: str = ""
+    offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    bytes_per_trigger_max: int | None = None
+    trigger_delay_ms_max: int = TRIGGER_DELAY_MS
+    partitions_min: int | None = None
+    records_per_partition_max: int | None = None
+    fetch_bytes: int = FETCH_BYTES
+
+
+def check_names(given: Options, known: Iterable[str]) -> None:
+    """Raise OptionInvalid for an unknown name, with a suggestion of the nearest known name."""
+    names = {name.lower(): name for name in (*known, *SPARKS_OWN)}
+    for name in given.names():
+        if name in _NOT_YOURS:
+            raise OptionInvalid(f"option {name} cannot be set: {_NOT_YOURS[name]}")
+        if name in names or name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
+            continue
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {names[near[0]]}?" if near else ""
+        raise OptionInvalid(f"unknown option {name}{hint}")
+
+
+def parse_connection(given: Options) -> Connection:
+    addresses = given.text("kafka.bootstrap.servers")
+    if not addresses:
+        raise OptionInvalid("option kafka.bootstrap.servers is missing: HOST:PORT of the server")
+    properties = {
+        name.removeprefix("kafka."): given.text(name)
+        for name in given.names()
+        if name.startswith("kafka.") and name not in (_PASSWORD_FILE, _PASSWORD_ENV)
+    }
+    if _PASSWORD_FILE in given or _PASSWORD_ENV in given:
+        properties["sasl.password"] = _password(given)
+    try:
+        parse_addresses(addresses)
+        security = security_from(properties)
+    except SecurityInvalid as error:
+        raise OptionInvalid(f"options kafka.security and kafka.sasl: {error}") from None
+    except ValueError as error:
+        raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
+    timeout_ms = given.number("kafka.request.timeout.ms", 30_000)
+    assert timeout_ms is not None
+    return Connection(
+        addresses,
+        security,
+        client_id=given.text("kafka.client.id", "penstock-spark"),
+        timeout_s=timeout_ms / 1_000,
+    )
+
+
+def _password(given: Options) -> str:
+    """Read the password from a variable or file, because plans and logs show options."""
+    if _PASSWORD_ENV in given:
+        name = given.text(_PASSWORD_ENV)
+        if name not in os.environ:
+            raise OptionInvalid(f"option {_PASSWORD_ENV}: environment variable {name} is not set")
+        return os.environ[name]
+    try:
+        return Path(given.text(_PASSWORD_FILE)).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionInvalid(f"option {_PASSWORD_FILE}: {error}") from None
+
+
+def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
+    """Raises OptionInvalid."""
+    given = Options(options)
+    check_names(given, _KNOWN)
+    on_data_loss = (
+        OnDataLoss.FAIL if given.flag("failOnDataLoss", default=True) else OnDataLoss.SKIP
+    )
+    isolation = given.text("kafka.isolation.level", "read_committed").lower()
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise OptionInvalid(
+            f"option kafka.isolation.level: read_committed or read_uncommitted, not '{isolation}'"
+        )
+    fetch_bytes = given.size("fetchBytes")
+    for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
+        given.number(name, least=0)
+    given.number("kafkaConsumer.pollTimeoutMs")
+    found = ReadOptions(
+        connection=parse_connection(given),
+        subscription=_subscription(given),
+        starting=_starting(given, is_streaming=is_streaming),
+        ending=_ending(given, is_streaming=is_streaming),
+        columns=_columns(given),
+        decode=given.text("decode"),
+        mode=given.choice("mode", Mode, Mode.LOG),
+        on_data_loss=given.choice("onDataLoss", OnDataLoss, on_data_loss),
+        on_corrupt=given.choice("onCorrupt", OnCorrupt, OnCorrupt.FAIL),
+        is_committed_only=isolation == "read_committed",
+        is_pushdown=given.flag("pushdown", default=False),
+        commit_group=given.text("commitGroup"),
+        offsets_per_trigger_max=given.number("maxOffsetsPerTrigger"),
+        offsets_per_trigger_min=given.number("minOffsetsPerTrigger"),
+        bytes_per_trigger_max=given.size("maxBytesPerTrigger"),
+        trigger_delay_ms_max=given.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MS),
+        partitions_min=given.number("minPartitions"),
+        records_per_partition_max=given.number("maxRecordsPerPartition"),
+        fetch_bytes=FETCH_BYTES if fetch_bytes is None else fetch_bytes,
+    )
+    _check_together(found)
+    return found
+
+
+def _check_together(found: ReadOptions) -> None:
+    least, most = found.offsets_per_trigger_min, found.offsets_per_trigger_max
+    if least is not None and most is not None and least > most:
+        raise OptionInvalid(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
+    if most is not None and found.bytes_per_trigger_max is not None:
+        raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger exclude each other")
+    if not 65_536 <= found.fetch_bytes <= 1 << 30:
+        raise OptionInvalid(f"option fetchBytes must be 64k to 1g, not {found.fetch_bytes}")
+
+
+def _subscription(given: Options) -> Subscription:
+    chosen_by = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(chosen_by) != 1:
+        found = f"given: {' and '.join(chosen_by)}" if chosen_by else "none is given"
+        raise OptionInvalid(
+            f"exactly one of subscribe, subscribePattern, assign is needed; {found}"
+        )
+    if chosen_by == ["subscribe"]:
+        return Subscription(topics=tuple(dict.fromkeys(given.names_list("subscribe"))))
+    if chosen_by == ["assign"]:
+        return Subscription(places=tuple(given.places("assign")))
+    pattern = given.text("subscribePattern")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionInvalid(f"option subscribePattern '{pattern}': {error}") from None
+    if not pattern:
+        raise OptionInvalid("option subscribePattern is empty")
+    return Subscription(pattern=pattern)
+
+
+def _columns(given: Options) -> tuple[str, ...]:
+    with_headers = given.flag("includeHeaders", default=False)
+    if "columns" not in given:
+        return (*made.PLAIN, "headers") if with_headers else made.PLAIN
+    known = {name.lower(): name for name in made.TYPES}
+    chosen = []
+    for name in given.names_list("columns"):
+        if name.lower() not in known:
+            raise OptionInvalid(
+                f"option columns: unknown column {name}; known: {', '.join(made.TYPES)}"
+            )
+        chosen.append(known[name.lower()])
+    if len(set(chosen)) != len(chosen):
+        raise OptionInvalid("option columns names a column twice")
+    return tuple(chosen)
+
+
+# ── Where to begin and end ───────────────────────────────────────────────────────────────────────
+
+
+def _starting(given: Options, *, is_streaming: bool) -> Position:
+    strategy = given.choice(
+        "startingOffsetsByTimestampStrategy", TimestampStrategy, TimestampStrategy.ERROR
+    )
+    default = "latest" if is_streaming else "earliest"
+    found = _position(given, "starting", default, timestamp_strategy=strategy)
+    if not is_streaming and not found.is_time and _has(found, LATEST):
+        raise OptionInvalid(f"option {found.option}: a batch read cannot begin at latest (-1)")
+    return found
+
+
+def _ending(given: Options, *, is_streaming: bool) -> Position:
+    if is_streaming:
+        for name in _POSITIONS:
+            if name.startswith("ending") and name in given:
+                raise OptionInvalid(f"option {name} is for batch reads; a stream has no end")
+    found = _position(given, "ending", "latest", timestamp_strategy=TimestampStrategy.LATEST)
+    if not found.is_time and _has(found, EARLIEST):
+        raise OptionInvalid(f"option {found.option}: a read cannot end at earliest (-2)")
+    return found
+
+
+def _has(position: Position, sentinel: int) -> bool:
+    return position.everywhere == sentinel or sentinel in (position.by_place or {}).values()
+
+
+def _position(
+    given: Options, end: str, default: str, *, timestamp_strategy: TimestampStrategy
+) -> Position:
+    """Parse a position, in the Kafka connector's order of precedence: time, times, offsets."""
+    one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
+    if one in given:
+        at_ms = given.number(one, least=0)
+        return Position(at_ms, is_time=True, option=one, timestamp_strategy=timestamp_strategy)
+    if several in given:
+        times = given.by_place(several, least=0)
+        return Position(None, times, True, option=several, timestamp_strategy=timestamp_strategy)
+    name = f"{end}Offsets"
+    text = given.text(name, default)
+    if text.startswith("{"):
+        return Position(None, given.by_place(name, least=EARLIEST), option=name)
+    known = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() not in known:
+        raise OptionInvalid(f"option {name} must be earliest, latest or JSON, not '{text}'")
+    return Position(known[text.lower()], option=name)

@@ -1,0 +1,314 @@
+"""Decodes fetched record batches into Arrow, without a Python object for each record.
+
+The decoder does the work of Kafka's consumer for a whole chunk: it drops control batches, batches
+of aborted transactions, and records before the requested offset or at and after the end. Gaps left
+by compaction are allowed, and an incomplete last batch is left to the next fetch. Batches of a
+chunk may have different codecs. ``batch_headers`` reads the headers, ``decompression``
+decompresses, ``records`` finds the fields, ``columns`` makes the arrays.
+
+Large chunks make decoding fast: some hundred batches, 8 to 16 MB. Output is bounded: compressed
+batches are decompressed a few at a time, never the whole chunk. A read that only needs columns from
+batch headers (to count records, for example) does not parse records at all.
+
+The error for an unreadable batch names topic, partition and offset. ``OnCorrupt.SKIP`` counts and
+skips the batch, unless its length is invalid: the position of the next batch is then unknown.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding.batch_headers import (
+    BatchHeaders,
+    Flags,
+    InvalidLength,
+    complete_batches,
+    read_batch_headers,
+)
+from penstock.pipeline.decoding.decompression import Unpacker
+from penstock.pipeline.decoding.records import (
+    RECORD_BYTES_MIN,
+    Fields,
+    read_fields,
+    read_headers,
+    without_system_header,
+)
+from penstock.pipeline.decoding.varints import Bytes, Longs, Unreadable
+from penstock.record.batch import HEADER_BYTES, check_header, parse_header
+from penstock.record.control import TYPE_ABORT, iter_control
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import iter_records
+
+ROWS_MAX: Final = 100_000  # of one Arrow batch: more is not faster, and Spark holds two batches
+OFFSET_MAX: Final = 2**63 - 1
+_HEADER_COLUMNS: Final = frozenset(("topic", "partition", "offset", "timestampType"))
+
+Buffer = bytes | memoryview
+Aborted = tuple[int, int]  # aborted transaction: producer id, first offset
+
+
+class OnCorrupt(StrEnum):
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class CorruptBatch(Exception):
+    """A partition returned bytes that are not a valid batch."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+        super().__init__(topic, partition, offset, reason)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        topic, partition, offset, reason = self.args
+        return (
+            f"corrupt batch in topic {topic}, partition {partition}, at offset {offset}: {reason}"
+            " (option onCorrupt=skip skips such batches)"
+        )
+
+
+class Decoder:
+    """A decoder for one partition's batches, from ``begin`` up to ``end``. ``next_offset``, the
+    offset to fetch next, advances when a chunk has been decoded completely."""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        columns: Sequence[str] = made.PLAIN,
+        begin: int = 0,
+        end: int = OFFSET_MAX,
+        on_corrupt: OnCorrupt = OnCorrupt.FAIL,
+    ) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._columns = tuple(columns)
+        self._schema = made.arrow_schema(self._columns)
+        self._needs_headers_only = not set(self._columns) - _HEADER_COLUMNS
+        self._end = end
+        self._on_corrupt = on_corrupt
+        self._unpacker = Unpacker()
+        self.next_offset = begin
+        self.corrupt_count = 0
+
+    def decode(
+        self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of consecutive replies, whose aborted transactions are ``aborted``."""
+        begin = self.next_offset
+        still_aborted = set(aborted)
+        for buffer in buffers:
+            positions = self._complete(buffer)
+            if not positions:
+                continue
+            batches, is_sound = read_batch_headers(buffer, positions)
+            if not is_sound.all():
+                self._reject(buffer, batches.chosen(~is_sound))
+                batches = batches.chosen(is_sound)
+            wanted = batches.chosen(self._is_wanted(buffer, batches, begin, still_aborted))
+            yield from self._decoded(buffer, wanted, begin)
+            if len(batches.at):
+                self._advance(int(batches.next_offset.max()))
+
+    # ── Batches ──────────────────────────────────────────────────────────────────────────────
+
+    def _complete(self, buffer: Buffer) -> list[int]:
+        try:
+            return complete_batches(buffer)
+        except InvalidLength as error:
+            # Without a length the next batch cannot be found, so OnCorrupt.SKIP cannot skip.
+            for position in error.positions[-1:]:
+                self._advance(parse_header(buffer, position).next_offset)
+            raise self._corrupt(self.next_offset, str(error)) from None
+
+    def _reject(self, buffer: Buffer, batches: BatchHeaders) -> None:
+        for position in batches.at.tolist():
+            header = parse_header(buffer, position)
+            try:
+                check_header(header)
+                raise MalformedBatch("the checksum does not match")
+            except MalformedBatch as error:
+                self._skip(header.base_offset, header.next_offset, error)
+
+    def _is_wanted(
+        self, buffer: Buffer, batches: BatchHeaders, begin: int, aborted: set[Aborted]
+    ) -> Flags:
+        """Return which batches have records for the reader."""
+        is_wanted: Flags = (
+            ~batches.is_control
+            & (batches.next_offset > begin)
+            & (batches.base_offset < self._end)
+            & (batches.counts > 0)
+        )
+        if aborted:
+            for index in np.flatnonzero(batches.is_transactional).tolist():
+                batch = batches.chosen(slice(index, index + 1))
+                if batch.is_control[0]:
+                    self._end_aborted(buffer, batch, aborted)
+                elif _is_aborted(batch, aborted):
+                    is_wanted[index] = False
+        return is_wanted
+
+    def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
+        """End the producer's oldest aborted transaction; its next transaction may commit."""
+        try:
+            kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
+        except MalformedBatch as error:
+            self._skip(int(batch.base_offset[0]), int(batch.next_offset[0]), error)
+            return
+        mine = [each for each in aborted if each[0] == batch.producer_id[0]]
+        if TYPE_ABORT in kinds and mine:
+            aborted.discard(min(mine))
+
+    def _advance(self, next_offset: int) -> None:
+        self.next_offset = max(self.next_offset, min(next_offset, self._end))
+
+    def _skip(self, offset: int, next_offset: int, error: MalformedBatch) -> None:
+        if self._on_corrupt is OnCorrupt.FAIL:
+            raise self._corrupt(offset, str(error)) from None
+        self.corrupt_count += 1
+        self._advance(next_offset)
+
+    def _corrupt(self, offset: int, reason: str) -> CorruptBatch:
+        return CorruptBatch(self._topic, self._partition, offset, reason)
+
+    # ── Records ──────────────────────────────────────────────────────────────────────────────
+
+    def _decoded(
+        self, buffer: Buffer, batches: BatchHeaders, begin: int
+    ) -> Iterator[pa.RecordBatch]:
+        if self._needs_headers_only and len(batches.at) and _headers_suffice(batches):
+            yield from self._counted(batches, begin)
+            return
+        done, is_judged = 0, False
+        while done < len(batches.at):
+            left = batches.chosen(slice(done, None))
+            try:
+                rows, count = self._rows(buffer, left, begin)
+            except (Unreadable, MalformedBatch):
+                assert not is_judged, "batches that are readable one by one are readable together"
+                batches, done, is_judged = self._readable(buffer, left), 0, True
+                continue
+            yield from rows
+            done += count
+
+    def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
+        """Return the readable batches. Reads batches one by one, to name the unreadable ones."""
+        good = []
+        for index in range(len(batches.at)):
+            try:
+                for record in iter_records(_raw(buffer, batches, index)):
+                    if not -(2**63) <= record.timestamp < 2**63:
+                        raise MalformedBatch(f"invalid timestamp {record.timestamp}")
+                good.append(index)
+            except MalformedBatch as error:
+                self._skip(int(batches.base_offset[index]), int(batches.next_offset[index]), error)
+        return batches.chosen(np.array(good, np.int64))
+
+    def _rows(
+        self, buffer: Buffer, batches: BatchHeaders, begin: int
+    ) -> tuple[list[pa.RecordBatch], int]:
+        """Return the records of the first batches, and the number of these batches. A list, not a
+        generator: no row may be yielded before all its batches are known to be readable."""
+        octets, starts, stops = self._unpacker.unpack(buffer, batches)
+        taken = len(starts)
+        batches = batches.chosen(slice(taken))
+        fields = read_fields(octets, starts, stops, batches.counts, batches.last_delta)
+        offset = np.repeat(batches.base_offset, batches.counts) + fields.offset_delta
+        batch_of = np.repeat(np.arange(taken), batches.counts)
+        if begin > batches.base_offset.min() or self._end < batches.next_offset.max():
+            keep = (offset >= begin) & (offset < self._end)
+            fields, offset, batch_of = fields.kept(keep), offset[keep], batch_of[keep]
+        rows = [
+            self._arrays(octets, batches, fields.kept(each), offset[each], batch_of[each])
+            for each in (slice(at, at + ROWS_MAX) for at in range(0, len(offset), ROWS_MAX))
+        ]
+        return rows, taken
+
+    def _arrays(
+        self, octets: Bytes, batches: BatchHeaders, fields: Fields, offset: Longs, batch_of: Longs
+    ) -> pa.RecordBatch:
+        buffer = pa.py_buffer(octets)
+        arrays: list[pa.Array] = []
+        for name in self._columns:
+            match name:
+                case "key":
+                    array = made.binary_column(buffer, fields.key_at, fields.key_size)
+                case "value":
+                    array = made.binary_column(buffer, fields.value_at, fields.value_size)
+                case "timestamp":
+                    array = made.timestamp_column(_times(batches, fields, batch_of))
+                case "headers":
+                    # Drops the system header of other batches: a producer could forge it.
+                    shown = without_system_header(octets, fields, ~batches.is_server[batch_of])
+                    headers = read_headers(octets, shown)
+                    array = made.headers_column(buffer, shown, headers)
+                case _:
+                    array = self._header_column(name, batches, offset, batch_of)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _counted(self, batches: BatchHeaders, begin: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows whose columns all come from batch headers, without parsing records."""
+        first = np.maximum(batches.base_offset, begin)
+        counts = np.minimum(batches.next_offset, self._end) - first
+        ends = np.cumsum(counts)
+        for at in range(0, int(ends[-1]), ROWS_MAX):
+            number = np.arange(at, min(at + ROWS_MAX, int(ends[-1])))
+            batch_of = np.searchsorted(ends, number, side="right")
+            offset = (first - ends + counts)[batch_of] + number
+            arrays = [
+                self._header_column(name, batches, offset, batch_of) for name in self._columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _header_column(
+        self, name: str, batches: BatchHeaders, offset: Longs, batch_of: Longs
+    ) -> pa.Array:
+        match name:
+            case "topic":
+                return made.repeated_text(self._topic, len(offset))
+            case "partition":
+                return made.repeated_number(self._partition, len(offset))
+            case "offset":
+                return pa.array(offset)
+            case _:
+                assert name == "timestampType", "unknown column"
+                return pa.array(batches.is_append_time.astype(np.int32)[batch_of])
+
+
+def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
+    at = int(batches.at[index])
+    return bytes(buffer[at : at + int(batches.size[index])])
+
+
+def _headers_suffice(batches: BatchHeaders) -> bool:
+    """Return whether headers give the number and the offsets of all records. The count of a
+    compressed batch is not trusted: a few bytes could claim two billion records."""
+    return bool(
+        (
+            batches.is_dense
+            & (batches.codec == 0)
+            & (batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES)
+        ).all()
+    )
+
+
+def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
+    is_append_time = batches.is_append_time
+    times: Longs = np.where(is_append_time, batches.max_ms, batches.base_ms)[batch_of]
+    if not is_append_time.any():
+        return times + fields.time_delta
+    return times + fields.time_delta * ~is_append_time[batch_of]
+
+
+def _is_aborted(batch: BatchHeaders, aborted: set[Aborted]) -> bool:
+    return any(
+        producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
+        for producer_id, first in aborted
+    )

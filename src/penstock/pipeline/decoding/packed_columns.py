@@ -1,0 +1,332 @@
+"""Decodes MessagePack columns of many records at once into arrays.
+
+A record of a fact topic contains a table, and each of its columns is one MessagePack array. Each
+element encodes its length, so an array is a chain that must be followed element by element. But
+each column of each record is a separate chain: one step of NumPy moves all chains by one element,
+as ``record_bounds`` does with record batches, without a Python object for each element.
+
+This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
+``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
+other values, which may be valid; callers decode these one by one with ``wire/facts``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.pipeline.decoding.columns import binary_column
+from penstock.pipeline.decoding.record_bounds import plan_steps
+from penstock.pipeline.decoding.varints import Bytes, Longs
+
+_ARRAY: Final = b"\x90"  # an empty array
+_PADDING: Final = bytes(16)  # reads of some bytes after an element stay in the buffer
+_FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
+_FIX_TEXT, _TEXT_8 = 0xA0, 0xD9
+_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # code: size of the big-endian number
+_BELOW_ZERO: Final = 0xE0  # to 0xFF: -32 to -1, so a one-byte number is its byte as int8
+_NUMBER_MIN: Final = -32
+_NO_NUMBER: Final = -128
+_NARROW: Final = 64  # with fewer chains, following them one by one costs less than a step
+
+Column = msgspec.Raw
+Flags = npt.NDArray[np.bool_]
+
+
+def _sizes() -> Longs:
+    """Return the size of an element by its first byte; 0 if the type is not known here."""
+    sizes = np.zeros(256, np.int64)
+    sizes[:0x80] = sizes[_BELOW_ZERO:] = 1
+    sizes[_FIX_TEXT : _FIX_TEXT + 32] = 1 + np.arange(32)
+    sizes[_TEXT_8] = 2  # plus the value of the second byte
+    for code, width in _NUMBERS.items():
+        sizes[code] = 1 + width
+    return sizes
+
+
+_SIZES: Final = _sizes()
+_SIZES_LIST: Final = _SIZES.tolist()
+
+
+class UnusualRecords(Exception):
+    """Some records have values that are not known here."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__(numbers)
+        self.numbers = numbers  # indices of the records
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The rows of all records, in the order of the records."""
+
+    counts: Longs  # rows of each record
+    texts: Mapping[str, pa.Array]
+    numbers: Mapping[str, Longs]
+
+    def records_of(self, rows: Longs) -> list[int]:
+        """Return the indices of the records that contain these rows."""
+        return _records_of(rows, self.counts)
+
+
+def read_columns(
+    records: Sequence[Mapping[str, Column]],
+    *,
+    texts: Sequence[str],
+    numbers: Sequence[str],
+    signed: Sequence[str] = (),
+) -> Columns:
+    """Decode the columns with these names. If a record lacks one of ``numbers``, its values are 0.
+    Numbers that are also in ``signed`` may be negative. The first of ``texts`` gives the number of
+    rows of a record. Raises UnusualRecords."""
+    chains = _Chains(records, (*texts, *numbers))
+    chains.check_counts(len(texts))
+    found_numbers: dict[str, Longs] = {}
+    wanted = list(range(len(texts)))
+    least: dict[int, int] = {}
+    for column, name in enumerate(numbers, len(texts)):
+        least[column] = _NUMBER_MIN if name in signed else 0
+        short = chains.short_numbers(column, least[column])
+        if short is None:
+            wanted.append(column)
+        else:
+            found_numbers[name] = short
+    places = chains.places(wanted)
+    found_texts = {name: chains.texts(places[c]) for c, name in enumerate(texts)}
+    for column, name in enumerate(numbers, len(texts)):
+        if column in places:
+            found_numbers[name] = chains.numbers(column, places[column], least[column])
+    return Columns(chains.rows, found_texts, found_numbers)
+
+
+Record = TypeVar("Record")
+
+
+class RecordBuffer(Generic[Record]):
+    """A buffer of records, which are decoded together when there are enough."""
+
+    def __init__(
+        self,
+        read_many: Callable[[Sequence[Record]], None],
+        read_one: Callable[[Record], None],
+        *,
+        bytes_max: int,
+    ) -> None:
+        """If ``read_many`` raises UnusualRecords, which must be before it changes any state, the
+        named records are passed to ``read_one``."""
+        self._read_many = read_many
+        self._read_one = read_one
+        self._bytes_max = bytes_max
+        self._waiting: list[Record] = []
+        self._waiting_bytes = 0
+
+    def add(self, record: Record, size_bytes: int) -> None:
+        self._waiting.append(record)
+        self._waiting_bytes += size_bytes
+        if self._waiting_bytes >= self._bytes_max:
+            self.read()
+
+    def read(self) -> None:
+        """Decode all buffered records."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        while waiting:
+            try:
+                self._read_many(waiting)
+                return
+            except UnusualRecords as odd:
+                named = set(odd.numbers)
+            for number in sorted(named):
+                self._read_one(waiting[number])
+            waiting = [each for number, each in enumerate(waiting) if number not in named]
+
+
+class _Chains:
+    """A chain for each column of each record: all of the first column, then all of the second…"""
+
+    def __init__(self, records: Sequence[Mapping[str, Column]], names: Sequence[str]) -> None:
+        self._count = len(records)
+        nothing = memoryview(_ARRAY)
+        self._views = [
+            memoryview(record[name]) if name in record else nothing
+            for name in names
+            for record in records
+        ]
+        sizes = np.fromiter(map(len, self._views), np.int64, len(self._views))
+        self._joined = b"".join([*self._views, _PADDING])
+        self._data: Bytes = np.frombuffer(self._joined, np.uint8)
+        ends = np.cumsum(sizes)
+        counts, heads = _array_headers(self._data, ends - sizes)
+        shape = len(names), self._count
+        self._ends = ends.reshape(shape)
+        self._array_headers = heads.reshape(shape)
+        self._begins = (ends - sizes + heads).reshape(shape)
+        self._counts = counts.reshape(shape)
+        self.rows: Longs = self._counts[0]
+
+    def check_counts(self, text_count: int) -> None:
+        is_equal = self._counts == self.rows
+        # A column of numbers may be missing, or not be an array at all (-1).
+        is_equal[text_count:] |= self._counts[text_count:] == 0
+        is_equal[0] &= self.rows >= 0
+        self._reject(~is_equal.all(axis=0))
+
+    def _reject(self, is_unusual: Flags) -> None:
+        if is_unusual.any():
+            raise UnusualRecords(np.flatnonzero(is_unusual).tolist())
+
+    def short_numbers(self, column: int, least: int) -> Longs | None:
+        """Return a column whose numbers all have one byte, as most have; else None."""
+        counts, begins, ends = self._counts[column], self._begins[column], self._ends[column]
+        if (counts != self.rows).any() or (ends - begins != counts).any():
+            return None
+        views = self._views[column * self._count : (column + 1) * self._count]
+        heads = self._array_headers[column].tolist()
+        bodies = b"".join([view[head:] for view, head in zip(views, heads, strict=True)])
+        found = np.frombuffer(bodies, np.int8)
+        if found.size and found.min() < least:
+            return None
+        return found.astype(np.int64)
+
+    def places(self, columns: Sequence[int]) -> dict[int, Longs]:
+        """Return the positions of all elements of these columns."""
+        counts = self._counts[columns]
+        at, ends = _walk(self._data, self._begins[columns].ravel(), counts.ravel())
+        self._reject((ends.reshape(counts.shape) != self._ends[columns]).any(axis=0))
+        edges = np.cumsum(counts.sum(axis=1))[:-1]
+        return dict(zip(columns, np.split(at, edges), strict=True))
+
+    def texts(self, at: Longs) -> pa.Array:
+        code = self._data[at]
+        size = code ^ _FIX_TEXT  # of a short text; 32 and more for other types
+        is_long = code == _TEXT_8
+        begin = at + 1
+        if is_long.any():
+            self._reject_rows((size >= 32) & ~is_long)
+            size = np.where(is_long, self._data[begin], size)
+            begin += is_long
+        else:
+            self._reject_rows(size >= 32)
+        raw = binary_column(pa.py_buffer(self._joined), begin, size.astype(np.int64))
+        try:
+            return raw.cast(pa.string())
+        except pa.ArrowInvalid:
+            self._reject_rows(np.array([not _is_text(each) for each in raw.to_pylist()]))
+            raise AssertionError("a value is not UTF-8") from None
+
+    def numbers(self, column: int, at: Longs, least: int) -> Longs:
+        code = self._data[at]
+        values = code.view(np.int8).astype(np.int64)
+        for each, width in _NUMBERS.items():
+            here = np.flatnonzero(code == each)
+            if here.size:
+                long = self._big_endian(at[here], width)
+                long[long < 0] = _NO_NUMBER  # 2^63 and more does not fit
+                values[here] = long
+        self._reject_rows(values < least, column)
+        missing = self._counts[column] != self.rows
+        if not missing.any():
+            return values
+        filled = np.zeros(int(self.rows.sum()), np.int64)
+        filled[np.repeat(~missing, self.rows)] = values
+        return filled
+
+    def _big_endian(self, at: Longs, width: int) -> Longs:
+        values = self._data[at + 1].astype(np.int64)
+        for place in range(2, width + 1):
+            values <<= 8
+            values |= self._data[at + place]
+        return values
+
+    def _reject_rows(self, is_unusual: Flags, column: int = 0) -> None:
+        if is_unusual.any():
+            raise UnusualRecords(_records_of(np.flatnonzero(is_unusual), self._counts[column]))
+
+
+def _records_of(rows: Longs, counts: Longs) -> list[int]:
+    found: list[int] = np.unique(np.searchsorted(np.cumsum(counts), rows, side="right")).tolist()
+    return found
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
+    """Return the number of elements (-1 if there is no array) and the size of the header of the
+    arrays at these positions."""
+    code = data[at]
+    counts = np.full(len(at), -1, np.int64)
+    sizes = np.ones(len(at), np.int64)
+    short = np.flatnonzero((code & 0xF0) == _FIX_ARRAY)
+    counts[short] = code[short] & 0x0F
+    for kind, width in ((_ARRAY_16, 2), (_ARRAY_32, 4)):
+        here = np.flatnonzero(code == kind)
+        if here.size:
+            counts[here] = 0
+            for place in range(1, width + 1):
+                counts[here] = counts[here] << 8 | data[at[here] + place]
+            sizes[here] += width
+    return counts, sizes
+
+
+def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
+    """Return the positions of all elements, chain by chain, and the end of each chain. A chain
+    stops at an element of unknown type, and so does not end where it should."""
+    found = np.empty(int(counts.sum()), np.int64)
+    ends = np.empty(len(counts), np.int64)
+    order, place, lengths, by_step = plan_steps(counts)
+    at = begins[order]
+    widths = by_step.tolist()
+    steps = len(widths)
+    step = 0
+    while step < steps and widths[step] >= _NARROW:
+        width = widths[step]
+        here = at[:width]
+        found[place[:width] + step] = here
+        code = data[here]
+        long = np.flatnonzero(code == _TEXT_8)
+        if long.size:
+            at[long] += data[at[long] + 1]
+        here += _SIZES[code]
+        step += 1
+    if step < steps:
+        blob = data.tobytes()
+        for chain in range(widths[step]):
+            into = int(place[chain]) + step
+            count = int(lengths[chain]) - step
+            links, at[chain] = _follow(blob, int(at[chain]), count)
+            found[into : into + count] = links
+    ends[order] = at
+    return found, ends
+
+
+def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """Return the positions of the next elements of one chain, and the position after them."""
+    links = []
+    for _ in range(count):
+        links.append(at)
+        code = blob[at]
+        at += _SIZES_LIST[code]
+        if code == _TEXT_8:
+            at += blob[at - 1]
+    return links, at
+
+
+def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
+    """Convert columns that are lists, of a record that ``read_columns`` does not read. Raises
+    OverflowError for a number that does not fit."""
+    found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
+    count = len(found[texts[0]])
+    return Columns(
+        np.array([count], np.int64),
+        found,
+        {name: np.array(getattr(columns, name), np.int64) for name in numbers},
+    )

@@ -1,0 +1,275 @@
+"""The audit trail as tables: its rows, the faults of their hash chain, and the root of each day.
+
+Functions from DataFrames to DataFrames, without tables or servers. A record's hash depends only on
+the record's bytes, which contain the previous hash; so all hashes are computed at once, and only
+the comparison with the previous record needs an order. ``wire/facts/audit.py`` describes the chain;
+``jobs/audit.py`` the tables, and when they are written.
+"""
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
+from penstock.pipeline.merkle import Merkle
+from penstock.pipeline.reading.expand import AUDIT_SCHEMA, expand_audit
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TOPIC: Final = "__audit"
+# Kinds of broken links.
+UNREADABLE: Final = "unreadable"  # not an audit record, or one of an unknown version
+MISSING: Final = "missing"  # the sequence number skips records
+CHANGED: Final = "changed"  # the number is right, but the previous hash is wrong
+RESTARTED: Final = "begun anew"  # the node could not read the end of its chain
+REPEATED: Final = "repeated"  # a sequence number occurs a second time
+
+# The columns that suffice to check the chain.
+LINK_COLUMNS: Final = (
+    "topic", "partition", "offset", "node", "seq", "prev_hash", "hash", "error", "date",
+)  # fmt: skip
+
+Chain = tuple[int, str]  # partition and node: each node writes a separate chain
+
+_AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
+_DIFFERENCE: Final = schema_of("partition int, offset long, column string")
+_ROOT: Final = schema_of(
+    "date date, node string, partition int, first_seq long, last_seq long,"
+    " first_offset long, last_offset long, records long, root string"
+)
+_NUMBER: Final = schema_of("number long")
+_TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash string")
+
+
+class Tail(NamedTuple):
+    """The end of a node's chain in a partition: sequence number and hash of the last readable
+    record, and the newest day up to it."""
+
+    seq: int
+    hash: str
+    day: datetime.date | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A recorded root, and the records of a day from which it was computed."""
+
+    date: Any
+    node: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    root: str
+
+
+def transform(records: "DataFrame") -> "DataFrame":
+    """Convert rows of ``decode=audit`` to rows of ``audit_log``."""
+    from pyspark.sql import functions as f
+
+    names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
+    return records.select(
+        f.lit(TOPIC).alias("topic"),
+        *names,
+        hash_of().alias("hash"),
+        moment_of().alias("at"),
+        "value",
+        "error",
+        f.to_date(moment_of()).alias("date"),
+    )
+
+
+def hash_of() -> "Column":
+    """Return a record's hash, computed from its bytes; null without a valid previous hash."""
+    from pyspark.sql import functions as f
+
+    before = f.when(f.col("prev_hash").rlike("^[0-9a-f]{64}$"), f.unhex("prev_hash"))
+    return f.sha2(f.concat(before, f.col("value")), 256)
+
+
+def moment_of() -> "Column":
+    from pyspark.sql import functions as f
+
+    return f.when(f.col("at_ms").between(0, _AT_MS_MAX), f.timestamp_millis(f.col("at_ms")))
+
+
+def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
+    """Return one row for each broken link. ``tails``: the chains' ends before these rows."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    before = Window.partitionBy("partition", "node").orderBy("offset")
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
+    tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
+    ends = rows.sparkSession.createDataFrame(tail_table)
+    is_readable = f.col("hash").isNotNull()
+    seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
+    hash_before = f.last("hash", ignorenulls=True).over(before)
+    linked = rows.join(f.broadcast(ends), ["partition", "node"], "left").select(
+        "topic",
+        "partition",
+        "offset",
+        "node",
+        "seq",
+        "prev_hash",
+        "hash",
+        "error",
+        f.coalesce(seq_before, "tail_seq").alias("seq_before"),
+        f.coalesce(hash_before, "tail_hash").alias("hash_before"),
+    )
+    kind = (
+        f.when(f.col("hash").isNull(), UNREADABLE)
+        .when(f.col("seq_before").isNull(), None)  # retention may have removed earlier records
+        .when(f.col("seq") > f.col("seq_before") + 1, MISSING)
+        .when((f.col("seq") == 1) & (f.col("seq_before") > 0), RESTARTED)
+        .when(f.col("seq") <= f.col("seq_before"), REPEATED)
+        .when(f.col("prev_hash") != f.col("hash_before"), CHANGED)
+    )
+    missing = f.when(f.col("kind") == MISSING, f.col("seq") - f.col("seq_before") - 1).otherwise(0)
+    return (
+        linked.withColumn("kind", kind)
+        .where("kind IS NOT NULL")
+        .select(
+            "topic",
+            "partition",
+            "offset",
+            "node",
+            "kind",
+            "seq",
+            "seq_before",
+            missing.cast("long").alias("missing"),
+            f.coalesce("error", f.lit("")).alias("error"),
+        )
+    )
+
+
+def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
+    from pyspark.sql import functions as f
+
+    last = f.max_by(f.struct("seq", "hash"), "offset").alias("last")
+    readable = rows.where("hash IS NOT NULL").groupBy("partition", "node")
+    found = readable.agg(last, f.max("date").alias("day")).collect()
+    return {(row.partition, row.node): Tail(row.last.seq, row.last.hash, row.day) for row in found}
+
+
+def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
+    """Return the offset of the last record of each chain, readable or not."""
+    named = rows.where("node IS NOT NULL").groupBy("partition", "node")
+    return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
+
+
+# ── Days ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def roots(rows: "DataFrame") -> "DataFrame":
+    """Return a root for each day, node and partition, over the hashes in the order of the log."""
+
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = []
+        for key, days_rows in _days(batches):
+            tree = Merkle()
+            first: tuple[int, int] | None = None
+            offset = seq = 0
+            for offset, seq, digest in days_rows:
+                first = first or (offset, seq)
+                tree.add(digest)
+            assert first is not None, "every day has at least one row"
+            root = tree.root().hex()
+            found.append((*key, first[1], seq, first[0], offset, tree.count, root))
+        yield batch_of(found, _ROOT)
+
+    return map_in_arrow(_in_order(rows), make, _ROOT)
+
+
+def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
+    """Return the statements whose roots equal those of the rows, with hashes computed again."""
+    by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
+    for number, each in enumerate(statements):
+        by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[int] = []
+        for key, days_rows in _days(batches):
+            found += _borne_out(days_rows, by_day.get(key, []))
+        yield batch_of([(number,) for number in found], _NUMBER)
+
+    fresh = rows.withColumn("hash", hash_of())
+    numbers = map_in_arrow(_in_order(fresh), check, _NUMBER).collect()
+    return {statements[row.number] for row in numbers}
+
+
+def _borne_out(
+    days_rows: Iterator[tuple[int, int, bytes]], wanted: Sequence[tuple[int, Statement]]
+) -> list[int]:
+    trees = {each.first_offset: Merkle() for _, each in wanted}
+    ends: dict[int, list[tuple[int, Statement]]] = {}
+    for number, each in wanted:
+        ends.setdefault(each.last_offset, []).append((number, each))
+    found = []
+    for offset, _, digest in days_rows:
+        for first, tree in trees.items():
+            if offset >= first:
+                tree.add(digest)
+        for number, each in ends.get(offset, ()):
+            tree = trees[each.first_offset]
+            if tree.count == each.records and tree.root().hex() == each.root:
+                found.append(number)
+    return found
+
+
+def _in_order(rows: "DataFrame") -> "DataFrame":
+    key = ("date", "node", "partition")
+    hashed = rows.where("hash IS NOT NULL AND date IS NOT NULL")
+    chosen = hashed.select(*key, "offset", "seq", "hash")
+    return chosen.repartition(*key).sortWithinPartitions(*key, "offset")
+
+
+def _days(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[tuple[Any, str, int], Iterator[tuple[int, int, bytes]]]]:
+    """Group sorted rows by day, node and partition."""
+    rows = (
+        row
+        for batch in batches
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    )
+    for key, run in groupby(rows, key=lambda row: row[:3]):
+        yield key, ((offset, seq, bytes.fromhex(digest)) for *_, offset, seq, digest in run)
+
+
+# ── Rows against their own bytes ─────────────────────────────────────────────────────────────────
+
+
+def differences(rows: "DataFrame") -> "DataFrame":
+    """Return the fields of stored rows that differ from the bytes stored in the same row."""
+    from pyspark.sql import functions as f
+
+    stored = list(AUDIT_SCHEMA.names)
+    by_bytes = map_in_arrow(rows.select(*stored), _differing, _DIFFERENCE)
+    derived = {"hash": hash_of(), "at": moment_of(), "date": f.to_date(moment_of())}
+    checks = [f.when(~f.col(name).eqNullSafe(made), f.lit(name)) for name, made in derived.items()]
+    by_fields = rows.select("partition", "offset", f.explode(f.array(*checks)).alias("column"))
+    return by_bytes.unionByName(by_fields.where("column IS NOT NULL"))
+
+
+def _differing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        made = expand_audit(batch.select(["partition", "offset", "value"]))
+        found: list[tuple[int, int, str]] = []
+        for name in AUDIT_SCHEMA.names:
+            ours, theirs = made.column(name), batch.column(name)
+            if ours.equals(theirs):
+                continue
+            pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
+            found += [
+                (batch.column("partition")[i].as_py(), batch.column("offset")[i].as_py(), name)
+                for i, (one, other) in enumerate(pairs)
+                if one != other
+            ]
+        yield batch_of(found, _DIFFERENCE)

@@ -1,0 +1,234 @@
+"""The rate card, and the arithmetic of an invoice. Pure; no Spark, no files.
+
+A card is TOML. Prices are whole millionths of the currency, so no sum depends on floating-point
+rounding; a line is rounded once, half up. A card has versions, each valid from a day on (UTC):
+usage is priced by the version that was valid in its hour.
+
+    currency = "EUR"
+
+    [[version]]
+    valid_from = 2026-01-01
+    requests_by = "units64k"        # or "requests": the unit that is counted
+    bills_refused = false           # throttled, denied and failed requests
+    free_requests = 1_000_000       # per month and tenant, for all classes together
+    free_bytes_out = 1_000_000_000
+    bytes_out_micros = 90_000       # for 10^9 bytes
+    storage_micros = 23_000         # for 10^9 bytes over one month
+    [version.request_micros]        # for a million, by class; "other" is for all the rest
+    send = 400_000
+    other = 100_000
+    [version.classes]               # the operations of each class
+    send = ["sqs:SendMessage", "kafka:Write"]
+
+The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
+order is correct, but it must always be the same.
+"""
+
+import datetime
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from penstock.pipeline.toml_tables import TomlTable, parse_toml
+
+GB: Final = 1_000_000_000
+MILLION: Final = 1_000_000
+MINUTES_PER_DAY: Final = 1_440
+VERSIONS_MAX: Final = 1_000
+OTHER: Final = "other"
+
+
+class RatesInvalid(Exception):
+    """The card is invalid; the text has the reason."""
+
+
+class RequestsBy(StrEnum):
+    """The unit in which requests are counted."""
+
+    REQUESTS = "requests"
+    UNITS_64K = "units64k"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The usage of one operation by one tenant while one version of the card was valid."""
+
+    tenant: str
+    op: str
+    version: int  # of the card
+    requests: int = 0
+    units64k: int = 0
+    refused: int = 0
+    messages: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    byte_minutes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of an invoice. ``quantity`` is the total usage, of which ``free`` costs nothing."""
+
+    item: str  # requests:<class>, bytes_out, storage
+    version: int
+    quantity: int
+    refused: int
+    free: int
+    price_micros: int
+    amount_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    valid_from: datetime.date
+    request_micros: Mapping[str, int]
+    classes: Mapping[str, str] = field(default_factory=dict)  # operation: class
+    requests_by: RequestsBy = RequestsBy.REQUESTS
+    bills_refused: bool = False
+    free_requests: int = 0
+    free_bytes_out: int = 0
+    free_storage_bytes: int = 0
+    bytes_out_micros: int = 0
+    storage_micros: int = 0
+
+    def class_of(self, op: str) -> str:
+        return self.classes.get(op, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class RateCard:
+    currency: str
+    versions: Sequence[Version]  # sorted by ``valid_from``
+
+    def starts(self) -> list[datetime.date]:
+        return [version.valid_from for version in self.versions]
+
+
+# ── Pricing ──────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
+    """Return the lines of one tenant for one month, which has ``days`` days."""
+    by_version: dict[int, list[Use]] = {}
+    for use in uses:
+        by_version.setdefault(use.version, []).append(use)
+    lines: list[Line] = []
+    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of the free amounts
+    for number in sorted(by_version):
+        lines += _lines_of_version(by_version[number], card.versions[number], number, spent, days)
+    return lines
+
+
+def _lines_of_version(
+    uses: Sequence[Use], version: Version, number: int, spent: dict[str, int], days: int
+) -> list[Line]:
+    lines: list[Line] = []
+
+    def add(
+        item: str, kind: str, quantity: int, refused: int, price: int, per: int, free: int
+    ) -> None:
+        if not quantity:
+            return
+        billable = quantity - refused
+        given = min(billable, max(0, free - spent[kind]))
+        spent[kind] += given
+        amount = _rounded((billable - given) * price, per)
+        lines.append(Line(item, number, quantity, refused, given, price, amount))
+
+    requests, refused = _requests_by_class(uses, version)
+    for name in sorted(requests):
+        price = version.request_micros.get(name, version.request_micros[OTHER])
+        free = version.free_requests
+        count, without = requests[name], refused[name]
+        add(f"requests:{name}", "requests", count, without, price, MILLION, free)
+    out = sum(use.bytes_out for use in uses)
+    add("bytes_out", "bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
+    minutes = days * MINUTES_PER_DAY
+    stored = sum(use.byte_minutes for use in uses)
+    free_stored = version.free_storage_bytes * minutes
+    add("storage", "storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
+    return lines
+
+
+def _requests_by_class(
+    uses: Sequence[Use], version: Version
+) -> tuple[dict[str, int], dict[str, int]]:
+    counts: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    for use in uses:
+        name = version.class_of(use.op)
+        count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
+        counts[name] = counts.get(name, 0) + count
+        # A refused request is one unit: its body was not accepted.
+        without = 0 if version.bills_refused else min(use.refused, count)
+        refused[name] = refused.get(name, 0) + without
+    return counts, refused
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    """Divide and round half up; amounts are never negative."""
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+# ── Reading a card ───────────────────────────────────────────────────────────────────────────
+
+
+def parse(text: str) -> RateCard:
+    """Raises RatesInvalid."""
+    data = parse_toml(text, RatesInvalid)
+    card = TomlTable("the rate card", data, RatesInvalid)
+    currency = card.text("currency")
+    if not (len(currency) == 3 and currency.isupper()):
+        raise RatesInvalid("currency must be three capital letters, like EUR")
+    raw = data.pop("version", None)
+    if not isinstance(raw, list) or not raw or len(raw) > VERSIONS_MAX:
+        raise RatesInvalid(f"the rate card needs 1 to {VERSIONS_MAX} tables [[version]]")
+    card.finish()
+    versions = [_version(number, each) for number, each in enumerate(raw, 1)]
+    versions.sort(key=lambda version: version.valid_from)
+    for before, after in itertools.pairwise(versions):
+        if before.valid_from == after.valid_from:
+            raise RatesInvalid(f"two versions are valid from {after.valid_from}")
+    return RateCard(currency, versions)
+
+
+def _version(number: int, raw: Any) -> Version:
+    if not isinstance(raw, dict):
+        raise RatesInvalid("version must be a table: [[version]]")
+    given = TomlTable(f"version {number}", raw, RatesInvalid)
+    valid_from = raw.pop("valid_from", None)
+    if not isinstance(valid_from, datetime.date) or isinstance(valid_from, datetime.datetime):
+        raise given.wrong("valid_from must be a day, like 2026-01-01")
+    prices = given.table("request_micros")
+    if OTHER not in prices:
+        raise given.wrong("request_micros must be a table with a price for 'other'")
+    priced = TomlTable(f"version {number}, request_micros", dict(prices), RatesInvalid)
+    version = Version(
+        valid_from=valid_from,
+        request_micros={name: priced.whole(name) for name in prices},
+        classes=_classes(given, prices),
+        requests_by=given.choice("requests_by", RequestsBy, RequestsBy.REQUESTS),
+        bills_refused=given.flag("bills_refused", default=False),
+        free_requests=given.whole("free_requests", 0),
+        free_bytes_out=given.whole("free_bytes_out", 0),
+        free_storage_bytes=given.whole("free_storage_bytes", 0),
+        bytes_out_micros=given.whole("bytes_out_micros", 0),
+        storage_micros=given.whole("storage_micros", 0),
+    )
+    given.finish()
+    return version
+
+
+def _classes(given: TomlTable, prices: Mapping[str, Any]) -> dict[str, str]:
+    classes = TomlTable("classes", given.table("classes"), RatesInvalid)
+    found: dict[str, str] = {}
+    for name in classes.names():
+        if name not in prices:
+            raise given.wrong(f"class '{name}' has no price in request_micros")
+        for op in classes.texts(name):
+            if op in found:
+                raise given.wrong(f"operation {op} is in two classes")
+            found[op] = name
+    return found

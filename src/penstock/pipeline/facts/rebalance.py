@@ -1,0 +1,309 @@
+"""Plans moves of partitions, so that no node has far more load than the others. Pure and
+deterministic: the same loads give the same plan, including its id.
+
+Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
+the three totals, so that no unit outweighs another.
+
+**When.** A node is overloaded if its load was more than ``OVER`` times the mean in *each* of the
+last windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
+is a pause, to measure the new placement.
+
+**What.** While an overloaded node is above ``GOAL`` times the mean, it gives the largest partition
+that keeps the receiver, the node with the least load, below the goal. A partition with more load
+than the goal is split; if no partition fits, so is one with more than half of the mean. Otherwise
+the plan has the move that leaves the lowest maximum of giver and receiver. The moves and bytes of a
+plan are limited; the next plan continues.
+
+A plan is advice: placement checks that it is still valid before it moves a partition.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Final
+
+OVER: Final = 1.2
+GOAL: Final = 1.1
+SPLIT_SHARE: Final = 0.5
+WORTH: Final = 0.005  # of the mean: smaller moves have no effect
+WINDOWS_MIN: Final = 3
+PAUSE_MS: Final = 30 * 60_000
+VALID_MS: Final = 5 * 60_000
+MOVES_MAX: Final = 20
+MOVE_BYTES_MAX: Final = 50 * 1_073_741_824
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
+    account: str
+    region: str
+    resource: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    bytes_in: float = 0.0
+    bytes_out: float = 0.0
+    requests: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The load and the node of one partition in one window."""
+
+    id: PartitionId
+    node: str
+    load: Load
+    size_bytes: int = 0
+
+
+class Action(StrEnum):
+    MOVE = "move"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    seq: int
+    action: Action
+    account: str
+    region: str
+    resource: str
+    partition: int
+    source: str
+    target: str
+    gain: float  # decrease of the skew
+    cost_bytes: int
+    reason: str
+
+    @property
+    def id(self) -> PartitionId:
+        return PartitionId(self.account, self.region, self.resource, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    plan_id: str
+    created_at_ms: int
+    valid_until_ms: int
+    skew_before: float  # the busiest node's load over the mean
+    skew_after: float
+    steps: tuple[Step, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps({"v": 1, **asdict(self)}, separators=(",", ":")).encode()
+
+
+def plan(
+    windows: Sequence[Sequence[Placed]],
+    nodes: Iterable[str],
+    *,
+    now_ms: int,
+    last_plan_at_ms: int | None = None,
+    moves_max: int = MOVES_MAX,
+    bytes_max: int = MOVE_BYTES_MAX,
+) -> Plan | None:
+    """Return a plan, or None if no move is needed. ``windows``: the latest windows, oldest first;
+    the last one has the current nodes of partitions. ``nodes``: all nodes, including idle ones."""
+    all_nodes = sorted(set(nodes))
+    if len(all_nodes) < 2 or len(windows) < WINDOWS_MIN:
+        return None
+    if last_plan_at_ms is not None and now_ms - last_plan_at_ms < PAUSE_MS:
+        return None
+    scored = [_scores(window) for window in windows[-WINDOWS_MIN:]]
+    over = set(all_nodes)
+    for window, scores in zip(windows[-WINDOWS_MIN:], scored, strict=True):
+        over &= _over(_by_node(window, scores, all_nodes))
+    if not over:
+        return None
+    drafting = _Draft(windows[-1], _mean(scored), all_nodes, moves_max, bytes_max)
+    steps = drafting.steps(sorted(over))
+    if not steps:
+        return None
+    text = json.dumps([asdict(step) for step in steps], sort_keys=True)
+    return Plan(
+        plan_id=hashlib.sha256(f"{now_ms} {text}".encode()).hexdigest()[:16],
+        created_at_ms=now_ms,
+        valid_until_ms=now_ms + VALID_MS,
+        skew_before=round(drafting.skew_before, 4),
+        skew_after=round(drafting.skew, 4),
+        steps=tuple(steps),
+    )
+
+
+# ── Scores ───────────────────────────────────────────────────────────────────────────────────
+
+Scores = list[tuple[PartitionId, float]]
+
+
+def _scores(window: Sequence[Placed]) -> Scores:
+    totals = [
+        sum(getattr(placed.load, name) for placed in window) for name in Load.__dataclass_fields__
+    ]
+    used = [
+        (name, total)
+        for name, total in zip(Load.__dataclass_fields__, totals, strict=True)
+        if total > 0
+    ]
+    if not used:
+        return [(placed.id, 0.0) for placed in window]
+    return [
+        (placed.id, sum(getattr(placed.load, name) / total for name, total in used) / len(used))
+        for placed in window
+    ]
+
+
+def _mean(scored: Sequence[Scores]) -> dict[PartitionId, float]:
+    sums: dict[PartitionId, float] = {}
+    for scores in scored:
+        for partition, score in scores:
+            sums[partition] = sums.get(partition, 0.0) + score / len(scored)
+    return sums
+
+
+def _by_node(window: Sequence[Placed], scores: Scores, nodes: Sequence[str]) -> dict[str, float]:
+    loads = dict.fromkeys(nodes, 0.0)
+    for placed, (_, score) in zip(window, scores, strict=True):
+        loads[placed.node] = loads.get(placed.node, 0.0) + score
+    return loads
+
+
+def _skew(loads: Mapping[str, float]) -> float:
+    mean = sum(loads.values()) / len(loads)
+    return max(loads.values()) / mean if mean > 0 else 1.0
+
+
+def _over(loads: Mapping[str, float]) -> set[str]:
+    mean = sum(loads.values()) / len(loads)
+    return {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
+
+
+# ── Steps ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Draft:
+    def __init__(
+        self,
+        window: Sequence[Placed],
+        scores: Mapping[PartitionId, float],
+        nodes: Sequence[str],
+        moves_max: int,
+        bytes_max: int,
+    ) -> None:
+        self._scores = scores
+        self._homes = {placed.id: placed.node for placed in window}
+        self._sizes = {placed.id: placed.size_bytes for placed in window}
+        self._moves_left = moves_max
+        self._bytes_left = bytes_max
+        self._taken: set[PartitionId] = set()
+        self._steps: list[Step] = []
+        self.loads = dict.fromkeys(nodes, 0.0)
+        for partition, node in self._homes.items():
+            self.loads[node] = self.loads.get(node, 0.0) + scores[partition]
+        self._mean = sum(self.loads.values()) / len(self.loads)
+        self.skew_before = _skew(self.loads)
+
+    @property
+    def skew(self) -> float:
+        return _skew(self.loads)
+
+    def steps(self, over: Sequence[str]) -> list[Step]:
+        while self._moves_left:
+            giver = max(over, key=lambda node: (self.loads[node], node))
+            if self.loads[giver] <= GOAL * self._mean:
+                break
+            if not (
+                self._split(giver, above=GOAL)
+                or self._move(giver)
+                or self._split(giver, above=SPLIT_SHARE)
+                or self._improve(giver)
+            ):
+                break
+        return self._steps
+
+    def _of(self, giver: str) -> list[PartitionId]:
+        """Return the giver's partitions worth a move and not in the plan, largest first."""
+        least = WORTH * self._mean
+        found = [
+            partition
+            for partition, node in self._homes.items()
+            if node == giver and partition not in self._taken and self._scores[partition] >= least
+        ]
+        return sorted(found, key=lambda partition: (-self._scores[partition], partition))
+
+    def _receiver(self, giver: str) -> str:
+        others = [node for node in self.loads if node != giver]
+        return min(others, key=lambda node: (self.loads[node], node))
+
+    def _move(self, giver: str) -> bool:
+        """Move the largest partition that keeps the receiver below the goal."""
+        receiver = self._receiver(giver)
+        room = GOAL * self._mean - self.loads[receiver]
+        for partition in self._of(giver):
+            if self._scores[partition] <= room and self._sizes[partition] <= self._bytes_left:
+                self._add(Action.MOVE, partition, giver, receiver, self._scores[partition])
+                return True
+        return False
+
+    def _improve(self, giver: str) -> bool:
+        """Move the partition that leaves the lowest maximum of both nodes, if that is lower."""
+        receiver = self._receiver(giver)
+        best, least = None, (1 - WORTH) * self.loads[giver]
+        for partition in self._of(giver):
+            score = self._scores[partition]
+            most = max(self.loads[giver] - score, self.loads[receiver] + score)
+            if most < least and self._sizes[partition] <= self._bytes_left:
+                best, least = partition, most
+        if best is None:
+            return False
+        self._add(Action.MOVE, best, giver, receiver, self._scores[best])
+        return True
+
+    def _split(self, giver: str, *, above: float) -> bool:
+        """Split the largest partition, if its load is more than ``above`` times the mean: existing
+        records stay, new records go to both parts."""
+        receiver = self._receiver(giver)
+        for partition in self._of(giver)[:1]:
+            half = self._scores[partition] / 2
+            if 2 * half > above * self._mean and self.loads[receiver] + half < self.loads[giver]:
+                self._add(Action.SPLIT, partition, giver, receiver, half)
+                return True
+        return False
+
+    def _add(
+        self,
+        action: Action,
+        partition: PartitionId,
+        giver: str,
+        receiver: str,
+        score: float,
+    ) -> None:
+        is_move = action is Action.MOVE
+        size = self._sizes[partition] if is_move else 0
+        self._bytes_left -= size
+        if is_move:
+            self._homes[partition] = receiver
+        before = self.skew
+        reason = f"{giver} has {self.loads[giver] / self._mean:.2f} times the mean"
+        self.loads[giver] -= score
+        self.loads[receiver] += score
+        self._taken.add(partition)
+        self._moves_left -= 1
+        self._steps.append(
+            Step(
+                seq=len(self._steps) + 1,
+                action=action,
+                account=partition.account,
+                region=partition.region,
+                resource=partition.resource,
+                partition=partition.partition,
+                source=giver,
+                target=receiver,
+                gain=round(before - self.skew, 4),
+                cost_bytes=size,
+                reason=reason,
+            )
+        )

@@ -1,0 +1,316 @@
+"""Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
+in the executors of the job ``telemetry``.
+
+Both are the same step: rows with equal ``KEYS`` become one row, with the sums of counters, the
+maxima or minima of levels, and merged histograms. So rollups of rollups, and of parts in any
+order, equal one rollup of all rows.
+
+Two kinds of rows are added to those of nodes: ``source`` has the end offset of a batch in one
+partition; ``reject`` has the reason for which records could not be read, and their number.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.pipeline.decoding.packed_columns import (
+    Columns,
+    RecordBuffer,
+    UnusualRecords,
+    listed,
+    read_columns,
+)
+from penstock.pipeline.decoding.varints import Longs
+from penstock.pipeline.sketch import merge_groups
+from penstock.wire.facts.telemetry import (
+    BUCKET_LAST,
+    FORM,
+    NO_PARTITION,
+    NUMBERS,
+    TEXTS,
+    TelemetryBlock,
+    TelemetryFacts,
+    TelemetryHead,
+    TelemetryUnreadable,
+    decode,
+)
+
+MINUTE_MS: Final = 60_000
+SOURCE, REJECT = "source", "reject"
+READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
+FOLD_ROWS: Final = 200_000  # that a task collects before it folds them
+REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
+_MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
+_NUMBER_END: Final = 1 << 53  # sums of thousands of such numbers still fit
+_PARTITION_END: Final = 1 << 31
+_COLUMN_NUMBERS: Final = (*NUMBERS, "partition")
+_EMPTY: Final = msgspec.Raw(b"\x90")
+_hists = msgspec.msgpack.Decoder(list[list[int]])
+
+_TEXTS: Final = ("kind", "node", "account", "region", "resource", "op", "group")
+KEYS: Final = ("at", *_TEXTS, "partition")
+SUMS: Final = (
+    "requests", "errors", "messages", "bytes_in", "bytes_out", "cpu_ms", "covered_ms", "samples",
+)  # fmt: skip
+MAXES: Final = {
+    "depth_max": "depth",
+    "in_flight_max": "in_flight",
+    "oldest_age_ms_max": "oldest_age_ms",
+    "log_start_max": "log_start",
+    "log_end_max": "log_end",
+    "committed_max": "committed",
+    "size_bytes_max": "size_bytes",
+    "rss_bytes_max": "rss_bytes",
+}
+MINS: Final = {
+    "log_end_min": "log_end",
+    "committed_min": "committed",
+    "disk_free_bytes_min": "disk_free_bytes",
+}
+_NUMBERS: Final = (*SUMS, *MAXES, *MINS)
+OUT: Final = pa.schema(
+    [
+        ("at", pa.timestamp("us", tz="UTC")),
+        *((name, pa.string()) for name in _TEXTS),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in _NUMBERS),
+        ("hist", pa.list_(pa.int64())),
+    ]
+)
+
+
+def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Convert records (partition, offset, value) to rows of ``OUT``."""
+    task = _Task()
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
+        for partition, offset, value in zip(*columns, strict=True):
+            task.take(partition, offset, value or b"")
+    yield from task.result()
+
+
+def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merge rows of ``OUT`` with equal keys, which must all be in one task."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch.cast(OUT))
+        rows += batch.num_rows
+        if rows >= FOLD_ROWS:
+            # One batch again, with one row for each set of keys.
+            waiting = fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
+            rows = 0
+    if waiting:
+        yield from fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
+
+
+def fold(table: pa.Table) -> pa.Table:
+    table = table.combine_chunks()
+    if not table.num_rows:
+        return OUT.empty_table()
+    numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
+    aggregates = [(name, "sum") for name in SUMS]
+    aggregates += [(name, "max") for name in MAXES] + [(name, "min") for name in MINS]
+    # One thread, so that groups are always in the order of their first rows.
+    grouped = numbered.group_by(list(KEYS), use_threads=False).aggregate(
+        [*aggregates, ("row", "list")]
+    )
+    columns = [grouped.column(name) for name in KEYS]
+    columns += [grouped.column(f"{name}_{how}") for name, how in aggregates]
+    hists = _merged(table.column("hist"), grouped.column("row_list"))
+    return pa.table([*columns, hists], schema=OUT)
+
+
+def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
+    of_rows = rows.combine_chunks()
+    counts = np.asarray(of_rows.value_lengths(), np.int64)
+    groups = np.empty(len(hists), np.int64)
+    groups[np.asarray(of_rows.flatten(), np.int64)] = np.repeat(np.arange(len(counts)), counts)
+    lists = hists.combine_chunks().fill_null([])
+    lengths = np.asarray(lists.value_lengths(), np.int64)
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.asarray(lists.flatten(), np.int64)
+    ends, merged = merge_groups(offsets, values, groups, len(counts))
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
+
+
+_Record = tuple[TelemetryBlock, bytes]  # with its encoded value
+
+
+class _Task:
+    def __init__(self) -> None:
+        self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
+        self._tables = [OUT.empty_table()]  # new rows, and folded rows
+        self._rows = 0
+        self._ends: dict[int, int] = {}
+        self._rejects: dict[str, int] = {}
+        self._newest_ms = 0
+
+    def take(self, partition: int, offset: int, value: bytes) -> None:
+        self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
+        try:
+            block = FORM.block(value)
+        except TelemetryUnreadable as error:
+            self._reject(str(error))
+            return
+        if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
+            self._reject("a time that cannot be")
+            return
+        self._newest_ms = max(self._newest_ms, block.written_at_ms)
+        self._gathering.add((block, value), len(value))
+
+    def _reject(self, reason: str) -> None:
+        reason = reason[:200] if len(self._rejects) < REASONS_MAX else "others"
+        self._rejects[reason] = self._rejects.get(reason, 0) + 1
+
+    def _read(self, records: Sequence[_Record]) -> None:
+        self._keep(_rows_of([block for block, _ in records]))
+
+    def _read_slowly(self, record: _Record) -> None:
+        try:
+            self._keep(_rows_of_lists(decode(record[1])))
+        except TelemetryUnreadable as error:
+            self._reject(str(error))
+
+    def _keep(self, rows: pa.Table) -> None:
+        self._tables.append(rows)
+        self._rows += rows.num_rows
+        if self._rows >= FOLD_ROWS:
+            self._fold()
+
+    def _fold(self) -> pa.Table:
+        folded = fold(pa.concat_tables(self._tables))
+        self._tables, self._rows = [folded], 0
+        return folded
+
+    def result(self) -> Iterator[pa.RecordBatch]:
+        self._gathering.read()
+        folded = self._fold()
+        minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
+        rows = [
+            {**_EMPTY_ROW, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
+            for place, end in self._ends.items()
+        ]
+        rows += [
+            {**_EMPTY_ROW, "at": minute_us, "kind": REJECT, "op": reason, "samples": count}
+            for reason, count in self._rejects.items()
+        ]
+        table = pa.concat_tables([folded, pa.Table.from_pylist(rows, OUT)])
+        yield from table.combine_chunks().to_batches()
+
+
+_EMPTY_ROW: Final[dict[str, Any]] = {
+    **dict.fromkeys(_TEXTS, ""),
+    **dict.fromkeys(_NUMBERS, 0),
+    "partition": NO_PARTITION,
+    "hist": [],
+}
+
+
+# ── Many records at once ─────────────────────────────────────────────────────────────────────
+
+
+def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
+    """Return all rows of some records. Raises UnusualRecords."""
+    columns = [each.columns for each in blocks]
+    found = read_columns(columns, texts=TEXTS, numbers=_COLUMN_NUMBERS, signed=("partition",))
+    _check_partitions(columns, found)
+    for name in _COLUMN_NUMBERS:
+        rows = np.flatnonzero(found.numbers[name] >= _end_of(name))
+        if rows.size:
+            raise UnusualRecords(found.records_of(rows))
+    return _table(found, blocks, _hists_of(blocks, found))
+
+
+def _end_of(name: str) -> int:
+    return _PARTITION_END if name == "partition" else _NUMBER_END
+
+
+def _table(found: Columns, heads: Sequence[TelemetryHead], hists: pa.Array) -> pa.Table:
+    from_ms = np.array([each.from_ms for each in heads], np.int64)
+    to_ms = np.array([each.written_at_ms for each in heads], np.int64)
+    minute_us = (from_ms + to_ms) // 2 // MINUTE_MS * MINUTE_MS * 1_000
+    record_of = np.repeat(np.arange(len(heads)), found.counts)
+    made: dict[str, Any] = {**found.texts, **found.numbers}
+    made["at"] = pa.array(minute_us[record_of]).view(OUT.field("at").type)
+    made["node"] = pa.array([each.node for each in heads], pa.string()).take(pa.array(record_of))
+    made["partition"] = found.numbers["partition"].astype(np.int32)
+    made["covered_ms"] = (to_ms - from_ms)[record_of]
+    made["samples"] = np.ones(len(record_of), np.int64)
+    made["hist"] = hists
+    sources = {**MAXES, **MINS}
+    return pa.table({name: made[sources.get(name, name)] for name in OUT.names}, schema=OUT)
+
+
+def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Columns) -> None:
+    """Raise UnusualRecords for records without the column ``partition``, whose default is not 0."""
+    empty = bytes(memoryview(_EMPTY))
+    counts = found.counts.tolist()
+    missing = [
+        number
+        for number, (each, count) in enumerate(zip(columns, counts, strict=True))
+        if count and bytes(memoryview(each.get("partition", _EMPTY))[:5]) == empty
+    ]
+    if missing:
+        raise UnusualRecords(missing)
+
+
+def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
+    """Raises UnusualRecords."""
+    lists: list[list[int]] = []
+    for number, (each, count) in enumerate(zip(blocks, found.counts.tolist(), strict=True)):
+        try:
+            of_record = _hists.decode(each.columns.get("hist", _EMPTY))
+        except msgspec.MsgspecError:
+            raise UnusualRecords([number]) from None
+        if of_record and len(of_record) != count:
+            raise UnusualRecords([number])
+        lists += of_record or [[]] * count
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    ends = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    try:
+        values = np.fromiter(chain.from_iterable(lists), np.int64, int(ends[-1]))
+    except OverflowError:
+        raise UnusualRecords(range(len(blocks))) from None
+    is_unusual = _are_invalid(values, ends)
+    if is_unusual.any():
+        raise UnusualRecords(found.records_of(np.flatnonzero(is_unusual)))
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(values))
+
+
+def _are_invalid(values: Longs, ends: Longs) -> Any:
+    """Return which lists are not histograms: a bucket or a count is out of range."""
+    lengths = np.diff(ends)
+    used = lengths > 0
+    first = np.zeros(len(lengths), np.int64)
+    first[used] = values[ends[:-1][used]]
+    is_unusual = used & ((first < 0) | (first > BUCKET_LAST) | (first + lengths - 2 > BUCKET_LAST))
+    wrong = np.flatnonzero((values < 0) | (values >= _NUMBER_END))
+    is_unusual[np.searchsorted(ends[1:], wrong, side="right")] = True
+    return is_unusual
+
+
+# ── One record, as lists ─────────────────────────────────────────────────────────────────────
+
+
+def _rows_of_lists(facts: TelemetryFacts) -> pa.Table:
+    """Return all rows of one record. Raises TelemetryUnreadable for numbers out of range."""
+    lists = {name: getattr(facts.columns, name) for name in _COLUMN_NUMBERS}
+    lists["hist"] = list(chain.from_iterable(facts.columns.hist))
+    for name, numbers in lists.items():
+        least = -_PARTITION_END if name == "partition" else 0
+        if numbers and not least <= min(numbers) <= max(numbers) < _end_of(name):
+            raise TelemetryUnreadable(f"column {name} has a number that cannot be")
+    found = listed(facts.columns, texts=TEXTS, numbers=_COLUMN_NUMBERS)
+    return _table(found, [facts], pa.array(facts.columns.hist, OUT.field("hist").type))
+
+
+def names_of(columns: Sequence[str]) -> list[str]:
+    """Quote names for Spark, because some (``group``) are keywords of SQL."""
+    return [f"`{name}`" for name in columns]

@@ -1,0 +1,22 @@
+"""Replaces files atomically: readers see the old file or the whole new one."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(target: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Open a new file, which takes the place of ``target`` at the end, unless the block fails."""
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        Path(draft).chmod(mode)
+        Path(draft).replace(target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,89 @@
+"""Runs the streaming queries of jobs: the topics they read, where they begin, and each batch.
+
+A query without a checkpoint begins after the records that its table has: a tracked table of the
+lake knows its end offsets, so it replaces a checkpoint that was lost. Partitions that the table
+does not know begin at their first record, and so does a partition whose log begins after the
+table's end: the job itself must notice the missing records.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.net.kafka_client.client import EARLIEST, KafkaClient
+from penstock.pipeline.client.connections import new_client
+from penstock.pipeline.client.option_values import Options
+from penstock.pipeline.client.read_options import Subscription, parse_connection
+from penstock.pipeline.job import JobContext, NotFound
+from penstock.pipeline.lake import Ends, query_app
+from penstock.pipeline.reading.positions import look_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+
+def client_of(context: JobContext) -> KafkaClient:
+    """Return a client for requests without Spark; the caller closes it. Raises OptionInvalid."""
+    return new_client(parse_connection(Options(context.read_options)))
+
+
+def check_topics(context: JobContext, topics: Sequence[str]) -> None:
+    """Raise NotFound unless the server has all of these topics, and KafkaTrouble if the server is
+    not available. Without topics only the server is checked."""
+    with client_of(context) as client:
+        if not topics:
+            client.nodes()
+            return
+        missing = look_up(client, Subscription(topics=tuple(topics))).missing
+    if missing:
+        raise NotFound(f"there is no topic {', '.join(missing)}", "penstock topic list")
+
+
+def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:
+    """Return a value for the option ``startingOffsets``. Raises KafkaTrouble."""
+    if not any(ends.get(topic) for topic in topics):
+        return "earliest"
+    places = [place for topic in topics for place in client.places(topic)]
+    firsts = client.offsets(dict.fromkeys(places, EARLIEST))
+    begins: dict[str, dict[str, int]] = {}
+    for place in places:
+        end = ends.get(place.topic, {}).get(place.partition)
+        begin = EARLIEST if end is None or end < firsts[place] else end
+        begins.setdefault(place.topic, {})[str(place.partition)] = begin
+    return json.dumps(begins)
+
+
+def topic_stream(context: JobContext, topic: str, ends: Ends, **options: str) -> "DataStreamReader":
+    """Return a reader of a topic, which begins at ``ends``. Lost records are skipped, because
+    retention may delete records before the job reads them. Raises KafkaTrouble."""
+    with client_of(context) as client:
+        begins = starting_offsets(client, [topic], ends)
+    given = {"subscribe": topic, "startingOffsets": begins, "onDataLoss": "skip", **options}
+    return context.spark.readStream.format("penstock").options(**context.read_options, **given)
+
+
+def process(
+    context: JobContext,
+    job: str,
+    reader: "DataStreamReader",
+    take: "Callable[[DataFrame, str, int], None]",
+    *,
+    batch_bytes: str,
+    query: str = "query",
+) -> None:
+    """Run a query to its end. ``take`` gets each batch, the app for commits, and the batch id."""
+    checkpoint = context.checkpoint_of(query)
+
+    def take_batch(batch: "DataFrame", batch_id: int) -> None:
+        take(batch, query_app(job, checkpoint), batch_id)
+
+    limit = context.arguments.get("batch_bytes") or batch_bytes
+    stream = (
+        reader.option("maxBytesPerTrigger", limit)
+        .load()
+        .writeStream.foreachBatch(take_batch)
+        .option("checkpointLocation", checkpoint)
+        .trigger(**context.trigger)
+    )
+    context.follow(stream.start())

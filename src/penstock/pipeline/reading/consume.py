@@ -1,0 +1,329 @@
+"""``mode=consume``: reads a queue as a stream and deletes messages when their batch has finished.
+
+The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
+plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
+offset: by then the batch has finished and is in the checkpoint. Delivery is at least once: if the
+process dies before deleting, the messages stay in the queue and are delivered in another batch when
+their leases expire. Spark then repeats the old batch without messages, because their leases belong
+to the dead process; a sink that had written the batch keeps the rows. An offset is:
+
+    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty
+"""
+
+# ruff: noqa: N802 - Spark names these methods
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.pipeline.client.option_values import OptionInvalid, Options
+from penstock.pipeline.client.read_options import check_names
+from penstock.pipeline.client.sqs_client import Endpoint, Sqs, SqsRefused, SqsUnreachable
+
+VERSION: Final = 1
+MESSAGES_PER_TRIGGER: Final = 10_000
+_MESSAGES_MAX: Final = 100_000  # of one batch: all are in the memory of one process
+_LEASE_S: Final = 120
+_WAIT_S: Final = 1  # for a first message, each time Spark requests the latest offset
+_THREADS: Final = 4
+_ROWS: Final = 1_000  # minimum of one task: starting a task costs more than reading fewer rows
+_KNOWN: Final = (
+    "mode", "queue", "subscribe", "endpoint", "region", "accessKeyId", "secretKeyFile",
+    "leaseSeconds", "maxMessagesPerTrigger", "minPartitions",
+)  # fmt: skip
+
+SCHEMA: Final = pa.schema(
+    [
+        ("message_id", pa.string()),
+        ("body", pa.string()),
+        ("attributes", pa.map_(pa.string(), pa.string())),
+        ("group_id", pa.string()),
+        ("sent_at", pa.timestamp("us", tz="UTC")),
+        ("receive_count", pa.int32()),
+        ("receipt", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    endpoint: Endpoint
+    queue: str
+    lease_s: int = _LEASE_S
+    messages_max: int = MESSAGES_PER_TRIGGER
+    partitions_min: int = 1
+
+
+def is_consuming(options: Mapping[str, str]) -> bool:
+    return Options(options).text("mode").lower() == "consume"
+
+
+def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
+    """Raises OptionInvalid."""
+    given = Options(options)
+    check_names(given, _KNOWN)
+    url = given.text("endpoint")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise OptionInvalid(f"option endpoint must be the URL of the SQS listener, not '{url}'")
+    queue = given.text("queue") or given.text("subscribe")
+    if not queue:
+        raise OptionInvalid("option queue is missing: the name of the queue to consume")
+    lease_s = given.number("leaseSeconds", _LEASE_S, least=10)
+    most = given.number("maxMessagesPerTrigger", MESSAGES_PER_TRIGGER)
+    parts_min = given.number("minPartitions", 1)
+    assert lease_s is not None
+    assert most is not None
+    assert parts_min is not None
+    if lease_s > 43_200:
+        raise OptionInvalid("option leaseSeconds must be at most 43200")
+    if most > _MESSAGES_MAX:
+        raise OptionInvalid(f"option maxMessagesPerTrigger must be at most {_MESSAGES_MAX}")
+    key, secret = _credentials(given)
+    region = given.text("region", "us-east-1")
+    return ConsumeOptions(Endpoint(url, region, key, secret), queue, lease_s, most, parts_min)
+
+
+def _credentials(given: Options) -> tuple[str, str]:
+    """Return key id and secret from the options, or from the variables that AWS tools use."""
+    key = given.text("accessKeyId")
+    if not key:
+        secret = os.environ.get("AWS_SECRET_ACCESS_KEY", "")
+        return (os.environ.get("AWS_ACCESS_KEY_ID", ""), secret) if secret else ("", "")
+    file = given.text("secretKeyFile")
+    if not file:
+        raise OptionInvalid("option accessKeyId needs secretKeyFile, the file with its secret")
+    try:
+        return key, Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionInvalid(f"option secretKeyFile: {error}") from None
+
+
+class MessagePartition(InputPartition):
+    """The messages of one task."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(len(messages))
+        self.messages = list(messages)
+
+
+class Leases:
+    """The leased messages, by batch. A thread extends the leases until the messages are deleted."""
+
+    def __init__(self, options: ConsumeOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._batches: dict[int, list[dict[str, Any]]] = {}
+        self._ended = threading.Event()
+        self._extender: threading.Thread | None = None
+        self._sqs = Sqs(options.endpoint)
+        self._queue_url = ""
+
+    @property
+    def queue_url(self) -> str:
+        if not self._queue_url:
+            self._queue_url = self._sqs.queue_url(self._options.queue)
+        return self._queue_url
+
+    def waiting_count(self) -> int:
+        return self._sqs.waiting_count(self.queue_url)
+
+    def take(self, batch: int, count: int) -> int:
+        """Lease up to ``count`` messages for a batch, and return how many were leased."""
+        lease_s = self._options.lease_s
+        found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
+        if found and len(found) < count:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="lease") as pool:
+                share = -(-(count - len(found)) // _THREADS)
+                for more in pool.map(self._drain, [share] * _THREADS):
+                    found += more
+        if found:
+            with self._lock:
+                self._batches[batch] = found
+            self._start()
+        return len(found)
+
+    def _drain(self, count: int) -> list[dict[str, Any]]:
+        """Receive up to ``count`` messages, until the queue has none to deliver now."""
+        sqs = Sqs(self._options.endpoint)
+        found: list[dict[str, Any]] = []
+        try:
+            while len(found) < count:
+                some = sqs.receive(
+                    self.queue_url,
+                    count=count - len(found),
+                    lease_s=self._options.lease_s,
+                    wait_s=0,
+                )
+                if not some:
+                    break
+                found += some
+        finally:
+            sqs.close()
+        return found
+
+    def messages(self, batch: int) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._batches.get(batch, ()))
+
+    def ack(self, batch: int) -> None:
+        """Delete the messages of this batch and all earlier ones. A message whose lease has expired
+        stays in the queue and is delivered again."""
+        with self._lock:
+            done = [number for number in self._batches if number <= batch]
+            receipts = [
+                str(message["ReceiptHandle"])
+                for number in done
+                for message in self._batches[number]
+            ]
+        if not done:
+            return
+        self._sqs.delete(self.queue_url, receipts)
+        with self._lock:
+            for number in done:
+                self._batches.pop(number, None)
+
+    def _start(self) -> None:
+        if self._extender is None:
+            self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
+            self._extender.start()
+
+    def _extend(self) -> None:
+        """Extend all leases three times per lease duration, so that two attempts may fail."""
+        sqs = Sqs(self._options.endpoint)
+        lease_s = self._options.lease_s
+        while not self._ended.wait(lease_s / 3):
+            with self._lock:
+                receipts = [
+                    str(message["ReceiptHandle"])
+                    for messages in self._batches.values()
+                    for message in messages
+                ]
+            try:
+                sqs.extend(self.queue_url, receipts, lease_s=lease_s)
+            except (SqsRefused, SqsUnreachable):
+                continue  # the next call of the planner reports the error; the leases continue
+        sqs.close()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._sqs.close()
+
+
+class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ConsumeOptions) -> None:
+        self._options = options
+        self._run = uuid.uuid4().hex
+        self._batch = 0
+        self._leases: Leases | None = None
+        self._left: int | None = None  # messages to read before an availableNow query ends
+
+    @property
+    def _held(self) -> Leases:
+        if self._leases is None:  # only the planner has leases, a task's copy has none
+            self._leases = Leases(self._options)
+        return self._leases
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_leases": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        _ = self._held.queue_url  # raises at once if the queue does not exist
+        return self._offset(0)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Delete the messages up to ``start``, whose batches have finished, and lease new ones."""
+        if start.get("run") == self._run:
+            self._held.ack(int(start["batch"]))
+        count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
+        count = min(count, _MESSAGES_MAX)
+        if self._left is not None:
+            count = min(count, self._left)
+        taken = self._held.take(self._batch + 1, count) if count else 0
+        if self._left is not None:
+            self._left = self._left - taken if taken else 0
+        if not taken:
+            return start
+        self._batch += 1
+        return self._offset(self._batch)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.messages_max
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._left = self._held.waiting_count()
+
+    def partitions(
+        self,
+        start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
+        end: dict[str, Any],
+    ) -> Sequence[InputPartition]:
+        """Return the batch's tasks; none for a batch of another run, whose leases are lost."""
+        if end.get("v") != VERSION:
+            raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
+        if end.get("run") != self._run:
+            return []
+        messages = self._held.messages(int(end["batch"]))
+        count = max(self._options.partitions_min, min(_THREADS, len(messages) // _ROWS), 1)
+        size = max(1, -(-len(messages) // count))
+        return [MessagePartition(messages[at : at + size]) for at in range(0, len(messages), size)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, MessagePartition)
+        yield rows_of(partition.messages)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if end.get("run") == self._run:
+            self._held.ack(int(end["batch"]))
+
+    def stop(self) -> None:
+        if self._leases is not None:
+            self._leases.close()
+
+    def _offset(self, batch: int) -> dict[str, Any]:
+        return {"v": VERSION, "run": self._run, "batch": batch}
+
+
+def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    rows = [
+        {
+            "message_id": each["MessageId"],
+            "body": each["Body"],
+            "attributes": list(_attributes(each.get("MessageAttributes") or {})),
+            "group_id": _system(each, "MessageGroupId"),
+            "sent_at": int(_system(each, "SentTimestamp") or 0) * 1_000,
+            "receive_count": int(_system(each, "ApproximateReceiveCount") or 1),
+            "receipt": each["ReceiptHandle"],
+        }
+        for each in messages
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def _system(message: Mapping[str, Any], name: str) -> str | None:
+    found = (message.get("Attributes") or {}).get(name)
+    return None if found is None else str(found)
+
+
+def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield names and values; binary values stay in base64, as in the reply."""
+    for name, attribute in found.items():
+        text = attribute.get("StringValue")
+        raw = attribute.get("BinaryValue", "")
+        yield name, str(raw if text is None else text)

