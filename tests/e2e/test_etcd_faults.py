@@ -234,6 +234,25 @@ async def test_without_a_quorum_calls_fail_in_time_and_watches_go_on_afterwards(
 
 
 @needs_etcd
+async def test_the_calls_of_a_node_that_starts_wait_for_a_slow_etcd(cluster: EtcdCluster) -> None:
+    async with opened(cluster, "slow") as store, opened(cluster, "slow") as started:
+        await asyncio.gather(store.get("/a"), started.get("/a"))
+        store.call_seconds = 60.0
+        for member in range(3):
+            cluster.stop(member)
+        calls = [
+            asyncio.create_task(call)
+            for call in (store.get("/a"), store.list("/"), store.put("/a", b""), store.grant(9_000))
+        ]
+        with pytest.raises(Unreachable):
+            await started.get("/a")
+        assert not any(call.done() for call in calls)
+        for member in range(3):
+            cluster.cont(member)
+        await asyncio.gather(*calls)
+
+
+@needs_etcd
 async def test_a_watch_that_was_away_while_history_was_cut_is_told_so(
     cluster: EtcdCluster,
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.harness.etcd import EtcdCluster
-from tests.harness.server import READY_SECONDS_MAX, Server, ServerFailed, stable_port
+from tests.harness.server import Server, stable_port
 
 
 class ClusterNode(Server):
@@ -42,15 +42,6 @@ class ClusterNode(Server):
             env={"PENSTOCK_NODE__NAME": f"n{number}", **(env or {})},
         )
         self.number = number
-
-    def start(self, *, seconds: float = READY_SECONDS_MAX) -> None:
-        """If etcd was late on a busy machine, start once more, as a service manager does."""
-        try:
-            super().start(seconds=seconds)
-        except ServerFailed as failure:
-            if "why: etcd" not in str(failure) or "in time" not in str(failure):
-                raise
-            super().start(seconds=seconds)
 
 
 class PenstockCluster:

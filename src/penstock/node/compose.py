@@ -166,6 +166,7 @@ class Node:
                 http=reachable(self._listeners.http_url), kafka=self._listeners.kafka_advertised
             )
         self._start_jobs()
+        metadata.started()
         setup.health.ready()
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:

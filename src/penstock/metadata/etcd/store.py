@@ -72,6 +72,7 @@ class EtcdStore(Store):
         self._watches = Watches(config, chance=chance)
         self._keep_alives = KeepAlives(config, chance=chance)
         self._call_count = 0
+        self.call_seconds = config.call_ms / 1_000  # a call fails after that
         # Durations of all calls, including failed ones, for metrics.
         self.durations = {method: Histogram() for method in Method}
         self._is_closed = False
@@ -219,7 +220,7 @@ class EtcdStore(Store):
             raise Throttled(f"Too many metadata calls: {CALLS_MAX} are waiting; retry.")
         self._call_count += 1
         began = self._loop.time()
-        until = began + self._config.call_ms / 1_000
+        until = began + self.call_seconds
         try:
             while True:
                 link = await self._calls.ready(until)

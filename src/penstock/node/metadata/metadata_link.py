@@ -36,6 +36,9 @@ log_ = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
 REASONS_MAX = 8  # different reasons for waiting that are logged
+# Of a call to etcd while the node starts: an etcd that is slow for some seconds must not end the
+# start.
+START_CALL_SECONDS = 20.0
 CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
 
 
@@ -65,6 +68,9 @@ class MetadataLink(ABC):
     @abstractmethod
     async def start(self, stop: asyncio.Event) -> None:
         """Load topics into memory. Raises GivenUp."""
+
+    def started(self) -> None:  # noqa: B027 - see EtcdMetadata
+        """Note that the node is ready, so that calls may fail early."""
 
     def _use(self, store: Store) -> None:
         self.store = self.own_store = store
@@ -108,6 +114,8 @@ class EtcdMetadata(MetadataLink):
 
         async def open_store() -> None:
             self._etcd = await open_etcd(config)
+            self._call_seconds = self._etcd.call_seconds
+            self._etcd.call_seconds = START_CALL_SECONDS
 
         await start_when_there(open_store, config.cluster.etcd, stop)
         for method, durations in self._etcd.durations.items():
@@ -116,6 +124,9 @@ class EtcdMetadata(MetadataLink):
             )
         self._use(self._etcd)
         await start_when_there(self.topics.start, config.cluster.etcd, stop)
+
+    def started(self) -> None:
+        self._etcd.call_seconds = self._call_seconds
 
     @property
     def trouble(self) -> str | None:
