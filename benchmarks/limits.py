@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -88,13 +88,14 @@ class Node:
         *,
         is_guarded: bool,
         settings: Mapping[str, str] | None = None,
+        program: Sequence[str] = (str(PROGRAM),),
     ) -> None:
         folder.mkdir(parents=True)
         self._admin_port = free_port()
         secret = folder / "secret"
         secret.write_text(ROOT_KEY.secret)
         secret.chmod(0o600)
-        command = [str(PROGRAM), "serve", "--data", str(folder / "data"), "--fsync", "never"]
+        command = [*program, "serve", "--data", str(folder / "data"), "--fsync", "never"]
         command += ["--http", "127.0.0.1:0", "--admin", f"127.0.0.1:{self._admin_port}"]
         command += ["--auth", "on" if is_guarded else "off"]
         env = {"PENSTOCK_KAFKA__LISTEN": "off", **(settings or {})}

@@ -113,6 +113,20 @@ class Server:
                 self._ready.wait(POLL_S)
         self.ready_s = time.perf_counter() - self._started_at
 
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait_for_output(self, prefix: str) -> str:
+        """Return the next line that begins so. Raises NotAvailable."""
+        deadline = time.perf_counter() + START_S_MAX
+        while True:
+            for line in list(self._output):
+                if line.startswith(prefix):
+                    self._output.remove(line)
+                    return line
+            self._check_alive(deadline)
+            time.sleep(POLL_S)
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End it, politely first. Its process group too: some servers have children."""
         if self._process.poll() is None:

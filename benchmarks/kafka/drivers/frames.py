@@ -84,13 +84,15 @@ def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
     )
 
 
-def fetch_frame(topic: str, offsets: dict[int, int]) -> bytes:
-    partitions = [FetchPartition(p, offset, FETCH_PARTITION_BYTES) for p, offset in offsets.items()]
+def fetch_frame(
+    topic: str, offsets: dict[int, int], partition_bytes: int = FETCH_PARTITION_BYTES
+) -> bytes:
+    partitions = [FetchPartition(p, offset, partition_bytes) for p, offset in offsets.items()]
     request = FetchRequest(
         FETCH_WAIT_MS,
         1,
         (FetchTopic(topic, ZERO_UUID, partitions),),
-        bytes_max=FETCH_PARTITION_BYTES * len(offsets),
+        bytes_max=partition_bytes * len(offsets),
     )
     return encode_request_frame(
         APIS[FETCH],

@@ -202,6 +202,36 @@ async def test_a_header_beyond_its_bound_is_refused_at_once_or_in_drips() -> Non
         assert status_of(await exchange(port, endless)) == 431
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 7, 90, 400, 999, 1_000, 5_000])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+async def test_the_bound_of_a_header_holds_however_it_is_cut(
+    piece_bytes: int, is_first: bool
+) -> None:
+    def head_of(size: int, more: bytes = b"") -> bytes:
+        return b"GET / HTTP/1.1\r\nHost: h\r\n" + more + b"Xx: abcde\r\n" * size + b"\r\n"
+
+    chunked = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    cases = {
+        head_of(80, CLOSE): 200,  # 11 bytes each, and the first two lines
+        head_of(200): 431,
+        chunked + b"Xx: abcde\r\n" * 200 + b"\r\n": 431,
+    }
+    for data, status in cases.items():
+        async with listening(config=HttpConfig(header_bytes_max=1_000)) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                if not is_first:
+                    writer.write(head_of(10))
+                    await reader.readuntil(b"GET / ")  # the body
+                for at in range(0, len(data), piece_bytes):
+                    writer.write(data[at : at + piece_bytes])
+                    await asyncio.sleep(0)  # the server reads piece by piece
+                answer = await asyncio.wait_for(reader.read(), 10)
+            finally:
+                writer.close()
+        assert status_of(answer[answer.index(b"HTTP/1.1 ") :]) == status, (data[:60], answer)
+
+
 async def test_a_body_beyond_its_bound_is_refused_by_length_and_by_chunks() -> None:
     async with listening(config=HttpConfig(request_bytes_max=1_000)) as (_, port):
         declared = POST + b"Content-Length: 1001\r\n\r\n"

@@ -130,6 +130,7 @@ class _HttpConnection(Connection):
         self._head = self._headers  # the same, once complete
         self._forbidden: str | None = None  # why the guard rejects the request
         self._header_bytes = 0
+        self._counts_headers = False  # not if the bytes just read are fewer than allowed
         self._unparsed_bytes = 0
         self._is_in_head = False
         self._is_in_body = False
@@ -173,7 +174,10 @@ class _HttpConnection(Connection):
         if self._phase == LINGERING or self._is_last:
             return
         if self._phase == IDLE:
+            self._counts_headers = False
             self._enter(HEAD)
+        if len(data) > self._config.header_bytes_max or self._unparsed_bytes:
+            self._count_headers()
         try:
             rest = self._feed(data)
             while rest and not self._is_last:
@@ -187,6 +191,11 @@ class _HttpConnection(Connection):
             if self._is_last:
                 return  # bytes after the last request
             self._refuse(400, f"malformed request: {error}")
+
+    def _count_headers(self) -> None:
+        if self._is_in_head and not self._counts_headers:
+            self._header_bytes += sum(map(_header_size, self._headers.items()))
+        self._counts_headers = True
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
         """Return the bytes that a second parser must read."""
@@ -249,9 +258,10 @@ class _HttpConnection(Connection):
             raise Refused(431, "request target too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        size = self._header_bytes = self._header_bytes + len(name) + len(value) + 4
-        if size > self._config.header_bytes_max:
-            raise Refused(431, "request header too large")
+        if self._counts_headers:
+            self._header_bytes += _header_size((name, value))
+            if self._header_bytes > self._config.header_bytes_max:
+                raise Refused(431, "request header too large")
         try:
             key = _NAMES[name]
         except KeyError:
@@ -291,6 +301,7 @@ class _HttpConnection(Connection):
             self._owed_head = body_after_upgrade(headers, parser)
         if self._owed_head or "transfer-encoding" in headers:
             self._headers = {}  # trailers after the body are not headers
+            self._counts_headers = True
         if self._phase == HEAD:
             self._enter(BODY)
         if "expect" in headers and headers["expect"].lower() == "100-continue":
@@ -488,3 +499,7 @@ class _HttpConnection(Connection):
 
 async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:
     return forbid(request, reason)
+
+
+def _header_size(header: tuple[str | bytes, str | bytes]) -> int:
+    return len(header[0]) + len(header[1]) + 4
