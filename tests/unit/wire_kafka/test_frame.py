@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE
-from penstock.wire.kafka.consumer_protocol import (
+from penstock.wire.kafka.consumer_records import (
     ConsumerProtocolAssignment,
     decode_assignment,
     encode_assignment,

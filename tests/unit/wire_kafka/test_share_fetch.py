@@ -4,6 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.wire.kafka.fetch import (
+    ShareFetchReply,
+    SharePartitionReply,
+    ShareTopicReply,
+    encode_share_fetch_reply,
+)
 from penstock.wire.kafka.generated.share_fetch import (
     AcquiredRecords,
     LeaderIdAndEpoch,
@@ -14,12 +20,6 @@ from penstock.wire.kafka.generated.share_fetch import (
     encode_share_fetch_response,
 )
 from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
-from penstock.wire.kafka.share_fetch import (
-    ShareFetchReply,
-    SharePartitionReply,
-    ShareTopicReply,
-    encode_share_fetch_reply,
-)
 
 _TEXTS = st.none() | st.text(max_size=8)
 _I64 = st.integers(0, 2**63 - 1)

@@ -49,7 +49,7 @@ from penstock.wire.kafka.apis import (
     Codec,
 )
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch import encode_fetch_reply
+from penstock.wire.kafka.fetch import encode_fetch_reply, encode_share_fetch_reply
 from penstock.wire.kafka.frame import (
     RequestHeader,
     is_unknown_api_versions,
@@ -59,7 +59,6 @@ from penstock.wire.kafka.frame import (
 from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
 from penstock.wire.kafka.primitives import Message
 from penstock.wire.kafka.produce import decode_produce_request
-from penstock.wire.kafka.share_fetch import encode_share_fetch_reply
 
 log = logging.getLogger("penstock.frontend.kafka")
 

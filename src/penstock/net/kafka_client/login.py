@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from penstock.net.kafka_client.errors import KafkaRefused
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramRefused
-from penstock.wire.kafka.scram_client import ScramClient
+from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramClient, ScramRefused
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, *DIGESTS)

@@ -1,4 +1,5 @@
-"""Fetch requests and replies. Requests are compiled from their classes, replies encoded by hand.
+"""Fetch requests and replies, and ShareFetch replies. Requests are compiled from their classes,
+replies encoded by hand.
 
 A reply is a list of buffers: headers that are made here, and between them the batches as they were
 read, not copied. The connection writes them in order. The reply of a partition from version 12 on:
@@ -7,6 +8,14 @@ read, not copied. The connection writes them in order. The reply of a partition 
     │ index │ error │ high       │ last       │ log start │ aborted  │ preferred │ records │ tags │
     │ i32   │ i16   │ watermark  │ stable i64 │ i64       │ compact  │ i32       │ compact │      │
     └───────┴───────┴────────────┴────────────┴───────────┴──────────┴───────────┴─────────┴──────┘
+
+and that of a ShareFetch reply, the same in both versions:
+
+    ┌───────┬───────┬─────────┬───────┬─────────┬───────────┬─────────┬──────────────────┬──────┐
+    │ index │ error │ message │ ack's │ ack's   │ leader    │ records │ acquired         │ tags │
+    │ i32   │ i16   │ compact │ error │ message │ id, epoch │ compact │ first, last, how │      │
+    │       │       │         │ i16   │ compact │ i32 i32 0 │         │ often, 0         │      │
+    └───────┴───────┴─────────┴───────┴─────────┴───────────┴─────────┴──────────────────┴──────┘
 """
 
 import struct
@@ -15,16 +24,22 @@ from typing import Annotated, ClassVar
 
 from penstock.model.file_slice import Piece, in_memory
 from penstock.wire.kafka.compiler import codec
-from penstock.wire.kafka.endpoints import (
+from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
+from penstock.wire.kafka.primitives import (
+    LEADER,
+    UNFIT,
+    UVARINT,
+    ZERO_UUID,
     Leader,
+    Message,
     NodeEndpoint,
+    encode_count,
     encode_endpoints_tag,
     encode_leader_tag,
+    encode_nullable_text,
     encode_tags,
+    encode_topic,
 )
-from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
-from penstock.wire.kafka.pieces import encode_count, encode_topic
-from penstock.wire.kafka.primitives import UNFIT, UVARINT, ZERO_UUID, Message
 
 VERSION_MIN = 4
 VERSION_MAX = 18
@@ -44,6 +59,12 @@ _PARTITION_5 = struct.Struct(">ihqqq")
 _PARTITION_12 = struct.Struct(">ihqqqxi")  # with null for the aborted transactions
 _ABORTED = struct.Struct(">qq")
 _ABORTED_12 = struct.Struct(">qqx")
+
+SHARE_VERSION_MIN, SHARE_VERSION_MAX = 1, 2
+_I16 = struct.Struct(">h")
+_SHARE_HEAD = struct.Struct(">ih")  # throttle or index, error
+_ACQUIRED = struct.Struct(">qqhx")
+_NO_LEADER = LEADER.pack(-1, -1)  # the leader has not changed
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -268,3 +289,75 @@ def _partition_tags(each: FetchPartitionResponse) -> bytes:
     if each.current_leader is not None:
         tags.append(encode_leader_tag(1, each.current_leader))
     return encode_tags(tags)
+
+
+# ── ShareFetch ───────────────────────────────────────────────────────────────────────────────
+
+
+class SharePartitionReply(Message, frozen=True, gc=False):
+    index: int
+    error_code: int = 0
+    acknowledge_error_code: int = 0
+    records: Sequence[bytes | memoryview] = ()  # whole batches, in order
+    acquired: Sequence[tuple[int, int, int]] = ()  # first offset, last offset, delivery count
+    error_message: str | None = None
+    acknowledge_error_message: str | None = None
+
+
+class ShareTopicReply(Message, frozen=True, gc=False):
+    topic_id: bytes
+    partitions: Sequence[SharePartitionReply]
+
+
+class ShareFetchReply(Message, frozen=True, gc=False):
+    topics: Sequence[ShareTopicReply] = ()
+    error_code: int = 0
+    error_message: str | None = None
+    lock_ms: int = 0
+    throttle_time_ms: int = 0
+
+
+def encode_share_fetch_reply(value: ShareFetchReply, version: int) -> list[bytes | memoryview]:
+    """Return the body as buffers in the order of writing; the buffers of ``records`` are in the
+    list themselves."""
+    if not SHARE_VERSION_MIN <= version <= SHARE_VERSION_MAX:
+        raise UnsupportedVersion("ShareFetchResponse", version)
+    try:
+        return _share_buffers(value)
+    except UNFIT as error:
+        raise Unencodable(f"ShareFetchResponse version {version}: {error}") from error
+
+
+def _share_buffers(value: ShareFetchReply) -> list[bytes | memoryview]:
+    head = [
+        _SHARE_HEAD.pack(value.throttle_time_ms, value.error_code),
+        encode_nullable_text(value.error_message, True),
+        _I32.pack(value.lock_ms),
+        UVARINT[len(value.topics) + 1],
+    ]
+    buffers: list[bytes | memoryview] = []
+    for topic in value.topics:
+        head += (
+            encode_topic("", topic.topic_id, is_id=True, is_compact=True),
+            UVARINT[len(topic.partitions) + 1],
+        )
+        for each in topic.partitions:
+            head += (
+                _SHARE_HEAD.pack(each.index, each.error_code),
+                encode_nullable_text(each.error_message, True),
+                _I16.pack(each.acknowledge_error_code),
+                encode_nullable_text(each.acknowledge_error_message, True),
+                _NO_LEADER,
+                UVARINT[sum(map(len, each.records)) + 1],
+            )
+            if each.records:
+                buffers.append(b"".join(head))
+                buffers += each.records
+                head = []
+            head.append(UVARINT[len(each.acquired) + 1])
+            head += [_ACQUIRED.pack(*acquired) for acquired in each.acquired]
+            head.append(b"\x00")
+        head.append(b"\x00")
+    head.append(b"\x01\x00")  # no endpoints, no tags
+    buffers.append(b"".join(head))
+    return buffers

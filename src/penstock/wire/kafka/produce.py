@@ -11,7 +11,6 @@ from typing import Annotated
 
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.compiler import codec
-from penstock.wire.kafka.endpoints import Leader, NodeEndpoint
 from penstock.wire.kafka.malformed import TooManyEntries, UnsupportedVersion
 from penstock.wire.kafka.primitives import (
     BROKEN,
@@ -19,7 +18,9 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     Buffer,
+    Leader,
     Message,
+    NodeEndpoint,
     absent,
     count_tags,
     malformed,

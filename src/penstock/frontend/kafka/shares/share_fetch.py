@@ -39,8 +39,8 @@ from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
 from penstock.wire.kafka.generated import share_fetch as wire
-from penstock.wire.kafka.share_fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
 WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
