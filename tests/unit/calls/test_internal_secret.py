@@ -15,14 +15,16 @@ from penstock.wire.internal.calls import PING, CallHandlers, Nothing
 from penstock.wire.internal.faults import Unreachable, decode_failure
 from penstock.wire.internal.frame import (
     HEADER_BYTES,
+    NONCE_BYTES,
     Hello,
     Kind,
+    Side,
     decode_hello,
     encode_hello,
     pack_header,
+    prove,
     read_header,
 )
-from penstock.wire.internal.proof import NONCE_BYTES, Side, prove
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 ALLOWED_SECONDS = 5.0

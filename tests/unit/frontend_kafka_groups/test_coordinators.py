@@ -69,7 +69,7 @@ from penstock.frontend.kafka.ports.coordinators import (
     ScopedCoordinators,
 )
 from penstock.frontend.limited_calls import guard
-from penstock.wire.internal.coordinator_calls import GroupComplete, GroupFetch
+from penstock.wire.internal.node_calls import GroupComplete, GroupFetch
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest

@@ -29,8 +29,7 @@ from penstock.wire.internal.faults import (
     Unreachable,
     decode_failure,
 )
-from penstock.wire.internal.frame import HEADER_BYTES, Header, Hello, Kind, read_header
-from penstock.wire.internal.proof import Side
+from penstock.wire.internal.frame import HEADER_BYTES, Header, Hello, Kind, Side, read_header
 
 WATCH_SECONDS = 1.0  # between checks of a connection
 

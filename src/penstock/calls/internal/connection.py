@@ -28,19 +28,22 @@ from penstock.wire.internal.frame import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
     HELLO_BYTES_MAX,
+    NONCE_BYTES,
     VERSION_MAX,
     VERSION_MIN,
     VERSION_OF_HELLO,
     Header,
     Hello,
     Kind,
+    Side,
     agree,
+    check_proof,
     decode_hello,
     encode_hello,
     pack_header,
+    prove,
     read_header,
 )
-from penstock.wire.internal.proof import NONCE_BYTES, Side, check_proof, prove
 
 NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
 TICK_SECONDS = 0.05

@@ -25,8 +25,7 @@ from penstock.wire.internal.faults import (
     MalformedFrame,
     encode_failure,
 )
-from penstock.wire.internal.frame import Header, Hello, Kind
-from penstock.wire.internal.proof import Side
+from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
 log = logging.getLogger(__name__)
 

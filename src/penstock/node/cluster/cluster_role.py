@@ -42,7 +42,7 @@ from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.election import Standing
 from penstock.wire.internal.broker_calls import ANY_EPOCH
 from penstock.wire.internal.calls import CallHandlers
-from penstock.wire.internal.replica_calls import NOT_HERE, STANDINGS, StandingsRequest
+from penstock.wire.internal.node_calls import NOT_HERE, STANDINGS, StandingsRequest
 
 DRAIN_SECONDS_MAX = 2.0
 STANDINGS_MS = 3_000
