@@ -2,11 +2,7 @@
 
 A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
 use the SDKs' compatibility layer, read the code. Both are in one row here, so they cannot differ.
-The texts are those of SQS where clients or their tests check the text.
-
-Fault
-├── modelled                 the 28 shapes of the service model
-└── unmodelled               other errors of the service: parameters, signatures, internal errors"""
+The texts are those of SQS where clients or their tests check the text."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
