@@ -15,10 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
-from penstock.calls.internal.connection import NO_LEVELS, InternalConfig, NodeConnection, own_hello
+from penstock.calls.internal.connection import NodeConnection, NodeEnd
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
-from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
 from penstock.wire.internal.calls import PING, Call, Caller, Nothing, Q, R, encode
 from penstock.wire.internal.faults import (
@@ -52,13 +50,7 @@ class _Calling(NodeConnection):
     side = Side.CALLER
 
     def __init__(self, client: "InternalClient") -> None:
-        super().__init__(
-            client.own,
-            config=client.config,
-            chunks=client.chunks,
-            check_peer=client.check_peer,
-            secret=client.secret,
-        )
+        super().__init__(client.end, client.chunks)
         self.ready: asyncio.Future[None] = self._loop.create_future()  # hello accepted or not
         self._client = client
         self._pending: dict[int, _Pending] = {}
@@ -86,7 +78,7 @@ class _Calling(NodeConnection):
         wanted = self._client.node_id
         if wanted is not None and hello.node_id != wanted:
             raise HelloRefused(f"Node {hello.node_id} replied instead of node {wanted}.")
-        self._client.check_hello(hello)
+        self._end.check_hello(hello)
         self._in_flight_max = min(self._config.in_flight_max, hello.in_flight_max)
         self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
         if not self.ready.done():
@@ -253,36 +245,17 @@ class InternalClient:
         self,
         host: str,
         port: int,
+        end: NodeEnd,
         *,
-        own_id: str,
-        cluster_id: str,
-        features: tuple[str, ...] = (),
-        levels: Levels = NO_LEVELS,
         node_id: str | None = None,
-        config: InternalConfig | None = None,
         tls: ssl.SSLContext | None = None,
-        check_peer: PeerCheck = name_in_certificate,
-        check_hello: Callable[[Hello], None] = lambda _hello: None,
         chance: Callable[[], float] = random.random,
-        secret: bytes | None = None,
     ) -> None:
-        """``node_id``: the expected id of the other node, if known. With ``tls`` the id of the
-        other node must pass ``check_peer``; its certificate needs no host name. ``check_hello``
-        raises HelloRefused for an unsuitable node. ``secret``: both nodes must prove this secret.
-        """
+        """``node_id``: the expected id of the other node, if known; the certificate of that node
+        needs no host name."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
-        self.config = config or InternalConfig()
-        self.own = own_hello(
-            node_id=own_id,
-            cluster_id=cluster_id,
-            features=features,
-            levels=levels,
-            config=self.config,
-        )
-        self.check_peer = check_peer
-        self.check_hello = check_hello
-        self.secret = secret
+        self.end = end
         self.chunks = Chunks()
         self.trouble: str | None = None  # why the last attempt to connect failed
         self._host = host
@@ -352,7 +325,7 @@ class InternalClient:
     async def _connect(self) -> None:
         wire: _Calling | None = None
         try:
-            async with asyncio.timeout(self.config.connect_seconds_max):
+            async with asyncio.timeout(self.end.config.connect_seconds_max):
                 _, wire = await self._loop.create_connection(
                     lambda: _Calling(self), self._host, self._port, ssl=self._tls
                 )
@@ -373,7 +346,7 @@ class InternalClient:
             self._connecting = None
 
     def _failed(self, error: Exception) -> None:
-        config = self.config
+        config = self.end.config
         pause = min(config.retry_seconds_min * 2.0**self._failures, config.retry_seconds_max)
         self._failures = min(self._failures + 1, 30)
         self._retry_at = self._loop.time() + pause * (0.5 + self._chance() / 2)

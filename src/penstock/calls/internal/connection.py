@@ -12,12 +12,13 @@ import asyncio
 import secrets
 import ssl
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import msgspec
 
-from penstock.calls.internal.certificates import PeerCheck
+from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
@@ -68,51 +69,47 @@ class InternalConfig:
     retry_seconds_max: float = 5.0
 
 
-def own_hello(
-    *,
-    node_id: str,
-    cluster_id: str,
-    features: tuple[str, ...] = (),
-    levels: Levels = NO_LEVELS,
-    config: InternalConfig,
-) -> Hello:
-    return Hello(
-        version_min=VERSION_MIN,
-        version_max=VERSION_MAX,
-        cluster_id=cluster_id,
-        node_id=node_id,
-        features=features,
-        frame_bytes_max=config.frame_bytes_max,
-        in_flight_max=config.in_flight_max,
-        level_min=levels.lowest,
-        level_max=levels.highest,
-    )
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """This end of connections to other nodes. With TLS, the id of a peer must pass ``check_peer``.
+    ``check_hello`` raises HelloRefused for an unsuitable peer. ``secret``: both ends must prove
+    that they know it before any call; None: no proof."""
+
+    node_id: str
+    cluster_id: str
+    features: tuple[str, ...] = ()
+    levels: Levels = NO_LEVELS
+    config: InternalConfig = InternalConfig()
+    check_peer: PeerCheck = name_in_certificate
+    check_hello: Callable[[Hello], None] = lambda _hello: None
+    secret: bytes | None = None
+
+    def hello(self) -> Hello:
+        return Hello(
+            version_min=VERSION_MIN,
+            version_max=VERSION_MAX,
+            cluster_id=self.cluster_id,
+            node_id=self.node_id,
+            features=self.features,
+            frame_bytes_max=self.config.frame_bytes_max,
+            in_flight_max=self.config.in_flight_max,
+            level_min=self.levels.lowest,
+            level_max=self.levels.highest,
+            nonce=b"" if self.secret is None else secrets.token_bytes(NONCE_BYTES),
+        )
 
 
 class NodeConnection(Peer, asyncio.BufferedProtocol):
     side: ClassVar[Side]
 
-    def __init__(
-        self,
-        own: Hello,
-        *,
-        config: InternalConfig,
-        chunks: Chunks,
-        check_peer: PeerCheck | None,
-        secret: bytes | None,
-    ) -> None:
-        """``check_peer``: called for TLS connections only. ``secret``: both ends must prove that
-        they know this secret before any call; None: no proof."""
+    def __init__(self, end: NodeEnd, chunks: Chunks) -> None:
         self.other: Hello | None = None  # the accepted hello of the other node
         self.end_reason: str | None = None  # set if this node ends the connection
-        if secret is not None:
-            own = msgspec.structs.replace(own, nonce=secrets.token_bytes(NONCE_BYTES))
-        self._own = own
-        self._secret = secret
+        self._end = end
+        self._own = end.hello()
         self._first: Hello | None = None  # the peer's first hello, if two are exchanged
-        self._config = config
+        self._config = end.config
         self._chunks = chunks
-        self._check_peer = check_peer
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._reader = FrameReader(chunks, frame_bytes_max=HEADER_BYTES + HELLO_BYTES_MAX)
@@ -199,10 +196,10 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if reader.part_bytes:
             raise MalformedFrame("frames before the reply to the hello")
         try:
-            if self._check_peer is not None and self.is_tls:
-                self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
+            if self.is_tls:
+                self._end.check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
             self._version = agree(self._own, hello)
-            if self._secret is not None and not self._has_proved(hello, self._secret):
+            if self._end.secret is not None and not self._has_proved(hello, self._end.secret):
                 return
             self.check_other(hello)
         except HelloRefused as error:

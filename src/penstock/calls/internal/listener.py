@@ -7,15 +7,12 @@ at the caller. When a connection is lost, its calls are cancelled.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
 from typing import Any, cast
 
-from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
-from penstock.calls.internal.connection import NO_LEVELS, InternalConfig, NodeConnection, own_hello
+from penstock.calls.internal.connection import NodeConnection, NodeEnd
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
-from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
 from penstock.net.listener import Listener, Peer
 from penstock.wire.internal.calls import PING, Call, CallerInfo, CallHandlers, Nothing, encode
@@ -37,35 +34,12 @@ REFUSAL_SECONDS = 10.0
 
 
 class InternalListener(Listener):
-    def __init__(
-        self,
-        answers: CallHandlers,
-        *,
-        node_id: str,
-        cluster_id: str,
-        features: tuple[str, ...] = (),
-        levels: Levels = NO_LEVELS,
-        config: InternalConfig | None = None,
-        check_peer: PeerCheck = name_in_certificate,
-        check_hello: Callable[[Hello], None] = lambda _hello: None,
-        secret: bytes | None = None,
-    ) -> None:
-        """With TLS, give ``start`` a context that requires client certificates; the id of each
-        caller must then pass ``check_peer``. ``check_hello`` raises HelloRefused for an unsuitable
-        caller. ``secret``: every caller must prove that it knows it."""
-        self.config = config or InternalConfig()
-        super().__init__(connections_max=self.config.connections_max)
+    """For TLS, give ``start`` a context that requires client certificates."""
+
+    def __init__(self, answers: CallHandlers, end: NodeEnd) -> None:
+        super().__init__(connections_max=end.config.connections_max)
         self.answers = answers
-        self.check_peer = check_peer
-        self.check_hello = check_hello
-        self.secret = secret
-        self.own = own_hello(
-            node_id=node_id,
-            cluster_id=cluster_id,
-            features=features,
-            levels=levels,
-            config=self.config,
-        )
+        self.end = end
         self.chunks = Chunks()
         self._refusal_logged_at = self.now - REFUSAL_SECONDS
 
@@ -93,17 +67,11 @@ class _Served(NodeConnection):
     side = Side.ANSWERER
 
     def __init__(self, listener: InternalListener) -> None:
-        super().__init__(
-            listener.own,
-            config=listener.config,
-            chunks=listener.chunks,
-            check_peer=listener.check_peer,
-            secret=listener.secret,
-        )
+        super().__init__(listener.end, listener.chunks)
         self._listener = listener
         self._answers = listener.answers
         self._running: dict[int, _Running] = {}
-        self._in_flight_max = int(listener.config.in_flight_max * IN_FLIGHT_SLACK)
+        self._in_flight_max = int(listener.end.config.in_flight_max * IN_FLIGHT_SLACK)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -111,7 +79,7 @@ class _Served(NodeConnection):
             cast(asyncio.Transport, transport).abort()
 
     def check_other(self, hello: Hello) -> None:
-        self._listener.check_hello(hello)
+        self._end.check_hello(hello)
 
     def greeted(self, hello: Hello) -> None:
         self._node_id = hello.node_id

@@ -12,6 +12,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.callees import Callees
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
@@ -118,11 +119,13 @@ class ClusterRole:
         answers = self.answers = CallHandlers()
         self._listener = InternalListener(
             answers,
-            node_id=setup.name,
-            cluster_id=config.internal.cluster,
-            levels=self.level.levels,
-            check_hello=self.level.check_hello,
-            secret=setup.worker_secret,
+            NodeEnd(
+                setup.name,
+                config.internal.cluster,
+                levels=self.level.levels,
+                check_hello=self.level.check_hello,
+                secret=setup.worker_secret,
+            ),
         )
         nodes = self._certificates.nodes
         host, port = parse_listen(config.internal.listen)
