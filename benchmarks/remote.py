@@ -30,6 +30,7 @@ from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -220,12 +221,14 @@ async def measure(count: int, rounds: int) -> bool:
                     lost=(Unreachable, DeadlineExceeded),
                 )
                 routed = Router(
-                    broker,
-                    own_node=HERE,
-                    routes=Routes(),
-                    remote=lambda _node: remote,
-                    bulkhead=lambda _node: bulkhead,
-                    find_arn=catalog.find_arn,
+                    Leaders(
+                        broker,
+                        own_node=HERE,
+                        routes=Routes(),
+                        remote=lambda _node: remote,
+                        bulkhead=lambda _node: bulkhead,
+                    ),
+                    catalog.find_arn,
                 )
                 subjects: dict[str, tuple[Calls, Topic]] = {
                     "here": (broker, LOCAL),

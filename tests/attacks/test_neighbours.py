@@ -26,8 +26,9 @@ from tests.unit.frontend.limits.test_quotas import limited
 from tests.unit.frontend.memory import MemoryIdentities
 
 from penstock.broker.partition.partition import Partition
-from penstock.calls.breaker import BreakerState
+from penstock.calls.bulkhead import BreakerState
 from penstock.calls.callees import Callees
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.cursor.leases.redrive import dead_letter
 from penstock.frontend.limits.quotas import TenantQuotas
@@ -349,13 +350,15 @@ async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_ot
         callees = Callees(SystemClock())
         remotes = {number: cluster.remote(number) for number in (2, 3)}
         routed = Router(
-            cluster.nodes[1].owned,
-            own_node=1,
-            routes=cluster.truth,
-            remote=lambda number: remotes[number],
-            bulkhead=lambda number: callees.remote(f"node {number}"),
-            find_arn=cluster.nodes[1].catalog.find_arn,
-            retry_seconds_max=0.2,
+            Leaders(
+                cluster.nodes[1].owned,
+                own_node=1,
+                routes=cluster.truth,
+                remote=lambda number: remotes[number],
+                bulkhead=lambda number: callees.remote(f"node {number}"),
+                retry_seconds_max=0.2,
+            ),
+            cluster.nodes[1].catalog.find_arn,
         )
         stuck = asyncio.Event()
         served = cluster.nodes[2]

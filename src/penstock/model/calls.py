@@ -137,9 +137,16 @@ class Extend(PartitionCall[Results], frozen=True):
     (more than twelve hours) or ExpiredReceipt (FIFO)."""
 
     claims: Sequence[tuple[Claim, int]]
-    # Only a lease that still runs. A release of undelivered messages must not release the
-    # lease that another consumer has by now.
-    is_strict: bool = False
+    is_strict: bool = False  # only a lease that still runs
+
+
+def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
+    """Return the calls that release leases whose messages were not delivered. Strict: the lease may
+    have expired, and another consumer may have the message."""
+    partitions: dict[int, list[tuple[Claim, int]]] = {}
+    for claim in claims:
+        partitions.setdefault(claim.partition, []).append((claim, 0))
+    return [Extend(topic, each, some, is_strict=True) for each, some in partitions.items()]
 
 
 class Purge(LeadersCall[None], frozen=True):

@@ -27,6 +27,7 @@ from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -371,13 +372,15 @@ class Cluster:
             return remotes[number]
 
         routed = Router(
-            local or self.nodes[own].owned,
-            own_node=own,
-            routes=known,
-            remote=remote,
-            bulkhead=lambda number: calls.remote(f"node {number}"),
-            find_arn=self.nodes[own].catalog.find_arn,
-            retry_seconds_max=retry_seconds_max,
+            Leaders(
+                local or self.nodes[own].owned,
+                own_node=own,
+                routes=known,
+                remote=remote,
+                bulkhead=lambda number: calls.remote(f"node {number}"),
+                retry_seconds_max=retry_seconds_max,
+            ),
+            self.nodes[own].catalog.find_arn,
         )
         self._ending.push_async_callback(routed.close)
         return routed

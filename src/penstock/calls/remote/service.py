@@ -4,9 +4,17 @@ The service adds three things. It waits a little for a topic that the caller kno
 It rejects a call for another epoch than the current one, with a hint, because one of the two nodes
 does not know of an election yet. And it remembers the leases of each ticket for a while, so that
 they can be released when the reply was lost.
+
+A listener cannot be sent to another node, so a call says what its node knows, and is repeated from
+there. For ends these are the ends themselves, and nothing is kept here between two calls. That
+records of a share are available again is not a state to compare: it is counted here, from the first
+call until a while after the last, so that nothing between two calls is missed. A counter that was
+dropped begins with a number that was never sent, which the other node considers news: one check too
+many is safe. So does a counter of another epoch, whose cursor is gone.
 """
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,25 +22,30 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from penstock.calls.remote.watch_server import RemoteListeners
 from penstock.model.calls import (
     Acquire,
     BrokerCall,
     BrokerPort,
-    Extend,
+    Ends,
     Fetch,
     LeadersCall,
     Peek,
+    ShareStart,
+    releases,
 )
 from penstock.model.errors import InvalidRequest, NotLeader, TopicNotFound
 from penstock.model.message import Claim, Delivery
-from penstock.model.ports import Catalog
+from penstock.model.ports import Catalog, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import CallerInfo, CallHandlers, Nothing
 
 CATCH_UP_SECONDS: Final = 1.0  # for a topic that the caller already knows
 REMEMBERED_MAX: Final = 20_000  # last leases of all callers; a forgotten lease expires by itself
+
+COUNTERS_MAX: Final = 10_000  # partitions of shares; the least recently used is dropped first
+IDLE_SECONDS_MAX: Final = 60.0  # three times the longest pause of a node between two calls
+WAIT_MS_MAX: Final = 30_000
 
 Led = Callable[[Topic, int], tuple[int, int] | None]
 
@@ -166,12 +179,8 @@ class BrokerService:
         claims = self._leased.pop(key, ())
         if claims:
             topic = self._known(request) or await self._catch_up(request)
-            by_partition: dict[int, list[tuple[Claim, int]]] = {}
-            for claim in claims:
-                by_partition.setdefault(claim.partition, []).append((claim, 0))
-            for partition, some in by_partition.items():
-                # Strict: another consumer may have leased the message since.
-                await self._broker.call(Extend(topic, partition, some, is_strict=True))
+            for release in releases(topic, claims):
+                await self._broker.call(release)
         return Nothing()
 
     # ── Listeners of other nodes ─────────────────────────────────────────────────────────────
@@ -208,4 +217,159 @@ def _claims_of(call: BrokerCall[Any], reply: Any) -> Sequence[Claim]:
     if isinstance(call, Acquire):
         return [Claim(call.partition, offset, lease_seq) for offset, lease_seq, _ in reply.picks]
     deliveries: Sequence[Delivery] = reply
-    return [Claim(each.partition, each.record.offset, each.lease_seq) for each in deliveries]
+    return [each.claim for each in deliveries]
+
+
+# ── Listeners of other nodes ─────────────────────────────────────────────────────────────────
+
+
+class _Counter:
+    """Counts how often records of one partition of a share became available."""
+
+    __slots__ = ("led", "number", "remove", "used_at", "wakers")
+
+    def __init__(self, number: int, led: tuple[int, int] | None) -> None:
+        self.number = number
+        self.led = led
+        self.used_at = 0.0
+        self.remove: Callable[[], None] = lambda: None
+        self.wakers: set[Callable[[], None]] = set()
+
+
+class RemoteListeners:
+    def __init__(self, broker: BrokerPort, led: Led) -> None:
+        self._broker = broker
+        self._led = led
+        self._loop = asyncio.get_running_loop()
+        self._serial = secrets.randbits(48)  # differs from that of an earlier process
+        self._counters: OrderedDict[tuple[str, int], _Counter] = OrderedDict()
+
+    def close(self) -> None:
+        for counter in self._counters.values():
+            counter.remove()
+        self._counters.clear()
+
+    # ── Ends ─────────────────────────────────────────────────────────────────────────────────
+
+    async def advanced(
+        self, topic: Topic, known: Sequence[tuple[int, StreamEnds | None]], *, wait_ms: int
+    ) -> wire.AdvancedReply:
+        until = self._loop.time() + min(wait_ms, WAIT_MS_MAX) / 1_000
+        reply = await self._changed_ends(topic, known)
+        if reply is not None:
+            return reply
+        woken = asyncio.Event()
+        removes: list[Callable[[], None]] = []
+        try:
+            for partition, _ in known:
+                removes.append(self._broker.on_advance(topic, partition, woken.set))
+            while True:
+                # Compare first: a change before the listener was added has not set the event.
+                woken.clear()
+                reply = await self._changed_ends(topic, known)
+                if reply is not None:
+                    return reply
+                if not await _is_set(woken, until - self._loop.time()):
+                    return wire.AdvancedReply()
+        finally:
+            for remove in removes:
+                remove()
+
+    async def _changed_ends(
+        self, topic: Topic, known: Sequence[tuple[int, StreamEnds | None]]
+    ) -> wire.AdvancedReply | None:
+        moved, gone = [], []
+        for partition, before in known:
+            try:
+                ends = await self._broker.call(Ends(topic, partition))
+            except NotLeader:
+                gone.append(partition)
+                continue
+            if ends != before:
+                moved.append((partition, ends))
+        return wire.AdvancedReply(moved, gone) if moved or gone else None
+
+    # ── Availability ─────────────────────────────────────────────────────────────────────────
+
+    async def available(
+        self, share: Topic, known: Sequence[tuple[int, int]], *, wait_ms: int
+    ) -> wire.AvailableReply:
+        until = self._loop.time() + min(wait_ms, WAIT_MS_MAX) / 1_000
+        gone = []
+        for partition, _ in known:
+            try:
+                await self._broker.call(ShareStart(share, partition))  # opens the share if needed
+            except NotLeader:
+                gone.append(partition)
+        if gone:
+            return wire.AvailableReply((), gone)
+        counters = [(each, number, self._counter(share, each)) for each, number in known]
+        woken = asyncio.Event()
+        for _, _, counter in counters:
+            counter.wakers.add(woken.set)
+        try:
+            while True:
+                woken.clear()
+                news = [
+                    (partition, counter.number)
+                    for partition, number, counter in counters
+                    if counter.number != number
+                ]
+                if news or not await _is_set(woken, until - self._loop.time()):
+                    return wire.AvailableReply(news)
+        finally:
+            for _, _, counter in counters:
+                counter.wakers.discard(woken.set)
+
+    def _counter(self, share: Topic, partition: int) -> _Counter:
+        now = self._loop.time()
+        key = (share.topic_id, partition)
+        led = self._led(share, partition)
+        counter = self._counters.get(key)
+        if counter is not None and counter.led != led:
+            counter.remove()
+            counter = None
+        if counter is None:
+            counter = self._counters[key] = self._new_counter(share, partition, led)
+        self._counters.move_to_end(key)
+        counter.used_at = now
+        self._drop_idle(now)
+        return counter
+
+    def _new_counter(self, share: Topic, partition: int, led: tuple[int, int] | None) -> _Counter:
+        counter = _Counter(self._next(), led)
+
+        def count() -> None:
+            counter.number = self._next()
+            for wake in tuple(counter.wakers):
+                wake()
+
+        counter.remove = self._broker.on_available(share, partition, count)
+        return counter
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _drop_idle(self, now: float) -> None:
+        """Drop the least recently used counters. One with a waiting call is dropped only if there
+        are too many; the other node calls again when its time is over."""
+        counters = self._counters
+        while counters:
+            key, oldest = next(iter(counters.items()))
+            is_idle = now - oldest.used_at > IDLE_SECONDS_MAX and not oldest.wakers
+            if not is_idle and len(counters) <= COUNTERS_MAX:
+                return
+            oldest.remove()
+            del counters[key]
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, at most for a number of seconds."""
+    if not event.is_set() and seconds > 0:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+    return event.is_set()

@@ -1,4 +1,5 @@
-"""Sends messages to a standard queue with several leaders.
+"""Calls that concern several leaders: a message to a standard queue, which one of them takes, and
+a call to all of them, whose replies are joined.
 
 Any partition may take the message, and sending to another node costs about twice as much. So a node
 uses the partitions it leads, in turn; a node that leads none uses the partition that the caller
@@ -8,13 +9,16 @@ chose, or the next one whose leader is reachable. After a local partition has re
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from penstock.calls.routing.leaders import AttemptFailed, Leaders, Routes, place_of
-from penstock.model.calls import Append
+from msgspec.structs import replace
+
+from penstock.calls.routing.leaders import AttemptFailed, Leaders, Led, Routes, place_of
+from penstock.model.calls import Append, BrokerCall, LeadersCall
 from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError
 from penstock.model.message import Appended
 from penstock.model.topic import Topic
+from penstock.wire.internal.broker_calls import RULES
 
 TURNS_MAX: Final = 10_000  # queues with a remembered position; then all start again
 REFUSED_MAX: Final = 10_000  # queues whose local partitions are avoided; then all are used again
@@ -121,3 +125,78 @@ class LocalPartitions:
             return False
         del self._refused[topic_id]
         return True
+
+
+# ── A call to all leaders ────────────────────────────────────────────────────────────────────
+
+
+class Joining:
+    """One such call. The replies of an attempt are kept for the next attempts."""
+
+    def __init__(self, leaders: Leaders, call: LeadersCall[Any]) -> None:
+        rule = RULES[type(call)]
+        assert rule.join is not None, f"{type(call).__name__} has replies that can be joined"
+        self._join = rule.join
+        self._repeated = rule.repeated
+        self._leaders = leaders
+        self._call = call
+        self._replies: dict[int, Any] = {}  # reply or error, by node
+        self._covered: dict[int, set[int]] = {}  # the partitions of each reply
+        self._asked: set[int] = set()
+
+    async def attempt(self, _call: BrokerCall[Any]) -> Any:
+        """Call the nodes that have not replied or lead more partitions now, all at the same time.
+        Raises AttemptFailed if a node did not reply or a partition has no leader."""
+        topic = self._call.topic
+        led = self._leaders.led(topic, range(topic.partition_count))
+        nodes: dict[int, set[int]] = {}
+        error: PenstockError | None = None
+        for partition, one in led.items():
+            if one is not None:
+                nodes.setdefault(one[0], set()).add(partition)
+            elif error is None:
+                error = NotLeader(place_of(topic, partition))
+        missing = [
+            node
+            for node, leads in nodes.items()
+            if node not in self._replies or not leads <= self._covered[node]
+        ]
+        for node, reply in zip(
+            missing, await asyncio.gather(*(self._ask(node, led) for node in missing)), strict=True
+        ):
+            if isinstance(reply, AttemptFailed):
+                error = reply.error
+            else:
+                self._replies[node], self._covered[node] = reply, nodes[node]
+        if error is not None:
+            raise AttemptFailed(error, topic, led)
+        return self._joined([self._replies[node] for node in nodes])
+
+    async def _ask(self, node: int, led: Led) -> Any:
+        """Return the reply, the error that the node raised, or AttemptFailed."""
+        is_repeated = node in self._asked
+        self._asked.add(node)
+        counted_on = [
+            (partition, one[1])
+            for partition, one in led.items()
+            if one is not None and one[0] == node
+        ]
+        call = replace(self._call, counted_on=counted_on)
+        try:
+            return await self._leaders.send(node, call)
+        except PenstockError as error:
+            if is_repeated and self._repeated is not None and isinstance(error, self._repeated):
+                return None  # an earlier attempt was carried out; its reply was lost
+            try:
+                return self._leaders.failed(error, node, call, call.topic, led)
+            except PenstockError as final:
+                return final
+
+    def _joined(self, replies: list[Any]) -> Any:
+        errors = [each for each in replies if isinstance(each, PenstockError)]
+        for error in errors:
+            # In a repeated call some nodes have carried out their part before.
+            is_repeated = self._repeated is not None and isinstance(error, self._repeated)
+            if not is_repeated or len(errors) == len(replies):
+                raise error
+        return self._join([each for each in replies if not isinstance(each, PenstockError)])

@@ -1,7 +1,7 @@
 """Receives from a queue with several leaders.
 
 First the nodes are called one after the other, so that no more is leased than requested. This node
-usually comes first (``node_order.py``). If no node has a message and the caller waits, the receive
+usually comes first (``NodeOrder``). If no node has a message and the caller waits, the receive
 is parked at all nodes. The first reply ends it, and the other calls are cancelled. Messages that
 another node has leased by then are returned too if they fit, else released in the background.
 
@@ -14,15 +14,13 @@ if one node says so and no node has a message.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from penstock.calls.bulkhead import CalleeUnavailable
-from penstock.calls.guarded import guarded
-from penstock.calls.routing.leader_changes import LeaderChanges
-from penstock.calls.routing.leaders import AttemptFailed, Leaders, place_of
-from penstock.calls.routing.node_order import NodeOrder
+from penstock.calls.callees import guarded
+from penstock.calls.routing.leaders import AttemptFailed, LeaderChanges, Leaders, place_of
 from penstock.model.call_times import (
     LAST_MS,
     LEASE_PAUSE_SECONDS_MAX,
@@ -30,7 +28,7 @@ from penstock.model.call_times import (
     LOOK_SECONDS_MAX,
     REPLY_SECONDS,
 )
-from penstock.model.calls import BrokerCall, Calls, Extend, Lease, R
+from penstock.model.calls import BrokerCall, Calls, Extend, Lease, R, releases
 from penstock.model.errors import (
     Draining,
     InFlightLimit,
@@ -39,10 +37,18 @@ from penstock.model.errors import (
     Throttled,
     TopicNotFound,
 )
-from penstock.model.message import Claim, Delivery
+from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
+
+EVERY_MIN: Final = 4
+EVERY_MAX: Final = 32
+SECONDS_MAX: Final = 1.0
+# Ages that differ by less than this, or by less than a quarter, count as equal.
+LONGER_MS: Final = 100
+LONGER_SHARE: Final = 4
+QUEUES_MAX: Final = 10_000  # remembered; then all are forgotten and start again
 
 # After these errors the next node is called.
 _NODE_ERRORS = (NotLeader, Unreachable, DeadlineExceeded, Draining, CalleeUnavailable, Throttled)
@@ -212,19 +218,11 @@ class Leasing:
             self.give_back(topic, task.result())
 
     def give_back(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
-        by_partition: dict[int, list[tuple[Claim, int]]] = {}
-        for each in deliveries:
-            claim = Claim(each.partition, each.record.offset, each.lease_seq)
-            by_partition.setdefault(each.partition, []).append((claim, 0))
-        for partition, claims in by_partition.items():
-            self.leaders.spawn(self._release(topic, partition, claims), "give back")
+        for call in releases(topic, [each.claim for each in deliveries]):
+            self.leaders.spawn(self._release(call), "give back")
 
-    async def _release(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
-    ) -> None:
-        # Strict: the lease may have expired, and another consumer may have the message.
-        call = Extend(topic, partition, claims, is_strict=True)
-        await self.leaders.at_leader(topic, partition, call)
+    async def _release(self, call: Extend) -> None:
+        await self.leaders.at_leader(call.topic, call.partition, call)
 
     async def close(self) -> None:
         self.end_waits()
@@ -335,3 +333,71 @@ class _Parked:
         pause = self._pauses.get(node, LEASE_PAUSE_SECONDS_MIN)
         self._pauses[node] = min(2 * pause, LEASE_PAUSE_SECONDS_MAX)
         self._retry_at[node] = self._loop.time() + pause
+
+
+# ── The order of the nodes ───────────────────────────────────────────────────────────────────
+
+
+class _Queue:
+    __slots__ = ("begin", "every", "here_ms", "since", "stayed")
+
+    def __init__(self, now_s: float) -> None:
+        self.begin = 0  # index of the other node that comes first
+        self.every = EVERY_MIN
+        self.stayed = 0  # how often this node came first since another did
+        self.since = now_s
+        self.here_ms = 0  # age of the messages last found here; 0: none were found
+
+
+class NodeOrder:
+    """The order in which the nodes of a queue are asked for messages. Pure. Usually this node comes
+    first, because asking it costs no network call. Now and then another node does, or messages
+    there would wait as long as there are messages here: every fourth time while the messages found
+    there have waited longer than those here; otherwise half as often each time, down to every
+    thirty-second time, but at least once a second. Ages are by the clock of the message's node."""
+
+    def __init__(self, own_node: int) -> None:
+        self._own = own_node
+        self._queues: dict[str, _Queue] = {}
+
+    def order(self, topic_id: str, nodes: Sequence[int], *, now_s: float) -> Sequence[int]:
+        """Return the nodes in the order to ask them."""
+        if len(nodes) < 2:
+            return nodes
+        queue = self._queues.get(topic_id)
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                self._queues.clear()
+            queue = self._queues[topic_id] = _Queue(now_s)
+        others = [node for node in nodes if node != self._own]
+        begin = queue.begin % len(others)
+        others = others[begin:] + others[:begin]
+        if len(others) == len(nodes):
+            queue.begin += 1
+            return others
+        queue.stayed += 1
+        if queue.stayed < queue.every and now_s - queue.since < SECONDS_MAX:
+            return [self._own, *others]
+        queue.stayed, queue.since = 0, now_s
+        queue.begin += 1
+        return [*others, self._own]
+
+    def found_here(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
+        queue = self._queues.get(topic_id)
+        if queue is not None:
+            queue.here_ms = _age_ms(deliveries)
+
+    def found_elsewhere(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
+        """Note the messages of a node that was asked before this one."""
+        queue = self._queues.get(topic_id)
+        if queue is not None:
+            longer_ms = max(LONGER_MS, queue.here_ms // LONGER_SHARE)
+            is_older = _age_ms(deliveries) > queue.here_ms + longer_ms
+            queue.every = EVERY_MIN if is_older else min(2 * queue.every, EVERY_MAX)
+
+
+def _age_ms(deliveries: Sequence[Delivery]) -> int:
+    """Return how long the first message had waited when it was first leased."""
+    if not deliveries:
+        return 0
+    return deliveries[0].first_leased_at_ms - deliveries[0].record.appended_at_ms

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.net.http.head import Parser
+from penstock.net.http.exchange import Parser
 
 HOSTS_MAX: Final = 1_024  # accepted Host values remembered by one guard, about 100 bytes each
 

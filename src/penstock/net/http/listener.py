@@ -18,9 +18,16 @@ import httptools
 from penstock.model import limits
 from penstock.model.quotas import SharedLimit
 from penstock.net.http.browsers import BrowserGuard
-from penstock.net.http.exchange import HttpReply, HttpRequest
-from penstock.net.http.head import Refused, body_after_upgrade, check_head
-from penstock.net.http.reply import PieceWriter, encode, plain
+from penstock.net.http.exchange import (
+    HttpReply,
+    HttpRequest,
+    PieceWriter,
+    Refused,
+    body_after_upgrade,
+    check_head,
+    encode,
+    plain,
+)
 from penstock.net.listener import Connection, Listener, source_of
 
 Handle = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]

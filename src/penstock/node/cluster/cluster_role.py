@@ -16,6 +16,7 @@ from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Manager
@@ -262,12 +263,14 @@ class ClusterRole:
 
         def make(local: BrokerPort) -> Router:
             router = Router(
-                local,
-                own_node=self.node,
-                routes=self.routes,
-                remote=remote,
-                bulkhead=lambda node: callees.remote(f"node {node}"),
-                find_arn=self._metadata.topics.find_arn,
+                Leaders(
+                    local,
+                    own_node=self.node,
+                    routes=self.routes,
+                    remote=remote,
+                    bulkhead=lambda node: callees.remote(f"node {node}"),
+                ),
+                self._metadata.topics.find_arn,
             )
             self._routers.append(router)
             return router
