@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka import primitives
 from penstock.wire.kafka.fields import (
     FIXED,
@@ -37,6 +38,12 @@ from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
+# The value for null, and the expression of the value between ``position`` and ``stop``.
+_FORMS = {
+    "string": ("None", 'str(data[position:stop], "utf-8")'),
+    "records": ("None", "view[position:stop]"),
+    "slices": ("()", "(view[position:stop],) if stop > position else ()"),
+}
 
 
 class _Code:
@@ -116,12 +123,25 @@ class _Reader(_Code):
         if each.is_fixed:
             self.run.append((FIXED[each.type], name))
             return name
-        self.flush()
-        form = "compact" if self.is_flexible else "plain"
-        null = "nullable_" if self.version in each.nullable else ""
-        kind = {"string": "text", "slices": "slices"}.get(each.type, "bytes")
-        self.emit(f"{name}, position = read_{form}_{null}{kind}(data, position)")
+        self.bytes(each, name)
         return name
+
+    def bytes(self, each: Field, name: str) -> None:
+        """Texts, byte strings and records: ``records`` and ``slices`` are views of the data."""
+        self.length("h" if each.type == "string" else "i")
+        empty, source = _FORMS.get(each.type, ("None", "data[position:stop]"))
+        is_nullable = self.version in each.nullable
+        if is_nullable:
+            self.emit(f"{name} = {empty}")
+            self.emit("if length:" if self.is_flexible else "if length >= 0:")
+            self.depth += 1
+        else:
+            self.refuse_null(each.name)
+        self.emit("stop = position + length" + (" - 1" if self.is_flexible else ""))
+        self.emit(f"{name} = {source}", "position = stop")
+        if is_nullable:
+            self.depth -= 1
+            self.refuse_negative(each.name)
 
     def refuse_null(self, what: str) -> None:
         self.emit("if not length:" if self.is_flexible else "if length < 0:")
@@ -166,14 +186,15 @@ class _Reader(_Code):
         if is_nullable:
             self.depth -= 1
             self.refuse_negative(each.name)
-        if is_table:
+        if is_table or self.api == "Produce":  # a tuple would be one more copy
             return name
         return f"None if {name} is None else tuple({name})" if is_nullable else f"tuple({name})"
 
     def check_bound(self, each: Field, count: str) -> None:
         if not self.api:
             return
-        bound = bound_of(self.api, each.name)
+        # Produce requests with many partitions are decoded in a thread: the caller gives the bound.
+        bound = "most" if self.api == "Produce" else bound_of(self.api, each.name)
         if self.loops:
             total = self.name(f"{each.name}_count")
             self.lines.insert(0, f"    {total} = 0")
@@ -410,9 +431,9 @@ def codec(
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
     """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
     from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message.
-    ``has_slices``: some fields are slices of the buffer, so a bytearray is not copied."""
+    ``has_slices``: some fields are views of the buffer, so it is not copied."""
     name = kind.__name__
-    readers: dict[int, Callable[[Buffer, int], T]] = {}
+    readers: dict[int, Callable[[Buffer, int, int], T]] = {}
     writers: dict[int, Callable[[T, primitives.Add], None]] = {}
 
     def is_flexible(version: int) -> bool:
@@ -420,13 +441,12 @@ def codec(
             raise UnsupportedVersion(name, version)
         return flexible_from is not None and version >= flexible_from
 
-    def decode(buffer: Buffer, position: int, version: int) -> T:
+    def decode(buffer: Buffer, position: int, version: int, most: int = KAFKA_PARTITIONS_MAX) -> T:
         read = readers.get(version)
         if read is None:
             read = readers[version] = _reader(kind, version, is_flexible=is_flexible(version))
         try:
-            is_kept = has_slices and isinstance(buffer, bytearray)
-            return read(buffer if is_kept else bytes(buffer), position)
+            return read(buffer if has_slices else bytes(buffer), position, most)
         except BROKEN as error:
             raise malformed(name, error) from None
 
@@ -444,14 +464,16 @@ def codec(
     return decode, encode
 
 
-def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buffer, int], T]:
+def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buffer, int, int], T]:
     code = _Reader(version, is_flexible=is_flexible)
     if kind.__name__.endswith("Request"):
         code.api = kind.__name__.removesuffix("Request")
     made = code.fields(struct_of(kind))
     code.flush()
-    code.emit("if position > len(data):", "    raise short()", f"return {made}")
-    head = ["def read(data, position):", "    end = len(data)", "    tags = 0"]
+    code.emit("if position > end:", "    raise short()", f"return {made}")
+    head = ["def read(data, position, most):", "    end = len(data)", "    tags = 0"]
+    if any("view[" in line for line in code.lines):
+        head.append("    view = memoryview(data)")
     return _compile(kind, f"reader {version}", code, head)  # type: ignore[no-any-return]
 
 
