@@ -1,18 +1,16 @@
 """Readers and writers of Kafka messages, compiled from the layouts of their classes (``fields``).
 
 ``codec`` makes the functions of a message. The code for a version is written and compiled when the
-version is first used, as ``dataclasses`` does it: a message has one reader and one writer per
-version. Nested structs are loops inside that function, and neighbouring fixed-size fields are one
-call of ``struct``, with the length of what follows in the same call. No field is looked up in a
-table while a request is read.
+version is first used: a message has one reader and one writer per version. Nested structs are loops
+inside that function, and neighbouring fixed-size fields are one call of ``struct``, with the length
+of what follows in the same call.
 
 Two rules make readers safe. The position only grows, and a read beyond the end either fails or
 leaves the position beyond the end, which the last line checks; and the count of an array is
 compared with the bytes left before the first element is made.
 
-Readers of requests also check a bound on the elements of each array before the first element is
-made (``bound_of``). A nested array is counted over the whole request: the partitions of all topics.
-Tagged fields are counted likewise.
+Readers of requests also check a bound on the elements of each array (``bound_of``). A nested array
+is counted over the whole request: the partitions of all topics. Tagged fields are counted likewise.
 """
 
 import linecache
@@ -21,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from penstock.model.file_slice import Piece
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka import primitives
 from penstock.wire.kafka.fields import (
@@ -130,37 +129,32 @@ class _Reader(_Code):
         """Texts, byte strings and records: ``records`` and ``slices`` are views of the data."""
         self.length("h" if each.type == "string" else "i")
         empty, source = _FORMS.get(each.type, ("None", "data[position:stop]"))
-        is_nullable = self.version in each.nullable
-        if is_nullable:
+        self.begin_present(each, name, empty)
+        self.emit("stop = position + length" + (" - 1" if self.is_flexible else ""))
+        self.emit(f"{name} = {source}", "position = stop")
+        self.end_present(each)
+
+    def begin_present(self, each: Field, name: str, empty: str) -> None:
+        """What follows reads a value of ``length``. Null is ``empty`` if the field may be null."""
+        if self.version in each.nullable:
             self.emit(f"{name} = {empty}")
             self.emit("if length:" if self.is_flexible else "if length >= 0:")
             self.depth += 1
         else:
-            self.refuse_null(each.name)
-        self.emit("stop = position + length" + (" - 1" if self.is_flexible else ""))
-        self.emit(f"{name} = {source}", "position = stop")
-        if is_nullable:
+            self.emit("if not length:" if self.is_flexible else "if length < 0:")
+            self.emit(f'    raise absent("{each.name}")')
+
+    def end_present(self, each: Field) -> None:
+        if self.version in each.nullable:
             self.depth -= 1
-            self.refuse_negative(each.name)
-
-    def refuse_null(self, what: str) -> None:
-        self.emit("if not length:" if self.is_flexible else "if length < 0:")
-        self.emit(f'    raise absent("{what}")')
-
-    def refuse_negative(self, what: str) -> None:
-        if not self.is_flexible:
-            self.emit("elif length != -1:", f'    raise absent("{what}")')
+            if not self.is_flexible:
+                self.emit("elif length != -1:", f'    raise absent("{each.name}")')
 
     def array(self, each: Field, name: str) -> str:
         self.length("i")
         is_nullable = self.version in each.nullable
         is_table = each.type in _TABLES
-        if is_nullable:
-            self.emit(f"{name} = None")
-            self.emit("if length:" if self.is_flexible else "if length >= 0:")
-            self.depth += 1
-        else:
-            self.refuse_null(each.name)
+        self.begin_present(each, name, "None")
         count = "length - 1" if self.is_flexible else "length"
         if is_table:
             size = struct.calcsize(FIXED[each.type])
@@ -183,9 +177,7 @@ class _Reader(_Code):
             self.emit(f"{name}.append({item})")
             self.loops -= 1
             self.depth -= 1
-        if is_nullable:
-            self.depth -= 1
-            self.refuse_negative(each.name)
+        self.end_present(each)
         if is_table or self.api == "Produce":  # a tuple would be one more copy
             return name
         return f"None if {name} is None else tuple({name})" if is_nullable else f"tuple({name})"
@@ -314,6 +306,12 @@ class _Writer(_Code):
             if each.type == "uuid":
                 self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
             self.run.append((FIXED[each.type], expression))
+        elif each.type == "slices":  # not copied: the parts so far become a buffer before them
+            self.length("i", f"sum(map(len, {expression}))")
+            self.emit(
+                f"if {expression}:", '    buffers.append(b"".join(parts))', "    parts.clear()"
+            )
+            self.emit(f"    buffers += {expression}")
         else:
             self.text(each, expression)
 
@@ -423,6 +421,8 @@ def _differs(each: Field, expression: str) -> str:
 # ── Functions ────────────────────────────────────────────────────────────────────────────────
 
 T = TypeVar("T", bound=Message)
+Buffers = list[Piece]
+Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
 _NAMES: Final = {**vars(primitives), "Malformed": Malformed, "TooManyEntries": TooManyEntries}
 
 
@@ -431,10 +431,11 @@ def codec(
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
     """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
     from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message.
-    ``has_slices``: some fields are views of the buffer, so it is not copied."""
+    ``has_slices``: some fields are views of the buffer, so it is not copied. A message with slices
+    is encoded into a list, given to ``encode``, and the bytes after the last slice."""
     name = kind.__name__
     readers: dict[int, Callable[[Buffer, int, int], T]] = {}
-    writers: dict[int, Callable[[T, primitives.Add], None]] = {}
+    writers: dict[int, Write[T]] = {}
 
     def is_flexible(version: int) -> bool:
         if not first <= version <= last:
@@ -450,13 +451,13 @@ def codec(
         except BROKEN as error:
             raise malformed(name, error) from None
 
-    def encode(value: T, version: int) -> bytes:
+    def encode(value: T, version: int, buffers: Buffers | None = None) -> bytes:
         write = writers.get(version)
         if write is None:
             write = writers[version] = _writer(kind, version, is_flexible=is_flexible(version))
         parts: list[bytes | memoryview] = []
         try:
-            write(value, parts.append)
+            write(value, parts, buffers)
         except UNFIT as error:
             raise Unencodable(f"{name} version {version}: {error}") from error
         return b"".join(parts)
@@ -477,14 +478,13 @@ def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buff
     return _compile(kind, f"reader {version}", code, head)  # type: ignore[no-any-return]
 
 
-def _writer(
-    kind: type[T], version: int, *, is_flexible: bool
-) -> Callable[[T, primitives.Add], None]:
+def _writer(kind: type[T], version: int, *, is_flexible: bool) -> Write[T]:
     code = _Writer(version, is_flexible=is_flexible)
     code.is_strict = kind.__name__.endswith("Request")
     code.fields(struct_of(kind), "value")
     code.flush()
-    return _compile(kind, f"writer {version}", code, ["def write(value, add):", "    pass"])  # type: ignore[no-any-return]
+    head = ["def write(value, parts, buffers):", "    add = parts.append"]
+    return _compile(kind, f"writer {version}", code, head)  # type: ignore[no-any-return]
 
 
 def _compile(kind: type[Message], what: str, code: _Code, head: list[str]) -> Any:

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.wire.kafka.generated import consumer_protocol_assignment as wire
 from penstock.wire.kafka.malformed import Malformed
-from penstock.wire.kafka.primitives import UUID_BYTES, encode_text, encode_uvarint
+from penstock.wire.kafka.primitives import UUID_BYTES, encode_uvarint
 
 ConsumerProtocolAssignment = wire.ConsumerProtocolAssignment
 
@@ -30,8 +30,9 @@ _TOPIC_ID_HEAD = bytes((1, 0, UUID_BYTES))  # number of tagged fields, tag, size
 
 
 def encode_key(group_id: str, topic: str, partition: int) -> bytes:
-    names = (encode_text(group_id, False), encode_text(topic, False))
-    return b"".join((_KEY_HEAD, *names, _INT32.pack(partition)))
+    group, name = group_id.encode(), topic.encode()
+    lengths = (_INT16.pack(len(group)), _INT16.pack(len(name)))
+    return b"".join((_KEY_HEAD, lengths[0], group, lengths[1], name, _INT32.pack(partition)))
 
 
 def encode_value(

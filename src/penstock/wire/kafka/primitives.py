@@ -1,5 +1,4 @@
-"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields,
-and the two tagged fields by which a client finds a new leader without requesting metadata.
+"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields.
 
 flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
                       after every struct
@@ -7,12 +6,10 @@ older versions        length as i16 (strings) or i32 (everything else), −1 for
 
 unsigned varint       groups of seven bits, lowest first, at most five bytes, at most 2³¹ − 1
 tagged fields         varint count, then per field: varint tag, varint size, bytes
-current leader        tag, size = 9, leader id i32, epoch i32, 0
-node endpoints        tag, size, count + 1, then per node: id i32, host, port i32, rack, 0
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -116,38 +113,6 @@ def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
     return before, position
 
 
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
-LEADER: Final = struct.Struct(">iix")
-_LEADER_TAG = struct.Struct(">BBiix")
-
-
-# ── Writers of the hand-written codecs ───────────────────────────────────────────────────────
-
-
-def encode_count(count: int, is_compact: bool) -> bytes:
-    return UVARINT[count + 1] if is_compact else _I32.pack(count)
-
-
-def encode_text(text: str, is_compact: bool) -> bytes:
-    raw = text.encode()
-    return (UVARINT[len(raw) + 1] if is_compact else _I16.pack(len(raw))) + raw
-
-
-def encode_nullable_text(text: str | None, is_compact: bool) -> bytes:
-    if text is None:
-        return b"\x00" if is_compact else b"\xff\xff"
-    return encode_text(text, is_compact)
-
-
-def encode_topic(name: str, topic_id: bytes, *, is_id: bool, is_compact: bool) -> bytes:
-    if not is_id:
-        return encode_text(name, is_compact)
-    if len(topic_id) != UUID_BYTES:
-        raise not_uuid("topic_id")
-    return topic_id
-
-
 class Leader(Message, frozen=True, gc=False):
     leader_id: Annotated[int, "int32", "0+"] = -1
     epoch: Annotated[int, "int32", "0+"] = -1
@@ -158,24 +123,6 @@ class NodeEndpoint(Message, frozen=True, gc=False):
     host: Annotated[str, "string", "0+"] = ""
     port: Annotated[int, "int32", "0+"] = 0
     rack: Annotated[str | None, "string", "0+", "null 0+"] = None
-
-
-def encode_leader_tag(tag: int, leader: Leader) -> bytes:
-    return _LEADER_TAG.pack(tag, LEADER.size, leader.leader_id, leader.epoch)
-
-
-def encode_endpoints_tag(tag: int, endpoints: Sequence[NodeEndpoint]) -> bytes:
-    parts = [UVARINT[len(endpoints) + 1]]
-    for each in endpoints:
-        parts += (_I32.pack(each.node_id), encode_text(each.host, True), _I32.pack(each.port))
-        parts += (encode_nullable_text(each.rack, True), b"\x00")
-    body = b"".join(parts)
-    return UVARINT[tag] + UVARINT[len(body)] + body
-
-
-def encode_tags(tags: Sequence[bytes]) -> bytes:
-    """Return a section of encoded fields, each with its tag and size."""
-    return UVARINT[len(tags)] + b"".join(tags)
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,12 @@ from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
+from penstock.wire.kafka.fetch import (
+    AcquiredRange,
+    ShareFetchReply,
+    SharePartitionReply,
+    ShareTopicReply,
+)
 from penstock.wire.kafka.generated import share_fetch as wire
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
@@ -328,7 +333,7 @@ async def _reply(
                     one.code,
                     ack_code,
                     one.batches,
-                    ranges(one.picks, batch_size),
+                    [AcquiredRange(*each) for each in ranges(one.picks, batch_size)],
                     error_message=one.code.message or None,
                     acknowledge_error_message=ack_code.message or None,
                 )
