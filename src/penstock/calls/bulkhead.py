@@ -130,8 +130,7 @@ class CalleeRefused(CalleeUnavailable):
 
 
 class Bulkhead:
-    """The calls to one callee. Use ``call``, or its steps: ``enter`` (or ``park``), then ``left``
-    or ``failed``."""
+    """Use ``call``, or its steps: ``enter`` (or ``park``), then ``left`` or ``failed``."""
 
     def __init__(
         self,
@@ -182,8 +181,7 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """Return whether the last call failed. A call should not be parked then: it may be the
-        probe that decides whether the circuit breaker closes."""
+        """A call should not be parked then: it may be the probe that closes the breaker."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)

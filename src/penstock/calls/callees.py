@@ -39,8 +39,7 @@ class Callees:
         metadata_deadline_ms: int = METADATA_DEADLINE_MS,
         own_account: str | None = None,
     ) -> None:
-        """``own_account``: account of the node's own tenant; every other tenant may use a part of
-        each limit."""
+        """``own_account``: every tenant but this one may use only a part of each limit."""
         self._clock = clock
         self._own_account = own_account
         self._backend_calls_max = backend_calls_max
@@ -102,8 +101,7 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """Make a call. If the last call failed, this one does not wait at the broker: it may be the
-    probe that decides whether the circuit breaker closes."""
+    """After a failure a call does not wait at the broker: it may be the probe."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0
@@ -132,8 +130,7 @@ class BrokerWrapper:
 
 
 class GuardedBroker(BrokerWrapper):
-    """The broker of this node behind its bulkhead. Calls that wait for the metadata store use the
-    bulkhead of the metadata."""
+    """The broker of this node behind its bulkhead, or behind that of the metadata."""
 
     def __init__(self, broker: BrokerPort, own: Bulkhead, metadata: Bulkhead) -> None:
         super().__init__(broker)

@@ -56,8 +56,7 @@ class TopicCall(BrokerCall[Reply], Generic[Reply], frozen=True):
 
 
 class LeadersCall(TopicCall[Reply], Generic[Reply], frozen=True):
-    """A call that every leader of the topic serves for the partitions it leads. The table has the
-    function that joins their replies."""
+    """A call that every leader of the topic serves for the partitions it leads."""
 
     # Partitions and epochs that the reply must cover, filled in for each node: a broker that does
     # not lead one of them raises NotLeader.
@@ -81,7 +80,6 @@ class BrokerPort(Calls, Protocol):
 
     def moves(self, source_arn: str) -> Sequence[MoveTask]:
         """Return the move tasks of a queue, newest first, with a bounded number of ended ones."""
-        ...
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
 
@@ -90,22 +88,19 @@ class BrokerPort(Calls, Protocol):
     ) -> Callable[[], None]:
         """Call ``listener`` whenever the start or end offsets of a partition change. Returns the
         function that removes the listener. An earlier call must have opened the partition."""
-        ...
 
     def on_available(
         self, share: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
         """Call ``listener`` whenever ``Acquire`` may return records again: after new records, a
         release or an expired lease. Returns the function that removes the listener."""
-        ...
 
 
 # ── Queues ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Append(PartitionCall[Sequence[Appended]], frozen=True):
-    """Append messages. The reply comes when they are as durable as the topic is configured, as for
-    Ack, Extend and Purge."""
+    """Replies when the messages are durable, as Ack, Extend and Purge do."""
 
     messages: Sequence[Message]
 
@@ -190,8 +185,7 @@ class AppendBatches(PartitionCall[BatchAppended], frozen=True):
 
 
 class AppendMarker(PartitionCall[None], frozen=True):
-    """End a transaction in a partition; returns once that is committed. Idempotent. Raises
-    ProducerRefused for a marker of an older epoch."""
+    """End a transaction in a partition. Raises ProducerRefused for an older epoch."""
 
     marker: Marker
 
@@ -284,8 +278,7 @@ class Finish(PartitionCall[Results], frozen=True):
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share. Only a lease that still runs is extended, whatever ``is_strict``
-    says. Results: None or NotLeased."""
+    """Extend leases of a share that still run. Results: None or NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):

@@ -86,8 +86,7 @@ def split_share(name: str) -> tuple[str, str] | None:
 
 
 def is_bookkeeping_group(group: str) -> bool:
-    """Return whether a group belongs to a pipeline job. Its offsets are not those of a reader, so
-    it has no lag."""
+    """Return whether a pipeline job owns the group, which then has no lag."""
     return _BOOKKEEPING_GROUP.match(group) is not None
 
 

@@ -77,8 +77,7 @@ def share_of(bound: int, percent: float) -> int:
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return the quota of a tenant, or NO_LIMIT. ``bound``: the limit of all tenants. An account
-    without a tenant (authentication is off) has no quotas."""
+    """``bound``: the limit of all tenants. An account without a tenant has no quotas."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)

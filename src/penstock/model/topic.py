@@ -101,8 +101,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         return queue_arn(self.account, self.region, self.name)
 
     def may_pass_messages_to(self, other: "Topic") -> bool:
-        """Return whether the server may move messages from this queue to ``other``: a queue that
-        takes messages, of the same tenant, region and kind."""
+        """Whether it takes messages and has the same tenant, region and kind."""
         return (
             other.is_queue
             and not other.is_share
@@ -203,8 +202,7 @@ def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
 
 
 def partition_of_group(group: str, partition_count: int) -> int:
-    """Return the partition of a message group. The hash must never change: the messages of a group
-    in a FIFO queue on disk must stay in one partition."""
+    """The hash must never change: messages on disk must stay in their partition."""
     return crc32(group.encode()) % partition_count if partition_count > 1 else 0
 
 

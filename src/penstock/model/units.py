@@ -45,8 +45,7 @@ SIZE: Final = Kind(
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value in milliseconds or bytes; a number without a unit counts ``base`` of them.
-    None if the text is not of this kind."""
+    """A number without a unit counts ``base``. None if the text is not of this kind."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None

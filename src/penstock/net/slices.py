@@ -85,8 +85,7 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """Whether the request has used several slices. One is no sign of long work, because the
-        time in which a request waits, for example for a disk, counts too."""
+        """One slice is no sign of long work: the time in which a request waits counts too."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:

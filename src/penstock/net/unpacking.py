@@ -19,8 +19,7 @@ THREADS_MAX: Final = 2
 
 
 def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
-    """Return the records of a batch; None if that would take more than about a millisecond. Raises
-    MalformedBatch."""
+    """None if that would take more than about a millisecond. Raises MalformedBatch."""
     if header.codec == Codec.NONE:
         return records_blob(batch, header)
     if len(batch) > QUICK_PACKED_BYTES_MAX:
@@ -34,8 +33,7 @@ def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
 async def unpacked(
     batch: bytes, header: BatchHeader, *, tenant: str, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Return the records of a batch. Raises MalformedBatch, or TooLarge for more than ``bytes_max``
-    bytes."""
+    """Raises MalformedBatch, or TooLarge for more than ``bytes_max`` bytes."""
     blob = unpacked_now(batch, header)
     if blob is not None:
         if len(blob) > bytes_max:

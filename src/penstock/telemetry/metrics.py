@@ -130,8 +130,7 @@ class Meter:
     # ── Rendering: at a scrape ───────────────────────────────────────────────────────────────
 
     def register_collector(self, collector: Collector) -> None:
-        """Add a function that each scrape calls for gauges: pairs of a declared family and a
-        sample, for example ``(families.DISK_FREE, ((), 12345))``."""
+        """Each scrape calls it for gauges: ``(families.DISK_FREE, ((), 12345))``."""
         self._collectors.append(collector)
 
     def register_histogram(

@@ -36,8 +36,7 @@ def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
 
 
 class NodeCertificates:
-    """Two contexts of the same files. ``renew`` loads changed files into both; open connections
-    keep the old certificate. Unusable files are rejected, and the old ones stay in use."""
+    """Two contexts of the same files; see ``net.tls.Certificates``."""
 
     def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
         """Raises CertificateUnusable."""

@@ -251,8 +251,7 @@ class InternalClient:
         tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """``node_id``: the expected id of the other node, if known; the certificate of that node
-        needs no host name."""
+        """``node_id``: the expected id of the other node. Its certificate needs no host name."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
         self.end = end

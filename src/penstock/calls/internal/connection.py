@@ -131,8 +131,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     @abstractmethod
     def arrived(self, header: Header, payload: memoryview) -> None:
-        """Handle a frame after the hello. The payload is valid until this returns. Raises
-        MalformedFrame."""
+        """Handle a frame. The payload is valid until this returns. Raises MalformedFrame."""
 
     @abstractmethod
     def expire(self, now: float) -> bool:
@@ -215,8 +214,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Return True if both ends have proved the secret. Reply to a valid first hello and return
-        False. Raises HelloRefused."""
+        """Reply to a valid first hello and return False. Raises HelloRefused."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")

@@ -60,8 +60,7 @@ class BrokerService:
         led: Led = lambda _topic, _partition: None,
         catch_up_seconds: float = CATCH_UP_SECONDS,
     ) -> None:
-        """``led``: returns node and epoch of a leader, as far as this node knows. Used for epochs
-        only: the broker itself knows whether this node leads."""
+        """``led``: the known node and epoch of a leader, used for epochs only."""
         self._broker = broker
         self._catalog = catalog
         self._node = node
@@ -93,8 +92,7 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait until the catalog has the caller's version of the topic. After the time is over an
-        older version is used."""
+        """Wait for the caller's version of the topic; after a while an older one is used."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:

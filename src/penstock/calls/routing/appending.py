@@ -33,8 +33,7 @@ class Appending:
         )
 
     async def attempt(self, call: Append) -> Sequence[Appended]:
-        """Try once to append: at a partition of this node, else at the partition of the call or the
-        next one whose leader is reachable."""
+        """Append at this node, else at the partition of the call or the next one with a leader."""
         topic, count, leaders = call.topic, call.topic.partition_count, self._leaders
         here = self._here(call)
         if here is not None:

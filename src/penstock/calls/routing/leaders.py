@@ -51,24 +51,18 @@ class Routes(Protocol):
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
         """Return the node and the epoch; None if there is no leader, or it is not known."""
-        ...
 
     def leaders(self, topic: Topic) -> Mapping[int, int]:
         """Return the node of each partition that has a leader."""
-        ...
 
     def nodes(self) -> Sequence[int]:
         """Return all nodes that are alive, this one included."""
-        ...
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change, or until the time is over. A change after the call of this
-        method is not missed."""
-        ...
+        """Wait for the next change. A change after the call of this method is not missed."""
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
         """Note what another node reports of ``topic id/partition``, if its epoch is later."""
-        ...
 
 
 # The node and the epoch that lead each partition.
@@ -120,8 +114,7 @@ class Leaders:
     # ── Retries ──────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, call: C, attempt: Callable[[C], Coroutine[Any, Any, R]]) -> R:
-        """Return the reply of the first attempt that does not raise AttemptFailed. Raises the error
-        of the last attempt when the time is over."""
+        """Raises the error of the last attempt when the time is over."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -133,8 +126,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """Return the reply of the leader of a partition, as ``retry`` does. On the path of every
-        message, so in one coroutine."""
+        """As ``retry`` does. On the path of every message, so in one coroutine."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -152,8 +144,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes, or for a while that grows. Raises the last error when the
-        time is over."""
+        """Wait until a leader changes. Raises the last error when the time is over."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
@@ -173,8 +164,7 @@ class Leaders:
     def failed(
         self, error: PenstockError, node: int, call: BrokerCall[R], topic: Topic, tried: Led
     ) -> AttemptFailed:
-        """Return the exception for a call that may be retried; raise the error otherwise. To be
-        called in the handler of the error."""
+        """Return the exception for a call that may be retried; raise the error otherwise."""
         if isinstance(error, NotLeader):
             self.note(error)
         elif isinstance(error, CalleeRefused) and node != self.own_node:
@@ -239,8 +229,7 @@ class LeaderChanges:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, topic: Topic, listener: Listener) -> Remove:
-        """Call ``listener`` when the leader or the epoch of a partition changes. Returns the
-        function that removes the listener."""
+        """Call ``listener`` when a leader or an epoch changes. Returns its removal."""
         watched = self._topics.get(topic.topic_id)
         if watched is None:
             watched = self._topics[topic.topic_id] = _Watched(topic, self._look(topic))

@@ -52,8 +52,7 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """``is_open``: requests are served without authentication. ``external_url``: the host of
-        this URL is served too. ``acts_on_get``: a GET can change something."""
+        """``is_open``: without authentication. ``acts_on_get``: a GET can change something."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""

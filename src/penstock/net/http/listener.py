@@ -75,8 +75,7 @@ class HttpConfig:
 
 
 class HttpListener(Listener):
-    """Listens on one address. ``handle`` is called once per request, in a task that is cancelled
-    when the client disconnects."""
+    """``handle`` runs in a task that is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -465,8 +464,7 @@ class _HttpConnection(Connection):
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error and end the connection. Later bytes are ignored, so that a second request
-        hidden after a malformed first one is never executed."""
+        """Later bytes are ignored: no request hidden after a malformed one is executed."""
         if self._phase == LINGERING or self._transport.is_closing():
             return
         if self._task is not None:

@@ -120,8 +120,7 @@ class KafkaClient:
         timeout_s: float = 30.0,
         client_id: str = "penstock",
     ) -> None:
-        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError for an
-        invalid address and SecurityInvalid for unusable files."""
+        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError."""
         security = security or Security()
         tls = security.tls_context() if security.is_tls else None
         self._dialling = Dialling(security, tls, timeout_s, client_id)
@@ -156,8 +155,7 @@ class KafkaClient:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> Any:
-        """Send a request once, to any node or to ``node``, and return the decoded reply.
-        ``version_max``: for requests that have another form in newer versions."""
+        """Send a request once, to any node or to ``node``, and return the decoded reply."""
         at = self._any() if node is None else self._nodes[node]
         return at.call(key, request, wait_s=wait_s, version_max=version_max)
 

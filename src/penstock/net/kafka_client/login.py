@@ -97,8 +97,7 @@ class Security:
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Return the security of Kafka client properties. Others are ignored, but an unsupported
-    security property raises SecurityInvalid."""
+    """Raises SecurityInvalid for an unsupported security property; others are ignored."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")

@@ -60,8 +60,7 @@ class KafkaNode:
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
     ) -> Any:
-        """Return the decoded reply. ``wait_s``: how long the server may hold the request. Raises
-        KafkaTrouble."""
+        """``wait_s``: how long the server may hold the request. Raises KafkaTrouble."""
         self.open()
         timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
         return self._ask(key, request, timeout_s, version_max)
@@ -139,8 +138,7 @@ class KafkaNode:
         }
 
     def _is_dead(self) -> bool:
-        """Return whether the server has closed the connection: it sends nothing else between two
-        requests, except for messages of TLS itself."""
+        """The server sends nothing between two requests, except for messages of TLS itself."""
         assert self._socket is not None
         try:
             self._socket.setblocking(False)

@@ -105,8 +105,7 @@ def read_attributes(
 
 
 def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Attribute | None:
-    """Return the only system attribute that can be sent. Its MD5 is ``md5_of_attributes`` of a map
-    with only ``AWSTraceHeader``."""
+    """Return the only system attribute that can be sent."""
     if not values:
         return None
     for name in values:
@@ -119,8 +118,7 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
 
 
 def trace_of_request(header: str | None) -> str | None:
-    """Return the trace of messages from the ``X-Amzn-Trace-Id`` header of their request. An invalid
-    value is ignored, not rejected, because tracing must not break sending."""
+    """An invalid ``X-Amzn-Trace-Id`` is ignored: tracing must not break sending."""
     if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
         return None
     return header if header.isascii() and header.isprintable() else None

@@ -228,8 +228,7 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 
 
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
-    """Return the fault for ``error``. With ``receipt``, the handle that the client sent, errors
-    about receipts name the handle as SQS does."""
+    """``receipt``: the handle that the client sent, which errors about receipts name."""
     if isinstance(error, errors.Throttled):
         retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
         return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)

@@ -18,8 +18,7 @@ _ASCII: Final = re.compile("([\x00-\x7f]+)")
 
 
 def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
-    """Return names and values of a query string. ``errors``: how to handle escapes that are not
-    UTF-8, as for ``bytes.decode``."""
+    """``errors``: how to handle escapes that are not UTF-8, as for ``bytes.decode``."""
     pairs = []
     for pair in text.split("&"):
         if pair:
@@ -29,8 +28,7 @@ def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
 
 
 def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
-    """Return names and values of a form body. Yields None after every few milliseconds of work.
-    Raises ValueError if the body is not UTF-8."""
+    """Yields None after every few milliseconds. Raises ValueError if it is not UTF-8."""
     if not body.isascii():
         body.decode()  # before its escapes, which must be UTF-8 by themselves
     pairs = []

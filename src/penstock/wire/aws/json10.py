@@ -66,8 +66,7 @@ def unknown_operation(target: str) -> Fault:
 
 
 def decode(operation: Operation, body: bytes) -> Request:
-    """Return the typed request in ``body``; an empty body is an empty object. Raises a
-    SerializationException fault that states what is wrong and where."""
+    """An empty body is an empty object. Raises SerializationException."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
     except _UNREADABLE as error:
@@ -130,16 +129,14 @@ def decode_large(body: bytes, token: str) -> Steps:
 
 
 def check_large(body: bytes) -> Generator[None, None, None]:
-    """Raise SerializationException if the body has more strings or more bytes outside of strings
-    than are decoded in one step."""
+    """Raise SerializationException for a body with too many strings or too much structure."""
     masked = yield from _masked(body)
     yield None
     _long_strings(masked)
 
 
 def _masked(body: bytes) -> Generator[None, None, bytes]:
-    r"""Return the body with ``\\`` and ``\"`` blanked, so that every remaining quote begins or ends
-    a string. The length stays the same."""
+    r"""Blank ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
     pieces: list[bytes] = []
     start, total, quotes = 0, len(body), 0
     while start < total:

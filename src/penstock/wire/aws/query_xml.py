@@ -86,8 +86,7 @@ _ENTRY_NAMES: Mapping[type[Shape], str] = {
 
 
 def singular(wire_name: str, element: type | None = None) -> str:
-    """Return the name of one element of the list or map ``wire_name``. A list of batch entries uses
-    the name of its entries."""
+    """A list of batch entries uses the name of its entries."""
     name = _SINGULARS.get(wire_name)
     if name is not None:
         return name

@@ -53,8 +53,7 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class SignedHeaders(tuple[str, ...]):
-    """The names of signed headers, with precomputed parts of the signed text: similar requests
-    share one instance and differ only in the values."""
+    """Names of signed headers, with precomputed parts of the signed text; requests share them."""
 
     def __init__(self, _names: Iterable[str]) -> None:
         self.has_host = "host" in self
@@ -88,8 +87,7 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialScope | None:
-    """Return the scope of a request; None if it has no such signature. ``fields`` are those of the
-    query string, where a presigned URL has its signature."""
+    """None if there is no such signature. A presigned URL has its signature in ``fields``."""
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:

@@ -148,8 +148,7 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters as they may be recorded: values cut, probable secrets hidden, empty values
-    left out."""
+    """Return parameters as recorded: values cut, probable secrets hidden, empty ones left out."""
     return _redacted(params, levels=2)
 
 

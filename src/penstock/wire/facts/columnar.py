@@ -50,8 +50,7 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """``nothing``: the empty value of each column that a record may lack; other columns must be
-        in every record."""
+        """``nothing``: the empty value of each column that a record may lack."""
         self._noun = noun
         self._version = version
         self._nothing = nothing

@@ -107,4 +107,3 @@ class Caller(Protocol):
         """Raises the error of the other side; Unreachable, OutcomeUnknown or DeadlineExceeded
         without a reply; Throttled if too many calls to that node wait. A call that is cancelled
         here is cancelled there."""
-        ...

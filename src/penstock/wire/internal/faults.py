@@ -99,8 +99,7 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """Return the error to raise. ``more``: classes that only some calls raise, by their names.
-    Raises MalformedFrame."""
+    """``more``: classes that only some calls raise, by name. Raises MalformedFrame."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

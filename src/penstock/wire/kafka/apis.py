@@ -31,8 +31,7 @@ _BY_HAND: Mapping[int, str] = {
 
 
 class Codec(NamedTuple):
-    """The four functions of an API, with the type of all messages; importers of the codec's module
-    know the exact message classes."""
+    """Importers of the codec's module know the exact message classes."""
 
     decode_request: Callable[[Buffer, int, int], Message]
     encode_response: Callable[[Any, int], bytes]

@@ -145,8 +145,7 @@ decode_fetch_response, _encode_response = codec(
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """Return the body as buffers in the order of writing, and their total size. The buffers of
-    ``records`` are in the list themselves."""
+    """Return the buffers in the order of writing, with those of records, and their size."""
     buffers: list[Piece] = []
     buffers.append(_encode_response(value, version, buffers))
     return buffers, sum(map(len, buffers))

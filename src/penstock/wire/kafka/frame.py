@@ -39,8 +39,7 @@ class RequestHeader(NamedTuple):
 
 
 class UnknownApi(UnsupportedVersion):
-    """An API key that is not served, or a version of it. No reply would be readable for the client,
-    so the connection is closed."""
+    """No reply would be readable for the client, so the connection is closed."""
 
     def __init__(self, api_key: int, version: int) -> None:
         api = APIS.get(api_key)
@@ -49,8 +48,7 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """Return the header of a frame (without its length). ApiVersions is accepted in any version:
-    see ``is_unknown_api_versions``."""
+    """ApiVersions is accepted in any version: see ``is_unknown_api_versions``."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)

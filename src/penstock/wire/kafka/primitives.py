@@ -49,8 +49,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 class _Uvarints(dict[int, bytes]):
-    """A table of small numbers that computes others: one subscript for both, and no call of a
-    Python function for the usual ones."""
+    """One subscript for all numbers, and no call of a Python function for the usual ones."""
 
     def __missing__(self, value: int) -> bytes:
         return encode_uvarint(value)
@@ -77,8 +76,7 @@ INT64S: Final = _Ints("q")
 
 
 def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the value at ``position`` and the position after it. Callers handle the IndexError at
-    the end of the data."""
+    """Return the value and the position after it. Callers handle the IndexError at the end."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1

@@ -98,8 +98,7 @@ def invented(
 
 
 def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
-    """Choose one of ``counts`` by its weight. One user more or less changes the choice for few
-    values of ``drawn``, because these are scaled to the sum of the weights."""
+    """By weight. One user more or less changes the choice for few values of ``drawn``."""
     at = scaled(drawn, sum(counts.values()))
     for iterations in sorted(counts):
         at -= counts[iterations]
@@ -175,8 +174,7 @@ class ScramExchange:
         return self._server_first.encode()
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
-        """Return the server's last message, if the proof was made with the password of
-        ``credential``. Raises ScramRefused."""
+        """Return the server's last message, if the proof fits. Raises ScramRefused."""
         if self._is_over:
             raise ScramRefused("the exchange is over")
         self._is_over = True
