@@ -227,7 +227,6 @@ class Bulkhead:
     # ── Its steps ────────────────────────────────────────────────────────────────────────────
 
     def enter(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> int:
-        """Return the number of a new call. Raises if the call must not be made."""
         if self.in_use >= self._room:
             self._admit(topic, partition)
         self.in_use += 1
@@ -250,7 +249,6 @@ class Bulkhead:
         return number
 
     def left(self, number: int) -> None:
-        """Note that the callee has replied."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)
@@ -400,7 +398,6 @@ class Bulkhead:
         self._has_failed = bool(self._failing)
 
     def _forget_failing(self) -> None:
-        """Drop old entries: a deleted topic is never called again."""
         since_ms = self._clock.mono_ms() - FAILING_MS_MAX
         self._failing = {k: one for k, one in self._failing.items() if one.failed_at_ms > since_ms}
 

@@ -54,7 +54,6 @@ class Callees:
         return self._bulkhead(f"backend:{node}", self._backend_calls_max)
 
     def remote(self, node: str) -> Bulkhead:
-        """The bulkhead of another node of the cluster, for the partitions it leads."""
         return self._bulkhead(f"remote:{node}", self._backend_calls_max, **_CONNECTION)
 
     # Coordinators write to logs as backends do, and have the same deadline.

@@ -78,8 +78,6 @@ _Hosts = dict[str, int]  # number of rules by host: an address can be written in
 
 
 class Acl(msgspec.Struct, frozen=True):
-    """One rule, in the protocol's numbers."""
-
     resource_type: int
     resource_name: str
     pattern_type: int
@@ -129,8 +127,6 @@ class _Patterns:
 
 
 class AclIndex:
-    """The rules of one tenant."""
-
     __slots__ = ("_patterns", "_rules")
 
     def __init__(self) -> None:

@@ -47,7 +47,6 @@ class BrokerCall(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
     wait_ms: ClassVar[int] = 0  # how long the call may wait at the broker for messages
 
     def at_once(self) -> Self:
-        """Return the call without its wait."""
         return self
 
 
@@ -64,8 +63,6 @@ class LeadersCall(TopicCall[Reply], Generic[Reply], frozen=True):
 
 
 class PartitionCall(TopicCall[Reply], Generic[Reply], frozen=True):
-    """A call that the leader of one partition serves."""
-
     partition: int  # type: ignore[misc]
 
 
@@ -74,8 +71,6 @@ class Calls(Protocol):
 
 
 class BrokerPort(Calls, Protocol):
-    """One broker, or the brokers of all nodes."""
-
     # Served from memory, which is the same on every node:
 
     def moves(self, source_arn: str) -> Sequence[MoveTask]:

@@ -8,7 +8,6 @@ class PenstockError(Exception):
 
 
 def client_text(error: PenstockError) -> str:
-    """Return the text for clients, without addresses of nodes."""
     return error.public or str(error)
 
 

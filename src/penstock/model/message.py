@@ -48,8 +48,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One record leased to one consumer."""
-
     partition: int
     record: Record
     lease_seq: int  # distinguishes the leases of a record

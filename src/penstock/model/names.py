@@ -80,7 +80,6 @@ def share_name(topic: str, group: str) -> str:
 
 
 def split_share(name: str) -> tuple[str, str] | None:
-    """Return the topic and the group of a share; None for any other name."""
     topic, mark, group = name.partition(SHARE_MARK)
     return (topic, unquote(group)) if mark else None
 
@@ -95,7 +94,6 @@ def is_internal(name: str) -> bool:
 
 
 def is_for_operators(name: str) -> bool:
-    """Return whether only operators may see and write a topic of this name."""
     return name in INTERNAL_NAMES or name in OPERATOR_NAMES
 
 
@@ -124,7 +122,6 @@ def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
 
 
 def split_scoped(scoped: str, *, own_account: str) -> tuple[str, str]:
-    """Return the account and the id as the client knows it."""
     if not _has_account(scoped):
         return own_account, scoped
     return scoped[:_ACCOUNT_CHARS], scoped[PREFIX_CHARS:]

@@ -55,8 +55,6 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """The end of one transaction in one partition."""
-
     producer_id: int
     producer_epoch: int
     is_commit: bool

@@ -58,8 +58,6 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SkippedRow(msgspec.Struct, frozen=True):
-    """A row of a coordinator's topic that an operator has skipped."""
-
     partition: int
     offset: int
     digest: str  # of the row, so that another row at this offset is not skipped
@@ -141,7 +139,6 @@ class Obstacles(msgspec.Struct, frozen=True):
 
 
 def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
-    """Return the obstacles of several partitions or nodes as those of one queue."""
     return _sum(
         Obstacles,
         parts,
@@ -154,7 +151,6 @@ def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
 
 
 def worst_locks(locks: Iterable[GroupLock]) -> list[GroupLock]:
-    """Return the locks that most messages wait for, the worst first."""
     return nsmallest(
         LOCKS_SHOWN_MAX, locks, key=lambda lock: (-lock.blocked, lock.partition, lock.offset)
     )
@@ -188,7 +184,6 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
-    """Return the counts of several nodes as those of one queue."""
     if len(parts) == 1:
         return parts[0]
     found = [each.obstacles for each in parts if each.obstacles is not None]

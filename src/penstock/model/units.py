@@ -66,7 +66,6 @@ def written(value: int, kind: Kind) -> str:
 
 
 def misfit(text: str, value: float, kind: Kind, low: int | None, high: int | None) -> str | None:
-    """Return the reason why a value is out of range, or None."""
     if low is not None and value < low:
         return f"{text} is {kind.below}: at least {written(low, kind)}"
     if high is not None and value > high:

@@ -24,8 +24,6 @@ Collector = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
 class Histogram:
-    """Observations of one series, one count per bucket."""
-
     __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:

@@ -28,7 +28,6 @@ def names_in(certificate: Certificate) -> frozenset[str]:
 
 
 def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
-    """The usual ``PeerCheck``."""
     if not certificate:
         raise HelloRefused(f"Node {node_id} showed no certificate.")
     if node_id not in names_in(certificate):
@@ -39,7 +38,6 @@ class NodeCertificates:
     """Two contexts of the same files; see ``net.tls.Certificates``."""
 
     def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
-        """Raises CertificateUnusable."""
         self._files = (certificate, key, ca)
         self._listening = Certificates(TlsFiles(certificate, key, ca))
         self.listening = self._listening.context
@@ -54,7 +52,6 @@ class NodeCertificates:
         return self._listening.expires_at_ms
 
     def renew(self) -> bool:
-        """Load files that have changed; see ``net.tls.Certificates``."""
         is_changed = self._listening.renew()
         if is_changed:
             self._load_calling()

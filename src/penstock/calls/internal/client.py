@@ -45,8 +45,6 @@ class _Waiting(NamedTuple):
 
 
 class _Calling(NodeConnection):
-    """The calling end of a connection."""
-
     side = Side.CALLER
 
     def __init__(self, client: "InternalClient") -> None:
@@ -142,7 +140,6 @@ class _Calling(NodeConnection):
         )
 
     async def _wait(self, deadline: float, size: int) -> None:
-        """Wait until a call in progress ends, or the peer reads."""
         if len(self._waiting) >= self._config.waiting_max:
             raise Throttled(f"Too many calls wait for {self._client.place}.")
         room: asyncio.Future[None] = self._loop.create_future()
@@ -162,7 +159,6 @@ class _Calling(NodeConnection):
         self._admitted_bytes -= size
 
     def _admit(self) -> None:
-        """Admit as many waiting calls as there is room for."""
         waiting = self._waiting
         while waiting and self._has_room:
             one = waiting.popleft()
@@ -239,8 +235,6 @@ _PING = encode(Nothing())
 
 
 class InternalClient:
-    """A ``Caller`` of one node."""
-
     def __init__(
         self,
         host: str,

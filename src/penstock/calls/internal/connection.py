@@ -240,7 +240,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         """Raises HelloRefused, which is sent to the other side."""
 
     def refuse(self, error: HelloRefused) -> None:
-        """Send the reason before the connection is closed."""
         payload = encode_failure(error)
         header = pack_header(VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload))
         self._transport.write(header + payload)
@@ -281,7 +280,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return len(payload) <= self._payload_bytes_max
 
     def has_write_room(self, ahead_bytes: int = 0) -> bool:
-        """Return whether ``ahead_bytes`` more may be sent."""
         return (
             self._stalled_since is None
             and self._parts_bytes + ahead_bytes <= self._config.write_bytes_high
@@ -326,7 +324,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self.arm()
 
     def check_deadline(self, now: float) -> None:
-        """Close the connection if it is silent, stalled or too slow."""
         config = self._config
         if self.other is None:
             if now - self._opened_at > config.hello_seconds_max:

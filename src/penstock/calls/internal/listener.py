@@ -209,5 +209,4 @@ class _Served(NodeConnection):
             self._close_soon()
 
     def _close_soon(self) -> None:
-        """Close after the frames of this turn are written."""
         self._loop.call_soon(self._transport.close)

@@ -190,8 +190,6 @@ class Watches(Generic[K]):
 
 
 class _Watched(Generic[K]):
-    """The listeners on one topic."""
-
     def __init__(self, topic: Topic, wait: Wait[K], unknown: K) -> None:
         self._topic = topic
         self._wait = wait

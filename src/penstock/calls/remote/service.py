@@ -121,7 +121,6 @@ class BrokerService:
                     heard.set_result(None)
 
     def _check(self, topic: Topic, partition: int, epoch: int = wire.ANY_EPOCH) -> None:
-        """Check that the partition exists and that ``epoch`` is its current one."""
         if not 0 <= partition < topic.partition_count and not self._is_added(topic, partition):
             raise TopicNotFound(topic.name)
         led = None if epoch == wire.ANY_EPOCH else self._led(topic, partition)
@@ -169,7 +168,6 @@ class BrokerService:
                 self._leased.popitem(last=False)
 
     async def _give_back(self, request: wire.GiveBack, _caller: CallerInfo) -> Nothing:
-        """Release the leases of a call whose reply was lost."""
         key = (request.session, request.ticket)
         in_progress = self._leasing.get(key)
         if in_progress is not None:
@@ -211,7 +209,6 @@ _LIMITS: Final[dict[type[BrokerCall[Any]], Callable[[Any], BrokerCall[Any]]]] = 
 
 
 def _claims_of(call: BrokerCall[Any], reply: Any) -> Sequence[Claim]:
-    """Return what a Lease or an Acquire has leased."""
     if isinstance(call, Acquire):
         return [Claim(call.partition, offset, lease_seq) for offset, lease_seq, _ in reply.picks]
     deliveries: Sequence[Delivery] = reply
@@ -363,7 +360,6 @@ class RemoteListeners:
 
 
 async def _is_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most for a number of seconds."""
     if not event.is_set() and seconds > 0:
         try:
             async with asyncio.timeout(seconds):

@@ -64,7 +64,6 @@ class Appending:
         raise AttemptFailed(last, topic, tried)
 
     def _here(self, call: Append) -> int | None:
-        """Return a partition that this node leads."""
         led = self._leaders.routes.leader(call.topic, call.partition)
         if led is not None and led[0] == self._leaders.own_node:
             return call.partition
@@ -85,7 +84,6 @@ class LocalPartitions:
     """The partitions of standard queues that this node leads, in turn."""
 
     def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
-        """``now``: seconds of a monotonic clock."""
         self._own = own_node
         self._leader = routes.leader
         self._now = now
@@ -93,7 +91,6 @@ class LocalPartitions:
         self._refused: dict[str, float] = {}  # end of the pause, by topic
 
     def partition(self, topic: Topic) -> int | None:
-        """Return the next partition to use, or None."""
         topic_id = topic.topic_id
         if self._refused and not self._is_willing(topic_id):
             return None
@@ -111,7 +108,6 @@ class LocalPartitions:
         return None
 
     def refused(self, topic: Topic) -> None:
-        """Note that a partition of the topic has rejected a message."""
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
         self._refused[topic.topic_id] = self._now() + REFUSED_SECONDS

@@ -103,7 +103,6 @@ class Leaders:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def broker(self, node: int) -> BrokerPort:
-        """Return the broker of a node. Raises Unreachable."""
         return self.local if node == self.own_node else self._remote(node)
 
     def send(self, node: int, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
@@ -214,8 +213,6 @@ def place_of(topic: Topic, partition: int) -> str:
 
 
 class _Watched:
-    """A topic with listeners."""
-
     def __init__(self, topic: Topic, seen: _Seen) -> None:
         self.topic = topic
         self.seen = seen

@@ -107,7 +107,6 @@ class Leasing:
         return await self.leaders.retry(call, attempt)
 
     def _nodes(self, topic: Topic) -> Sequence[int]:
-        """Return the nodes that lead a part of the topic, in the order of their numbers."""
         if topic.partition_count == 1:
             led = self.routes.leader(topic, 0)
             return [] if led is None else [led[0]]
@@ -199,7 +198,6 @@ class Leasing:
         return _Look(deliveries, has_reply, parked.error or look.error)
 
     def end_waits(self) -> None:
-        """End the receives that are parked at several nodes: this node is draining."""
         self.is_draining = True
         for parked in self._parked:
             parked.wake()
@@ -231,8 +229,6 @@ class Leasing:
 
 
 class _Parked:
-    """A receive that is parked at all nodes of its queue."""
-
     def __init__(self, leasing: Leasing, topic: Topic, request: LeaseRequest, until: float) -> None:
         self.has_reply = False
         self.error: PenstockError | None = None
@@ -361,7 +357,6 @@ class NodeOrder:
         self._queues: dict[str, _Queue] = {}
 
     def order(self, topic_id: str, nodes: Sequence[int], *, now_s: float) -> Sequence[int]:
-        """Return the nodes in the order to ask them."""
         if len(nodes) < 2:
             return nodes
         queue = self._queues.get(topic_id)
@@ -397,7 +392,6 @@ class NodeOrder:
 
 
 def _age_ms(deliveries: Sequence[Delivery]) -> int:
-    """Return how long the first message had waited when it was first leased."""
     if not deliveries:
         return 0
     return deliveries[0].first_leased_at_ms - deliveries[0].record.appended_at_ms

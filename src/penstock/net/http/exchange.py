@@ -47,8 +47,6 @@ class HttpReply(msgspec.Struct, gc=False):
 
 
 class Parser(Protocol):
-    """The part of httptools' parser that is used here."""
-
     def get_http_version(self) -> str: ...
     def get_method(self) -> bytes: ...
     def should_upgrade(self) -> bool: ...
@@ -128,7 +126,6 @@ def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
 
 
 def plain(status: int, message: str) -> bytes:
-    """Return a plain-text reply that ends the connection."""
     body = (message + "\n").encode("utf-8", "replace")
     return (
         f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
@@ -166,7 +163,6 @@ class PieceWriter:
             self._again = self._loop.call_soon(self.write)
 
     def stop(self) -> None:
-        """Drop the pieces that are left."""
         self._pieces.clear()
         if self._again is not None:
             self._again.cancel()

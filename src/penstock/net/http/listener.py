@@ -400,7 +400,6 @@ class _HttpConnection(Connection):
             self._next(self._keep_alive and not self._listener.is_draining)
 
     def _next(self, keep_alive: bool) -> None:
-        """Continue after a reply."""
         if not keep_alive:
             self._close()
             return

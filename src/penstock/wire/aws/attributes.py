@@ -105,7 +105,6 @@ def read_attributes(
 
 
 def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Attribute | None:
-    """Return the only system attribute that can be sent."""
     if not values:
         return None
     for name in values:
@@ -234,7 +233,6 @@ def select(
 
 
 def write_attributes(attributes: Mapping[str, Attribute]) -> dict[str, MessageAttributeValue]:
-    """Return the attributes in the form of a received message."""
     return {name: _write_value(attribute) for name, attribute in attributes.items()}
 
 

@@ -24,8 +24,6 @@ class FaultSpec(msgspec.Struct, frozen=True):
 
 
 class Fault(Exception):
-    """An error, ready to be encoded in either protocol."""
-
     def __init__(self, spec: FaultSpec, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.shape = spec.shape

@@ -77,7 +77,6 @@ def action_in(query: str, body: bytes) -> str:
 
 
 def operation_of(fields: Mapping[str, str]) -> Operation:
-    """Return the operation that ``Action`` names."""
     name = fields.get("Action")
     if not name:
         raise fault("MissingAction", "The request must contain the parameter Action.")
@@ -238,7 +237,6 @@ def _reader(type_info: inspect.Type) -> Reader:
 
 
 def _field_reader(field: inspect.Field) -> _FieldReader:
-    """Return how a field of a request is named and read."""
     name = field.encode_name
     type_info = without_none(field.type)
     if isinstance(type_info, inspect.DictType):

@@ -175,7 +175,6 @@ def _write_binary(value: bytes) -> str:
 
 
 def _content(type_info: inspect.Type) -> Writer:
-    """Return the writer of the content of an element of this type."""
     if isinstance(type_info, inspect.StrType):
         return escape
     if isinstance(type_info, inspect.BoolType):

@@ -314,7 +314,6 @@ def _is_signed_twice(
 def _timestamp(
     scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
 ) -> str:
-    """Return the timestamp of a request without an X-Amz-Date header."""
     if scope.is_presigned:
         return _required(fields, "X-Amz-Date", "AWS query-string")
     date = headers.get("date")

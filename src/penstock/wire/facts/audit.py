@@ -61,8 +61,6 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The value of one record."""
-
     v: int = VERSION
     node: str
     seq: int
@@ -91,7 +89,6 @@ _decoder = msgspec.json.Decoder(AuditRecord)
 
 
 def decode(value: bytes) -> AuditRecord:
-    """Raises AuditUnreadable."""
     try:
         record = _decoder.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -180,7 +177,6 @@ def _hash(before: bytes, value: bytes) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """Return the value without halves of surrogate pairs."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

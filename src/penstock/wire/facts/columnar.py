@@ -76,7 +76,6 @@ class Form(Generic[Facts, Block]):
         return facts
 
     def block(self, value: bytes) -> Block:
-        """Raises ``unreadable`` if the head is invalid."""
         return self._read(self._block, value)
 
     def _read(self, decoder: msgspec.msgpack.Decoder[Either], value: bytes) -> Either:

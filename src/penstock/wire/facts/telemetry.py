@@ -66,7 +66,6 @@ def bound(bucket: int) -> float:
 
 
 def packed(counts: Mapping[int, int]) -> list[int]:
-    """Return sparse counts in the form of a row."""
     if not counts:
         return []
     first, last = min(counts), max(counts)
@@ -133,15 +132,11 @@ class TelemetryHead(Head, gc=False):
 
 
 class TelemetryFacts(TelemetryHead, gc=False):
-    """The value of one record."""
-
     columns: TelemetryColumns
     left_out: int = 0  # rows of levels beyond the limit
 
 
 class TelemetryBlock(TelemetryHead, gc=False):
-    """The same, with undecoded columns."""
-
     columns: dict[str, msgspec.Raw]
 
 
@@ -159,7 +154,6 @@ encode = FORM.encode
 
 
 def decode(value: bytes) -> TelemetryFacts:
-    """Raises TelemetryUnreadable."""
     facts = FORM.decode(value)
     if not all(is_hist(hist) for hist in facts.columns.hist):
         raise TelemetryUnreadable("a histogram with a bucket that does not exist")

@@ -29,8 +29,6 @@ class UsageUnreadable(Exception):
 
 
 class UsageRow(msgspec.Struct, frozen=True, gc=False):
-    """One row, for readers of single rows."""
-
     tenant: str
     region: str
     resource: str
@@ -48,8 +46,6 @@ class UsageRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageColumns(msgspec.Struct, gc=False):
-    """The fields of ``UsageRow`` as columns."""
-
     tenant: list[str] = []
     region: list[str] = []
     resource: list[str] = []
@@ -84,14 +80,10 @@ class UsageHead(Head, gc=False):
 
 
 class UsageFacts(UsageHead, gc=False):
-    """The value of one record."""
-
     columns: UsageColumns
 
 
 class UsageBlock(UsageHead, gc=False):
-    """The same, with undecoded columns."""
-
     columns: dict[str, msgspec.Raw]
 
 

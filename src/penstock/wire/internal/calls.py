@@ -57,7 +57,6 @@ class Call(Generic[Q, R]):
             raise InvalidRequest(f"{self.name}: unreadable request: {error}") from error
 
     def decode_reply(self, payload: bytes | memoryview) -> R:
-        """Raises MalformedFrame."""
         try:
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:

@@ -130,7 +130,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return a whole frame."""
     payload = _encode(hello)
     assert len(payload) <= HELLO_BYTES_MAX, "the node's hello is too long"
     return pack_header(VERSION_OF_HELLO, Kind.HELLO, 0, 0, 0, payload_bytes=len(payload)) + payload

@@ -184,8 +184,6 @@ class HoldReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionPositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The positions of one partition, as its leader knows them."""
-
     topic_id: str
     index: int
     start_offset: int

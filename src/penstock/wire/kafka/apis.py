@@ -72,7 +72,6 @@ class Api(NamedTuple):
         )
 
     def response_class(self) -> Any:
-        """Return the generated class of responses."""
         return getattr(import_module(_GENERATED + self.snake), f"{self.name}Response")
 
 

@@ -61,7 +61,6 @@ class _Code:
         self.lines += ["    " * self.depth + line for line in lines]
 
     def name(self, stem: str) -> str:
-        """Return a variable that the code does not use yet."""
         self._used[stem] += 1
         count = self._used[stem]
         return f"{stem}_" if count == 1 else f"{stem}_{count}"
@@ -408,7 +407,6 @@ class _Writer(_Code):
 
 
 def _differs(each: Field, expression: str) -> str:
-    """Return the condition that a field does not have its default."""
     if each.default == "()":  # any empty sequence will do
         return expression
     if each.default == "None":

@@ -93,7 +93,6 @@ class Struct:
 
 @cache
 def struct_of(kind: type[msgspec.Struct]) -> Struct:
-    """Read the notes on the fields of a message class."""
     fields = {each.name: _field(kind, each) for each in msgspec.structs.fields(kind)}
     order = getattr(kind, "WIRE_ORDER", fields)
     return Struct(kind.__name__, tuple(fields[name] for name in order), tuple(fields.values()))
@@ -147,7 +146,6 @@ def tagged(fields: Sequence[Field], version: int) -> list[Field]:
 
 
 def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
-    """Return the number of bytes that a struct takes at least."""
     size = 1 if is_flexible else 0
     for each in present(fields, version):
         if each.is_fixed:

@@ -89,7 +89,6 @@ def is_unknown_api_versions(header: RequestHeader) -> bool:
 
 
 def response_header(correlation_id: int, header_version: int) -> bytes:
-    """Return the header without the length before it."""
     return _RESPONSE_HEADERS[header_version].pack(correlation_id)
 
 

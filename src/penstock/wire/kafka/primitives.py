@@ -56,8 +56,6 @@ class _Uvarints(dict[int, bytes]):
 
 
 class _Ints(dict[int, struct.Struct]):
-    """Layouts of integer arrays by length."""
-
     def __init__(self, code: str) -> None:
         super().__init__((count, struct.Struct(f">{count}{code}")) for count in range(_INTS_MAX))
         self._code = code

@@ -70,7 +70,6 @@ def credential_of(
 
 
 def _keys(mechanism: str, salted: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the client key, the stored key and the server key."""
     digest = DIGESTS[mechanism]
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
@@ -78,7 +77,6 @@ def _keys(mechanism: str, salted: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def is_password(credential: ScramCredential, salted: bytes) -> bool:
-    """Return True if the credential was made from this salted password."""
     return hmac.compare_digest(_keys(credential.mechanism, salted)[1], credential.stored_key)
 
 
@@ -116,7 +114,6 @@ def scaled(drawn: bytes, size: int) -> int:
 
 
 def read_client_first(message: bytes) -> ClientFirst:
-    """Raises ScramRefused."""
     text = _text(message)
     binding, _, rest = text.partition(",")
     authorization, comma, bare = rest.partition(",")
@@ -203,7 +200,6 @@ class ScramExchange:
 
 
 def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
-    """Return channel binding, nonce, proof, and the text before the proof."""
     text = _text(message)
     without_proof, mark, proof = text.rpartition(",p=")
     attributes = without_proof.split(",")
@@ -257,7 +253,6 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode('ascii')}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Verify that the server knows the password as well."""
         text = _text(server_final, "the server's message")
         if text.startswith("e="):
             raise ScramRefused(f"the server rejected the proof: {text[2:].partition(',')[0]}")
@@ -269,7 +264,6 @@ class ScramClient:
 
 
 def _read_server_first(text: str) -> tuple[str, bytes, int]:
-    """Return nonce, salt and iterations."""
     attributes = text.split(",")
     if attributes[0].startswith("m="):
         raise ScramRefused("the server requires an extension, which is not supported")
