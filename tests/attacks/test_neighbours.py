@@ -343,7 +343,7 @@ async def test_twelve_late_calls_of_one_tenant_leave_the_node_to_the_others(
 async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.routing.leasing.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.model.call_times.LOOK_SECONDS_MAX", 0.05)
     async with on_nodes(tmp_path, 1, 2, 3) as cluster:
         own = of_tenant(await cluster.topic("attacker", led_by=(2, 3)), ATTACKER)
         others = of_tenant(await cluster.topic("victim", led_by=(2,)), VICTIM)

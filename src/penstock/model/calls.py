@@ -13,20 +13,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, Typ
 
 import msgspec
 
+from penstock.model import ports
 from penstock.model.message import Appended, Claim, Delivery, Message
-from penstock.model.ports import (
-    NO_TAGS,
-    SETTINGS_DEFAULT,
-    Acquired,
-    BatchAppended,
-    Fetched,
-    LeaseRequest,
-    Marker,
-    MoveTask,
-    Peeked,
-    ProducerSeen,
-    StreamEnds,
-)
 from penstock.model.topic import QueueSettings, QueueStats, Topic
 
 R = TypeVar("R")  # the reply of a call
@@ -73,7 +61,7 @@ class Calls(Protocol):
 class BrokerPort(Calls, Protocol):
     # Served from memory, which is the same on every node:
 
-    def moves(self, source_arn: str) -> Sequence[MoveTask]:
+    def moves(self, source_arn: str) -> Sequence[ports.MoveTask]:
         """Return the move tasks of a queue, newest first, with a bounded number of ended ones."""
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
@@ -105,7 +93,7 @@ class Lease(TopicCall[Sequence[Delivery]], frozen=True):
     InFlightLimit on a standard queue with too many leases if wait_ms is 0. A cancelled call leases
     nothing."""
 
-    request: LeaseRequest
+    request: ports.LeaseRequest
 
     @property
     def wait_ms(self) -> int:  # type: ignore[override]
@@ -149,7 +137,7 @@ class Stats(LeadersCall[QueueStats], frozen=True):
     is_detailed: bool = False
 
 
-class Peek(PartitionCall[tuple[Sequence[Peeked], int]], frozen=True):
+class Peek(PartitionCall[tuple[Sequence[ports.Peeked], int]], frozen=True):
     """Return records from ``start`` on without leasing them, and the next offset to peek at."""
 
     start: int
@@ -157,10 +145,10 @@ class Peek(PartitionCall[tuple[Sequence[Peeked], int]], frozen=True):
 
 
 class StartMove(BrokerCall[None], frozen=True):
-    task: MoveTask
+    task: ports.MoveTask
 
 
-class CancelMove(BrokerCall[MoveTask | None], frozen=True):
+class CancelMove(BrokerCall[ports.MoveTask | None], frozen=True):
     """Return the cancelled task; None if it does not run at this broker."""
 
     task_id: str
@@ -171,7 +159,7 @@ class CancelMove(BrokerCall[MoveTask | None], frozen=True):
 # its control batches are returned as they are, because clients skip them.
 
 
-class AppendBatches(PartitionCall[BatchAppended], frozen=True):
+class AppendBatches(PartitionCall[ports.BatchAppended], frozen=True):
     """Append the checked batches of one produce request. Returns once they are committed (acks 1
     and -1) or written (0). Raises ProducerRefused, DiskFull, Overloaded, TopicNotFound."""
 
@@ -182,7 +170,7 @@ class AppendBatches(PartitionCall[BatchAppended], frozen=True):
 class AppendMarker(PartitionCall[None], frozen=True):
     """End a transaction in a partition. Raises ProducerRefused for an older epoch."""
 
-    marker: Marker
+    marker: ports.Marker
 
 
 class IsInTransaction(PartitionCall[bool], frozen=True):
@@ -192,15 +180,15 @@ class IsInTransaction(PartitionCall[bool], frozen=True):
     producer_epoch: int
 
 
-class Producers(PartitionCall[Sequence[ProducerSeen]], frozen=True):
+class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
     """Return the known producers that have an id, the longest inactive first."""
 
 
-class Ends(PartitionCall[StreamEnds], frozen=True):
+class Ends(PartitionCall[ports.StreamEnds], frozen=True):
     """Return the start and end offsets of a partition."""
 
 
-class Fetch(PartitionCall[Fetched], frozen=True):
+class Fetch(PartitionCall[ports.Fetched], frozen=True):
     """Return the batches from an offset on, without waiting. Raises OffsetOutOfRange, Damaged."""
 
     offset: int
@@ -241,8 +229,8 @@ class OpenShare(PartitionCall[Topic], frozen=True):
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
-    settings: QueueSettings = SETTINGS_DEFAULT
-    tags: Mapping[str, str] = NO_TAGS
+    settings: QueueSettings = ports.SETTINGS_DEFAULT
+    tags: Mapping[str, str] = ports.NO_TAGS
     # Deliveries after which a record is finished, unless the settings have a dead-letter rule.
     attempts_max: int | None = None
 
@@ -253,7 +241,7 @@ class CloseShare(TopicCall[bool], frozen=True):
     group: str
 
 
-class Acquire(PartitionCall[Acquired], frozen=True):
+class Acquire(PartitionCall[ports.Acquired], frozen=True):
     """Lease up to ``count`` records of one partition of a share, without waiting for more. Records
     out of attempts are dead-lettered if the share has a rule for that, else finished. A cancelled
     call leases nothing."""

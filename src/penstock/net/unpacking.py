@@ -16,6 +16,9 @@ from penstock.record.record import RECORDS_BYTES_MAX, records_blob, records_view
 QUICK_BYTES_MAX: Final = MIB  # decompressed
 QUICK_PACKED_BYTES_MAX: Final = 256 * KIB
 THREADS_MAX: Final = 2
+# The threads in use, and the turns of tenants, by event loop.
+_Waits = tuple[asyncio.Semaphore, WeakValueDictionary[str, asyncio.Lock]]
+_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = WeakKeyDictionary()
 
 
 def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
@@ -39,28 +42,10 @@ async def unpacked(
         if len(blob) > bytes_max:
             raise TooLarge(bytes_max)
         return blob
-    return await _unpacker().unpack(batch, header, tenant, bytes_max)
-
-
-class _Unpacker:
-    def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(THREADS_MAX)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant
-
-    async def unpack(
-        self, batch: bytes, header: BatchHeader, tenant: str, bytes_max: int
-    ) -> bytes | memoryview:
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
-        async with turn, self._slots:
-            return await asyncio.to_thread(records_view, batch, header, bytes_max=bytes_max)
-
-
-def _unpacker() -> _Unpacker:
     loop = asyncio.get_running_loop()
-    found = _UNPACKERS.get(loop)
-    if found is None:
-        found = _UNPACKERS[loop] = _Unpacker()
-    return found
-
-
-_UNPACKERS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Unpacker] = WeakKeyDictionary()
+    if loop not in _LOOPS:
+        _LOOPS[loop] = asyncio.Semaphore(THREADS_MAX), WeakValueDictionary()
+    slots, turns = _LOOPS[loop]
+    turn = turns.setdefault(tenant, asyncio.Lock())
+    async with turn, slots:
+        return await asyncio.to_thread(records_view, batch, header, bytes_max=bytes_max)

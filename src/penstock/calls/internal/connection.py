@@ -23,28 +23,9 @@ from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
 from penstock.net.listener import Peer
+from penstock.wire.internal import frame as wire
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
-from penstock.wire.internal.frame import (
-    DEADLINE_MS_MAX,
-    FRAME_BYTES_MAX,
-    HEADER_BYTES,
-    HELLO_BYTES_MAX,
-    NONCE_BYTES,
-    VERSION_MAX,
-    VERSION_MIN,
-    VERSION_OF_HELLO,
-    Header,
-    Hello,
-    Kind,
-    Side,
-    agree,
-    check_proof,
-    decode_hello,
-    encode_hello,
-    pack_header,
-    prove,
-    read_header,
-)
+from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
 NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
 TICK_SECONDS = 0.05
@@ -53,12 +34,12 @@ JOINED_BYTES_MAX = 262_144  # up to this size one copy is cheaper than several w
 
 @dataclass(frozen=True, slots=True)
 class InternalConfig:
-    frame_bytes_max: int = FRAME_BYTES_MAX
+    frame_bytes_max: int = wire.FRAME_BYTES_MAX
     in_flight_max: int = 1_024  # calls in progress on one connection
     waiting_max: int = 10_000  # further calls that wait for room; more are rejected
     connections_max: int = 4_096
     write_bytes_high: int = MIB  # more unsent bytes: no new calls until there are fewer
-    unsent_bytes_max: int = 2 * FRAME_BYTES_MAX  # more unsent bytes: the connection is closed
+    unsent_bytes_max: int = 2 * wire.FRAME_BYTES_MAX  # more unsent bytes: the connection is closed
     write_stall_seconds_max: float = 10.0
     hello_seconds_max: float = 5.0  # for the hello of a caller, TLS included
     connect_seconds_max: float = 2.0  # for a caller to connect and get the hello of the other node
@@ -86,8 +67,8 @@ class NodeEnd:
 
     def hello(self) -> Hello:
         return Hello(
-            version_min=VERSION_MIN,
-            version_max=VERSION_MAX,
+            version_min=wire.VERSION_MIN,
+            version_max=wire.VERSION_MAX,
             cluster_id=self.cluster_id,
             node_id=self.node_id,
             features=self.features,
@@ -95,7 +76,7 @@ class NodeEnd:
             in_flight_max=self.config.in_flight_max,
             level_min=self.levels.lowest,
             level_max=self.levels.highest,
-            nonce=b"" if self.secret is None else secrets.token_bytes(NONCE_BYTES),
+            nonce=b"" if self.secret is None else secrets.token_bytes(wire.NONCE_BYTES),
         )
 
 
@@ -112,10 +93,10 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self._chunks = chunks
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._reader = FrameReader(chunks, frame_bytes_max=HEADER_BYTES + HELLO_BYTES_MAX)
+        self._reader = FrameReader(chunks, frame_bytes_max=wire.HEADER_BYTES + wire.HELLO_BYTES_MAX)
         self._heard_at = self._opened_at = self._loop.time()
         self._part_since: float | None = None  # when an incomplete frame began to arrive
-        self._version = VERSION_OF_HELLO
+        self._version = wire.VERSION_OF_HELLO
         self._payload_bytes_max = 0  # the limit of the peer
         self._parts: list[bytes] = []  # to be sent at the end of this turn
         self._parts_bytes = 0
@@ -168,10 +149,10 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             frames = 0
             while (frame := reader.next_frame()) is not None:
                 frames += 1
-                header = read_header(frame)
+                header = wire.read_header(frame)
                 if header.version != self._version:
                     raise MalformedFrame(f"a frame of version {header.version}")
-                self.arrived(header, frame[HEADER_BYTES:])
+                self.arrived(header, frame[wire.HEADER_BYTES :])
         except (FrameRejected, MalformedFrame, HelloRefused) as error:
             self.end(str(error))
             reader.close()
@@ -197,7 +178,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         try:
             if self.is_tls:
                 self._end.check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
-            self._version = agree(self._own, hello)
+            self._version = wire.agree(self._own, hello)
             if self._end.secret is not None and not self._has_proved(hello, self._end.secret):
                 return
             self.check_other(hello)
@@ -206,12 +187,12 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             raise
         reader.close()
         self._reader = FrameReader(self._chunks, frame_bytes_max=self._config.frame_bytes_max)
-        self._payload_bytes_max = hello.frame_bytes_max - HEADER_BYTES
+        self._payload_bytes_max = hello.frame_bytes_max - wire.HEADER_BYTES
         self.other = hello
         self.greeted(hello)
 
     def read_first(self, frame: memoryview) -> Hello:
-        return decode_hello(frame)
+        return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
         """Reply to a valid first hello and return False. Raises HelloRefused."""
@@ -223,17 +204,17 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         port = int(address[1])
         if is_caller == (first is None):  # an answerer proves first, a caller second
             other = Side.ANSWERER if is_caller else Side.CALLER
-            check_proof(secret, other, caller=caller, answerer=answerer, port=port)
+            wire.check_proof(secret, other, caller=caller, answerer=answerer, port=port)
         if first is not None:
             return True
-        if len(hello.nonce) != NONCE_BYTES:
+        if len(hello.nonce) != wire.NONCE_BYTES:
             raise HelloRefused(
                 f"The hello of node {hello.node_id} has no nonce; the workers of this server accept"
                 " only processes that prove their shared secret."
             )
         self._first = msgspec.structs.replace(hello, proof=b"")
-        proof = prove(secret, self.side, caller=caller, answerer=answerer, port=port)
-        self._transport.write(encode_hello(msgspec.structs.replace(self._own, proof=proof)))
+        proof = wire.prove(secret, self.side, caller=caller, answerer=answerer, port=port)
+        self._transport.write(wire.encode_hello(msgspec.structs.replace(self._own, proof=proof)))
         return False
 
     def check_other(self, hello: Hello) -> None:
@@ -241,7 +222,9 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     def refuse(self, error: HelloRefused) -> None:
         payload = encode_failure(error)
-        header = pack_header(VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload))
+        header = wire.pack_header(
+            wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload)
+        )
         self._transport.write(header + payload)
 
     @property
@@ -252,18 +235,18 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Sending ──────────────────────────────────────────────────────────────────────────────
 
     def send_hello(self) -> None:
-        self._transport.write(encode_hello(self._own))
+        self._transport.write(wire.encode_hello(self._own))
 
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
         """Send a frame at the end of this turn. The payload is within the limit of the peer."""
-        header = pack_header(
+        header = wire.pack_header(
             self._version,
             kind,
             call,
             request_id,
-            min(deadline_ms, DEADLINE_MS_MAX),
+            min(deadline_ms, wire.DEADLINE_MS_MAX),
             payload_bytes=len(payload),
         )
         self._parts.append(header)

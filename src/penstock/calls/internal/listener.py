@@ -15,13 +15,8 @@ from penstock.calls.internal.connection import NodeConnection, NodeEnd
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
 from penstock.net.frames import Chunks
 from penstock.net.listener import Listener, Peer
+from penstock.wire.internal import faults
 from penstock.wire.internal.calls import PING, Call, CallerInfo, CallHandlers, Nothing, encode
-from penstock.wire.internal.faults import (
-    DeadlineExceeded,
-    HelloRefused,
-    MalformedFrame,
-    encode_failure,
-)
 from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
 log = logging.getLogger(__name__)
@@ -46,7 +41,7 @@ class InternalListener(Listener):
     def make_connection(self) -> Peer:
         return _Served(self)
 
-    def note_refusal(self, error: HelloRefused) -> None:
+    def note_refusal(self, error: faults.HelloRefused) -> None:
         """Log a rejected hello, at most once in REFUSAL_SECONDS: the caller tries again."""
         if self.now - self._refusal_logged_at >= REFUSAL_SECONDS:
             self._refusal_logged_at = self.now
@@ -85,7 +80,7 @@ class _Served(NodeConnection):
         self._node_id = hello.node_id
         self.send_hello()
 
-    def refuse(self, error: HelloRefused) -> None:
+    def refuse(self, error: faults.HelloRefused) -> None:
         super().refuse(error)
         self._listener.note_refusal(error)
 
@@ -110,19 +105,19 @@ class _Served(NodeConnection):
                 one.has_caller = False
                 one.task.cancel()
         else:
-            raise MalformedFrame(f"a {kind.name} frame from a caller")
+            raise faults.MalformedFrame(f"a {kind.name} frame from a caller")
 
     def _begin(self, header: Header, payload: memoryview) -> None:
         request_id = header.request_id
         if request_id in self._running:
-            raise MalformedFrame(f"request id {request_id} is in use")
+            raise faults.MalformedFrame(f"request id {request_id} is in use")
         try:
             if self._listener.is_draining:
                 raise Draining("The node is stopping.")
             if len(self._running) >= self._in_flight_max:
                 raise Throttled("Too many calls in progress.", retry_after_ms=RETRY_MS)
             if header.deadline_ms == 0:
-                raise DeadlineExceeded("No time was left when the call arrived.")
+                raise faults.DeadlineExceeded("No time was left when the call arrived.")
             found = self._answers.find(header.call)
             if found is None:
                 raise InvalidRequest(f"This node does not serve call {header.call:#06x}.")
@@ -156,7 +151,7 @@ class _Served(NodeConnection):
     def expire(self, now: float) -> bool:
         for request_id, one in self._running.items():
             if now >= one.deadline and one.has_caller:
-                late = DeadlineExceeded(f"{one.call.name} exceeded its deadline.")
+                late = faults.DeadlineExceeded(f"{one.call.name} exceeded its deadline.")
                 self._fail(one.call.number, request_id, late)
                 one.has_caller = False
                 one.task.cancel()
@@ -190,7 +185,7 @@ class _Served(NodeConnection):
                 {"message": f"the call {number:#06x} of another node failed", "exception": error}
             )
         if has_caller and not self.is_ending:
-            self.send(Kind.ERROR, number, request_id, encode_failure(error))
+            self.send(Kind.ERROR, number, request_id, faults.encode_failure(error))
 
     def pause_writing(self) -> None:
         """Read no more calls until the peer reads its replies."""

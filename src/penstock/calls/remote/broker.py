@@ -17,30 +17,19 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from penstock.model.call_times import (
-    GIVE_BACK_MS,
-    WAIT_MARGIN_MS,
-    WATCH_MS,
-    WATCH_PAUSE_SECONDS_MAX,
-    WATCH_PAUSE_SECONDS_MIN,
-)
+from penstock.model import call_times
 from penstock.model.calls import BrokerCall, R
 from penstock.model.errors import PenstockError
 from penstock.model.ports import MoveTask, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.internal import broker_calls as wire
+from penstock.wire.internal import faults
 from penstock.wire.internal.calls import Caller
-from penstock.wire.internal.faults import (
-    DeadlineExceeded,
-    MalformedFrame,
-    OutcomeUnknown,
-    Unreachable,
-)
 
 CLOSE_SECONDS_MAX: Final = 2.0
 DONE, REFUSED, UNREACHABLE, UNKNOWN = "done", "refused", "unreachable", "unknown"
 
-_UNREAD = (OutcomeUnknown, DeadlineExceeded, MalformedFrame)
+_UNREAD = (faults.OutcomeUnknown, faults.DeadlineExceeded, faults.MalformedFrame)
 
 K = TypeVar("K")
 
@@ -125,7 +114,7 @@ class RemoteBroker:
 
         async def send() -> None:
             try:
-                await find().call(wire.GIVE_BACK, request, timeout_ms=GIVE_BACK_MS)
+                await find().call(wire.GIVE_BACK, request, timeout_ms=call_times.GIVE_BACK_MS)
             except PenstockError:
                 pass  # unreachable: the leases expire by themselves
 
@@ -137,13 +126,13 @@ class RemoteBroker:
         self, topic: Topic, known: Known[StreamEnds | None], wait_ms: int
     ) -> News[StreamEnds | None]:
         request = wire.Advanced(topic.topic_id, topic.modified_at_ms, wait_ms, known)
-        timeout_ms = wait_ms + WAIT_MARGIN_MS
+        timeout_ms = wait_ms + call_times.WAIT_MARGIN_MS
         reply = await self._parked().call(wire.ADVANCED, request, timeout_ms=timeout_ms)
         return reply.moved, reply.gone
 
     async def _wait_available(self, share: Topic, known: Known[int], wait_ms: int) -> News[int]:
         request = wire.Available(share.topic_id, share.modified_at_ms, wait_ms, known)
-        timeout_ms = wait_ms + WAIT_MARGIN_MS
+        timeout_ms = wait_ms + call_times.WAIT_MARGIN_MS
         reply = await self._parked().call(wire.AVAILABLE, request, timeout_ms=timeout_ms)
         return reply.numbers, reply.gone
 
@@ -155,7 +144,7 @@ def no_outcomes() -> dict[str, int]:
 def _outcome(error: PenstockError) -> str:
     if isinstance(error, _UNREAD):
         return UNKNOWN
-    return UNREACHABLE if isinstance(error, Unreachable) else REFUSED
+    return UNREACHABLE if isinstance(error, faults.Unreachable) else REFUSED
 
 
 # ── Listeners there ──────────────────────────────────────────────────────────────────────────
@@ -197,7 +186,7 @@ class _Watched(Generic[K]):
         self._listeners: dict[int, dict[object, Callable[[], None]]] = {}
         self._known: dict[int, K] = {}
         self._gone_until: dict[int, float] = {}
-        self._pause = WATCH_PAUSE_SECONDS_MIN
+        self._pause = call_times.WATCH_PAUSE_SECONDS_MIN
         self._changed = asyncio.Event()  # set when the partitions with listeners change
         self._loop = asyncio.get_running_loop()
         self.task = asyncio.create_task(self._run(), name=f"watch {topic.topic_id} elsewhere")
@@ -226,7 +215,7 @@ class _Watched(Generic[K]):
             self._changed.clear()
             now = self._loop.time()
             again_at = min((at for at in self._gone_until.values() if at > now), default=None)
-            wait_s = WATCH_MS / 1_000 if again_at is None else again_at - now
+            wait_s = call_times.WATCH_MS / 1_000 if again_at is None else again_at - now
             known = [
                 (partition, self._known.get(partition, self._unknown))
                 for partition in self._listeners
@@ -248,13 +237,13 @@ class _Watched(Generic[K]):
         except PenstockError:
             self._call_listeners([partition for partition, _ in known])
             await self._until_changed(self._pause)
-            self._pause = min(2 * self._pause, WATCH_PAUSE_SECONDS_MAX)
+            self._pause = min(2 * self._pause, call_times.WATCH_PAUSE_SECONDS_MAX)
             return
         finally:
             call.cancel()
             changed.cancel()
-        self._pause = WATCH_PAUSE_SECONDS_MIN
-        again_at = self._loop.time() + WATCH_PAUSE_SECONDS_MAX
+        self._pause = call_times.WATCH_PAUSE_SECONDS_MIN
+        again_at = self._loop.time() + call_times.WATCH_PAUSE_SECONDS_MAX
         for partition in gone:
             self._gone_until[partition] = again_at
             self._known.pop(partition, None)

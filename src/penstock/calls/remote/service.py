@@ -22,17 +22,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from penstock.model.calls import (
-    Acquire,
-    BrokerCall,
-    BrokerPort,
-    Ends,
-    Fetch,
-    LeadersCall,
-    Peek,
-    ShareStart,
-    releases,
-)
+from penstock.model import calls
 from penstock.model.errors import InvalidRequest, NotLeader, TopicNotFound
 from penstock.model.message import Claim, Delivery
 from penstock.model.ports import Catalog, StreamEnds
@@ -53,7 +43,7 @@ Led = Callable[[Topic, int], tuple[int, int] | None]
 class BrokerService:
     def __init__(
         self,
-        broker: BrokerPort,
+        broker: calls.BrokerPort,
         catalog: Catalog,
         *,
         node: int,
@@ -144,7 +134,7 @@ class BrokerService:
         call = form.unpack(request, topic)
         if form.has_partition:
             self._check(call.topic, call.partition, request.epoch)
-        elif isinstance(call, LeadersCall):
+        elif isinstance(call, calls.LeadersCall):
             for partition, epoch in call.counted_on:
                 self._check(call.topic, partition, epoch)
         limit = _LIMITS.get(type(call))
@@ -175,7 +165,7 @@ class BrokerService:
         claims = self._leased.pop(key, ())
         if claims:
             topic = self._known(request) or await self._catch_up(request)
-            for release in releases(topic, claims):
+            for release in calls.releases(topic, claims):
                 await self._broker.call(release)
         return Nothing()
 
@@ -201,15 +191,15 @@ class BrokerService:
 
 
 # Limits of one reply.
-_LIMITS: Final[dict[type[BrokerCall[Any]], Callable[[Any], BrokerCall[Any]]]] = {
-    Peek: lambda call: replace(call, count=min(call.count, wire.PEEKED_MAX)),
-    Fetch: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
-    Acquire: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
+_LIMITS: Final[dict[type[calls.BrokerCall[Any]], Callable[[Any], calls.BrokerCall[Any]]]] = {
+    calls.Peek: lambda call: replace(call, count=min(call.count, wire.PEEKED_MAX)),
+    calls.Fetch: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
+    calls.Acquire: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
 }
 
 
-def _claims_of(call: BrokerCall[Any], reply: Any) -> Sequence[Claim]:
-    if isinstance(call, Acquire):
+def _claims_of(call: calls.BrokerCall[Any], reply: Any) -> Sequence[Claim]:
+    if isinstance(call, calls.Acquire):
         return [Claim(call.partition, offset, lease_seq) for offset, lease_seq, _ in reply.picks]
     deliveries: Sequence[Delivery] = reply
     return [each.claim for each in deliveries]
@@ -232,7 +222,7 @@ class _Counter:
 
 
 class RemoteListeners:
-    def __init__(self, broker: BrokerPort, led: Led) -> None:
+    def __init__(self, broker: calls.BrokerPort, led: Led) -> None:
         self._broker = broker
         self._led = led
         self._loop = asyncio.get_running_loop()
@@ -276,7 +266,7 @@ class RemoteListeners:
         moved, gone = [], []
         for partition, before in known:
             try:
-                ends = await self._broker.call(Ends(topic, partition))
+                ends = await self._broker.call(calls.Ends(topic, partition))
             except NotLeader:
                 gone.append(partition)
                 continue
@@ -293,7 +283,9 @@ class RemoteListeners:
         gone = []
         for partition, _ in known:
             try:
-                await self._broker.call(ShareStart(share, partition))  # opens the share if needed
+                await self._broker.call(
+                    calls.ShareStart(share, partition)
+                )  # opens the share if needed
             except NotLeader:
                 gone.append(partition)
         if gone:

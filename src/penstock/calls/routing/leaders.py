@@ -20,14 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from penstock.calls.bulkhead import Bulkhead, CalleeRefused, CalleeUnavailable
 from penstock.calls.callees import guarded
-from penstock.model.call_times import (
-    CLOSE_SECONDS_MAX,
-    FOLLOW_PAUSE_SECONDS,
-    HINTS_MAX,
-    PAUSE_SECONDS_MAX,
-    PAUSE_SECONDS_MIN,
-    RETRY_SECONDS_MAX,
-)
+from penstock.model import call_times
 from penstock.model.calls import BrokerCall, BrokerPort, R
 from penstock.model.errors import Draining, NotLeader, PenstockError
 from penstock.model.topic import Topic
@@ -88,7 +81,7 @@ class Leaders:
         routes: Routes,
         remote: Callable[[int], BrokerPort],
         bulkhead: Callable[[int], Bulkhead],
-        retry_seconds_max: float = RETRY_SECONDS_MAX,
+        retry_seconds_max: float = call_times.RETRY_SECONDS_MAX,
     ) -> None:
         """``local``: the broker of this node. ``remote``: returns the broker of another node; may
         raise Unreachable. ``bulkhead``: returns that of another node, which counts Unreachable and
@@ -147,10 +140,12 @@ class Leaders:
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
-        pause_s = min(PAUSE_SECONDS_MIN * 2.0 ** min(tries, 10), PAUSE_SECONDS_MAX)
+        pause_s = min(
+            call_times.PAUSE_SECONDS_MIN * 2.0 ** min(tries, 10), call_times.PAUSE_SECONDS_MAX
+        )
         end = min(now + pause_s, until)
-        if tries > HINTS_MAX:
-            await asyncio.sleep(min(PAUSE_SECONDS_MIN, max(0.0, end - now)))
+        if tries > call_times.HINTS_MAX:
+            await asyncio.sleep(min(call_times.PAUSE_SECONDS_MIN, max(0.0, end - now)))
         while tried and (left := end - self._loop.time()) > 0:
             if self.led(topic, tried) != tried:
                 return
@@ -198,7 +193,7 @@ class Leaders:
 
     async def close(self) -> None:
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS_MAX)
+            _, late = await asyncio.wait(self._tasks, timeout=call_times.CLOSE_SECONDS_MAX)
             for task in late:
                 task.cancel()
             if late:
@@ -310,7 +305,7 @@ class FollowingListener:
             self._attach()
         except PenstockError:
             loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(FOLLOW_PAUSE_SECONDS, self._move)
+            self._retry = loop.call_later(call_times.FOLLOW_PAUSE_SECONDS, self._move)
         self._listener()
 
     def _detach(self) -> None:

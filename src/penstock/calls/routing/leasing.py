@@ -21,22 +21,8 @@ import msgspec
 from penstock.calls.bulkhead import CalleeUnavailable
 from penstock.calls.callees import guarded
 from penstock.calls.routing.leaders import AttemptFailed, LeaderChanges, Leaders, place_of
-from penstock.model.call_times import (
-    LAST_MS,
-    LEASE_PAUSE_SECONDS_MAX,
-    LEASE_PAUSE_SECONDS_MIN,
-    LOOK_SECONDS_MAX,
-    REPLY_SECONDS,
-)
+from penstock.model import call_times, errors
 from penstock.model.calls import BrokerCall, Calls, Extend, Lease, R, releases
-from penstock.model.errors import (
-    Draining,
-    InFlightLimit,
-    NotLeader,
-    PenstockError,
-    Throttled,
-    TopicNotFound,
-)
 from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
@@ -51,7 +37,14 @@ LONGER_SHARE: Final = 4
 QUEUES_MAX: Final = 10_000  # remembered; then all are forgotten and start again
 
 # After these errors the next node is called.
-_NODE_ERRORS = (NotLeader, Unreachable, DeadlineExceeded, Draining, CalleeUnavailable, Throttled)
+_NODE_ERRORS = (
+    errors.NotLeader,
+    Unreachable,
+    DeadlineExceeded,
+    errors.Draining,
+    CalleeUnavailable,
+    errors.Throttled,
+)
 
 LeaseTask = asyncio.Task[Sequence[Delivery]]
 
@@ -59,7 +52,7 @@ LeaseTask = asyncio.Task[Sequence[Delivery]]
 class _Look(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     has_reply: bool = False  # of at least one node
-    error: PenstockError | None = None  # of the last node that failed
+    error: errors.PenstockError | None = None  # of the last node that failed
 
 
 class _Soon:
@@ -71,11 +64,11 @@ class _Soon:
 
     async def call(self, call: BrokerCall[R]) -> R:
         try:
-            async with asyncio.timeout(LOOK_SECONDS_MAX):
+            async with asyncio.timeout(call_times.LOOK_SECONDS_MAX):
                 return await self._broker.call(call)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"Node {self._node} did not reply within {LOOK_SECONDS_MAX} s."
+                f"Node {self._node} did not reply within {call_times.LOOK_SECONDS_MAX} s."
             ) from None
 
 
@@ -97,7 +90,7 @@ class Leasing:
         if (wait_ms <= 0 or topic.partition_count == 1) and self._nodes(topic) == [self._own]:
             try:
                 return await self.leaders.local.call(call)
-            except NotLeader as error:
+            except errors.NotLeader as error:
                 self.leaders.note(error)
         wait_until = self._loop.time() + wait_ms / 1_000
 
@@ -123,11 +116,11 @@ class Leasing:
             look = await self._park(topic, request, wait_until, look)
             if look.deliveries:
                 return look.deliveries
-        elif isinstance(look.error, InFlightLimit) and request.wait_ms <= 0:
+        elif isinstance(look.error, errors.InFlightLimit) and request.wait_ms <= 0:
             raise look.error
         if look.has_reply or self.is_draining or look.error is None:
             return ()
-        if isinstance(look.error, Throttled):
+        if isinstance(look.error, errors.Throttled):
             raise look.error
         is_same = self._nodes(topic) == nodes
         tried = self.leaders.led(topic, range(topic.partition_count)) if is_same else {}
@@ -139,10 +132,10 @@ class Leasing:
         """Lease from one node after the other, without waiting, until it is enough."""
         nodes = self._order.order(topic.topic_id, led_by, now_s=self._loop.time())
         if not nodes:
-            return _Look(error=NotLeader(place_of(topic, 0)))
+            return _Look(error=errors.NotLeader(place_of(topic, 0)))
         deliveries: list[Delivery] = []
         has_reply = False
-        error: PenstockError | None = None
+        error: errors.PenstockError | None = None
         try:
             for node in nodes:
                 wanted = LeaseRequest(
@@ -159,19 +152,19 @@ class Leasing:
                             self._order.found_elsewhere(topic.topic_id, found)
                     has_reply = True
                     deliveries += found
-                except InFlightLimit as full:
+                except errors.InFlightLimit as full:
                     if topic.is_fifo:
                         has_reply = True
                     else:
                         error = full
                 except _NODE_ERRORS as failed:
-                    if isinstance(failed, NotLeader):
+                    if isinstance(failed, errors.NotLeader):
                         self.leaders.note(failed)
-                    if not isinstance(error, InFlightLimit):
+                    if not isinstance(error, errors.InFlightLimit):
                         error = failed
                 if len(deliveries) >= request.count:
                     break
-        except PenstockError:
+        except errors.PenstockError:
             if not deliveries:
                 raise
         except asyncio.CancelledError:
@@ -231,7 +224,7 @@ class Leasing:
 class _Parked:
     def __init__(self, leasing: Leasing, topic: Topic, request: LeaseRequest, until: float) -> None:
         self.has_reply = False
-        self.error: PenstockError | None = None
+        self.error: errors.PenstockError | None = None
         self._leasing = leasing
         self._leaders = leasing.leaders
         self._topic = topic
@@ -252,7 +245,7 @@ class _Parked:
         try:
             while True:
                 left = self._until - self._loop.time()
-                is_late = left * 1_000 <= LAST_MS
+                is_late = left * 1_000 <= call_times.LAST_MS
                 if not is_late:
                     self._spread(left)
                 if self._leasing.is_draining or (is_late and not self._tasks):
@@ -289,7 +282,7 @@ class _Parked:
         return await self._leaders.send(node, Lease(self._topic, request))
 
     def _seconds_to_next(self, left_s: float) -> float:
-        last = left_s + REPLY_SECONDS
+        last = left_s + call_times.REPLY_SECONDS
         due = [at for node, at in self._retry_at.items() if node not in self._tasks]
         if not due or left_s <= 0:
             return last
@@ -302,10 +295,12 @@ class _Parked:
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
             is_cancelled = task.cancelled()
-            error = Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
+            error = errors.Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
             if error is None:
                 self._take(node, task.result(), deliveries)
-            elif isinstance(error, TopicNotFound) or not isinstance(error, PenstockError):
+            elif isinstance(error, errors.TopicNotFound) or not isinstance(
+                error, errors.PenstockError
+            ):
                 raised = error
             else:
                 self._note(node, error)
@@ -316,18 +311,18 @@ class _Parked:
     def _take(self, node: int, taken: Sequence[Delivery], deliveries: list[Delivery]) -> None:
         self.has_reply = True
         self._pauses.pop(node, None)
-        self._retry_at[node] = self._loop.time() + LEASE_PAUSE_SECONDS_MIN
+        self._retry_at[node] = self._loop.time() + call_times.LEASE_PAUSE_SECONDS_MIN
         if len(deliveries) + len(taken) <= self._request.count:
             deliveries += taken
         else:
             self._leasing.give_back(self._topic, taken)
 
-    def _note(self, node: int, error: PenstockError) -> None:
+    def _note(self, node: int, error: errors.PenstockError) -> None:
         self.error = error
-        if isinstance(error, NotLeader):
+        if isinstance(error, errors.NotLeader):
             self._leaders.note(error)
-        pause = self._pauses.get(node, LEASE_PAUSE_SECONDS_MIN)
-        self._pauses[node] = min(2 * pause, LEASE_PAUSE_SECONDS_MAX)
+        pause = self._pauses.get(node, call_times.LEASE_PAUSE_SECONDS_MIN)
+        self._pauses[node] = min(2 * pause, call_times.LEASE_PAUSE_SECONDS_MAX)
         self._retry_at[node] = self._loop.time() + pause
 
 

@@ -17,18 +17,7 @@ from penstock.calls.routing.leaders import (
     Remove,
 )
 from penstock.calls.routing.leasing import Leasing
-from penstock.model.calls import (
-    Append,
-    BrokerCall,
-    BrokerPort,
-    CancelMove,
-    CloseShare,
-    LeadersCall,
-    Lease,
-    PartitionCall,
-    R,
-    StartMove,
-)
+from penstock.model import calls
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Kind, Topic
@@ -47,12 +36,12 @@ class Router:
         # Ends the receives that are parked at several nodes, when this node is draining. The broker
         # ends those at its own partitions only.
         self.end_waits = self._leasing.end_waits
-        self._routes_of: dict[type[BrokerCall[Any]], Route] = {
-            Append: self._append,
-            Lease: self._leasing.lease,
-            StartMove: self._start_move,
-            CancelMove: self._cancel_move,
-            CloseShare: local.call,  # deletes an entry of the catalog
+        self._routes_of: dict[type[calls.BrokerCall[Any]], Route] = {
+            calls.Append: self._append,
+            calls.Lease: self._leasing.lease,
+            calls.StartMove: self._start_move,
+            calls.CancelMove: self._cancel_move,
+            calls.CloseShare: local.call,  # deletes an entry of the catalog
         }
         self.moves = local.moves
         self.find_share = local.find_share
@@ -63,33 +52,33 @@ class Router:
         await self._leaders.close()
         await self._changes.close()
 
-    def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
+    def call(self, call: calls.BrokerCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         route = self._routes_of.get(type(call)) or self._add_route(type(call))
         return route(call)
 
-    def _add_route(self, kind: type[BrokerCall[Any]]) -> Route:
-        route = self._to_leader if issubclass(kind, PartitionCall) else self._to_leaders
+    def _add_route(self, kind: type[calls.BrokerCall[Any]]) -> Route:
+        route = self._to_leader if issubclass(kind, calls.PartitionCall) else self._to_leaders
         return self._routes_of.setdefault(kind, route)
 
-    def _to_leader(self, call: PartitionCall[R]) -> Coroutine[Any, Any, R]:
+    def _to_leader(self, call: calls.PartitionCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         return self._leaders.at_leader(call.topic, call.partition, call)
 
-    def _to_leaders(self, call: LeadersCall[R]) -> Coroutine[Any, Any, R]:
+    def _to_leaders(self, call: calls.LeadersCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         return self._leaders.retry(call, Joining(self._leaders, call).attempt)
 
-    def _append(self, call: Append) -> Coroutine[Any, Any, Any]:
+    def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
         topic = call.topic
         if topic.partition_count > 1 and topic.kind is Kind.STANDARD:
             return self._leaders.retry(call, self._appending.attempt)
         return self._leaders.at_leader(topic, call.partition, call)
 
-    def _start_move(self, call: StartMove) -> Coroutine[Any, Any, None]:
+    def _start_move(self, call: calls.StartMove) -> Coroutine[Any, Any, None]:
         source = self._find_arn(call.task.source_arn)
         if source is None:
             raise TopicNotFound(call.task.source_arn)
         return self._leaders.at_leader(source, 0, call)
 
-    async def _cancel_move(self, call: CancelMove) -> MoveTask | None:
+    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
         """Ask every node: the leader may have moved since the task began."""
         error: PenstockError | None = None
         leaders = self._leaders
@@ -112,7 +101,7 @@ class Router:
         return self._follow("on_available", share, partition, listener)
 
     def _follow(self, add: str, topic: Topic, partition: int, listener: Listener) -> Remove:
-        def attach(broker: BrokerPort) -> Remove:
+        def attach(broker: calls.BrokerPort) -> Remove:
             end: Remove = getattr(broker, add)(topic, partition, listener)
             return end
 

@@ -14,11 +14,10 @@ tell such requests apart, because a page cannot change them:
   machine as well, but browsers do not treat them as trustworthy, so they are rejected.
 
 What remains is a GET by a page, which carries no ``Origin``, to a name that is not trustworthy,
-such as ``localhost.localstack.cloud`` or ``penstock``. On a port where a GET can change something,
-a query string from a browser without ``Sec-Fetch-Site`` is rejected.
+such as ``localhost.localstack.cloud``. On a port where a GET can change something, a query string
+from a browser without ``Sec-Fetch-Site`` is rejected.
 
-Every HTTP listener has one guard (``node/listening/http_listener.py``). With authentication on, a
-page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
+With authentication on, a page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
 """
 
 import ipaddress

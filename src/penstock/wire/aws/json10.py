@@ -15,12 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.model.limits import (
-    JSON_STRING_CHARS_MAX,
-    JSON_STRINGS_MAX,
-    JSON_STRUCTURE_BYTES_MAX,
-    KIB,
-)
+from penstock.model import limits
 from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 
@@ -36,7 +31,7 @@ _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
 }
 _encode = msgspec.json.Encoder().encode
 
-PIECE_BYTES = 64 * KIB
+PIECE_BYTES = 64 * limits.KIB
 _QUOTE, _BACKSLASH = b'"', b"\\"
 # Characters and escapes up to the size of a piece. No match ends inside an escape or between the
 # two escapes of a surrogate pair.
@@ -148,8 +143,8 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
         start += len(piece)
         piece = piece.replace(rb"\\", b"__").replace(rb"\"", b"__")
         quotes += piece.count(_QUOTE)
-        if quotes > 2 * JSON_STRINGS_MAX:
-            raise _too_many(f"more than {JSON_STRINGS_MAX} names and values")
+        if quotes > 2 * limits.JSON_STRINGS_MAX:
+            raise _too_many(f"more than {limits.JSON_STRINGS_MAX} names and values")
         pieces.append(piece)
         yield None
     return b"".join(pieces)
@@ -168,8 +163,8 @@ def _long_strings(masked: bytes) -> list[Span]:
             spans.append((opening + 1, closing))
         end = closing + 1
     structure += len(masked) - end
-    if structure > JSON_STRUCTURE_BYTES_MAX:
-        raise _too_many(f"more than {JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
+    if structure > limits.JSON_STRUCTURE_BYTES_MAX:
+        raise _too_many(f"more than {limits.JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
     return spans
 
 
@@ -189,8 +184,8 @@ def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, s
             stop = end  # not UTF-8: the decoder raises an error
         texts.append(_decode_text(b'"%b"' % body[start:stop]))
         size += len(texts[-1])
-        if size > JSON_STRING_CHARS_MAX:
-            raise _too_many(f"a value of more than {JSON_STRING_CHARS_MAX} characters")
+        if size > limits.JSON_STRING_CHARS_MAX:
+            raise _too_many(f"a value of more than {limits.JSON_STRING_CHARS_MAX} characters")
         start = stop
         yield None
     return "".join(texts)

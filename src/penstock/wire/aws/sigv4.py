@@ -1,16 +1,13 @@
 """Signature Version 4: parses who signed a request, in a header or a presigned URL, and verifies
 the signature.
 
-``parse`` only reads. It is needed even if signatures are not enforced, because the scope names the
-region, which is the namespace of queue names; so it accepts signatures that cannot be valid.
+``parse`` is needed even if signatures are not enforced, because the scope names the region, which
+is the namespace of queue names; so it accepts signatures that cannot be valid.
 
 ``check`` and ``is_genuine`` verify. The signed text is rebuilt from the request as received: path
 and query string still percent-encoded, and the hash of the body itself, never the one that a header
 claims. If two different requests could have the same signed text, the request is rejected, because
-a signature of one would be valid for the other. Names and values of the query are parsed exactly as
-in ``query``, including plus signs.
-
-Pure: clock and secret are arguments. ``frontend`` finds the secret of an access key."""
+a signature of one would be valid for the other. Pure: clock and secret are arguments."""
 
 import hashlib
 import hmac
@@ -30,6 +27,7 @@ from penstock.wire.aws.form import text_pairs
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}\Z")
+_TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ACCESS_KEY_MAX = 128  # the limit of AWS
 _SIGNED_HEADERS_MAX = 100
@@ -353,16 +351,11 @@ def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _at_ms(text: str) -> int:
     """Parse ``20260102T030405Z`` into milliseconds since 1970. Requests of one second share it."""
-    day, clock = text[:8], text[9:15]
-    if len(text) == 16 and text[8] == "T" and text[15] == "Z":
-        digits = day + clock
-        if digits.isascii() and digits.isdigit():
-            try:
-                date = (int(day[:4]), int(day[4:6]), int(day[6:]))
-                time = (int(clock[:2]), int(clock[2:4]), int(clock[4:]))
-                return int(datetime(*date, *time, tzinfo=UTC).timestamp()) * 1_000
-            except ValueError:
-                pass  # no such day or hour
+    if _TIMESTAMP.match(text) is not None:
+        try:
+            return int(datetime.fromisoformat(text).timestamp()) * 1_000
+        except ValueError:
+            pass  # no such day or hour
     raise _incomplete(f"Date must be in ISO-8601 'basic format'. Got '{text[:64]}'.")
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """The head of every such record. (node, incarnation, flush) identifies the record."""
+    """(node, incarnation, flush) identifies a record, so that one written twice can be found."""
 
     v: int
     node: str

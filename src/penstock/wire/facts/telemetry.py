@@ -1,16 +1,9 @@
 """Records of the topic ``__telemetry``: one record for each interval of a node.
 
-A head that applies to all rows, and the rows as columns (see ``columnar``):
-
-    head      v · node · incarnation · flush · from_ms · written_at_ms · left_out
-    columns   kind · account · region · resource · partition · op · group · requests · errors ·
-              messages · bytes_in · bytes_out · hist · depth · in_flight · oldest_age_ms ·
-              log_start · log_end · committed · size_bytes · cpu_ms · rss_bytes ·
-              disk_free_bytes
-
-``kind`` determines which columns are used: ``calls`` (sums of an operation on a queue or topic),
-``partition`` (sums of appends, and start and end of the log), ``queue`` (levels of a queue or
-share), ``lag`` (a group on a partition) and ``node`` (the process).
+A head that applies to all rows, and the rows as columns (see ``columnar``). ``kind`` determines
+which columns are used: ``calls`` (sums of an operation on a queue or topic), ``partition`` (sums of
+appends, and start and end of the log), ``queue`` (levels of a queue or share), ``lag`` (a group on
+a partition) and ``node`` (the process).
 
 **Durations** are counts in buckets that grow by the eighth root of two, so a value is known to 9 %
 and histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket
