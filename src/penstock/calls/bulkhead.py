@@ -397,16 +397,14 @@ class Bulkhead:
             self._failing.pop((topic.topic_id, partition), None)
         self._has_failed = bool(self._failing)
 
-    def _forget_failing(self) -> None:
-        since_ms = self._clock.mono_ms() - FAILING_MS_MAX
-        self._failing = {k: one for k, one in self._failing.items() if one.failed_at_ms > since_ms}
-
     # ── The sweep ────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self) -> None:
         assert self._loop is not None, "set when the sweep was scheduled"
-        if self._failing:
-            self._forget_failing()
+        if self._failing:  # drop old entries: a deleted topic is never called again
+            since_ms = self._clock.mono_ms() - FAILING_MS_MAX
+            failing = self._failing.items()
+            self._failing = {key: one for key, one in failing if one.failed_at_ms > since_ms}
         if not self._calls and not self._parked:
             self._loop = None
             self._room = 0  # so that the next call schedules a sweep

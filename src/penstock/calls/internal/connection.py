@@ -257,7 +257,9 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
         if self._parts_bytes > self._config.write_bytes_high:
-            self._check_unsent()
+            unsent = self._parts_bytes + self._transport.get_write_buffer_size()
+            if unsent > self._config.unsent_bytes_max:
+                self.end("it does not read what it is sent")
 
     def fits(self, payload: bytes) -> bool:
         return len(payload) <= self._payload_bytes_max
@@ -282,11 +284,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     def flushed(self) -> None:
         """Called when the frames of this turn are written to the transport."""
-
-    def _check_unsent(self) -> None:
-        unsent = self._parts_bytes + self._transport.get_write_buffer_size()
-        if unsent > self._config.unsent_bytes_max:
-            self.end("it does not read what it is sent")
 
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()

@@ -15,7 +15,10 @@ call is made again after a pause.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from penstock.model import call_times
 from penstock.model.calls import BrokerCall, R
@@ -24,7 +27,7 @@ from penstock.model.ports import MoveTask, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal import faults
-from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.calls import Call, Caller
 
 CLOSE_SECONDS_MAX: Final = 2.0
 DONE, REFUSED, UNREACHABLE, UNKNOWN = "done", "refused", "unreachable", "unknown"
@@ -65,8 +68,10 @@ class RemoteBroker:
         self.find_share = find_share
         self._session = chance(63)
         self._ticket = 0
-        self._ends = Watches[StreamEnds | None](self._wait_advanced, None)
-        self._availability = Watches[int](self._wait_available, 0)
+        self._ends = Watches[StreamEnds | None](
+            partial(self._wait, wire.ADVANCED, wire.Advanced), None
+        )
+        self._availability = Watches[int](partial(self._wait, wire.AVAILABLE, wire.Available), 0)
         self.on_advance = self._ends.add
         self.on_available = self._availability.add
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -122,19 +127,14 @@ class RemoteBroker:
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 
-    async def _wait_advanced(
-        self, topic: Topic, known: Known[StreamEnds | None], wait_ms: int
-    ) -> News[StreamEnds | None]:
-        request = wire.Advanced(topic.topic_id, topic.modified_at_ms, wait_ms, known)
+    async def _wait(
+        self, call: Call[Any, Any], make: Any, topic: Topic, known: Known[K], wait_ms: int
+    ) -> News[K]:
+        request = make(topic.topic_id, topic.modified_at_ms, wait_ms, known)
         timeout_ms = wait_ms + call_times.WAIT_MARGIN_MS
-        reply = await self._parked().call(wire.ADVANCED, request, timeout_ms=timeout_ms)
-        return reply.moved, reply.gone
-
-    async def _wait_available(self, share: Topic, known: Known[int], wait_ms: int) -> News[int]:
-        request = wire.Available(share.topic_id, share.modified_at_ms, wait_ms, known)
-        timeout_ms = wait_ms + call_times.WAIT_MARGIN_MS
-        reply = await self._parked().call(wire.AVAILABLE, request, timeout_ms=timeout_ms)
-        return reply.numbers, reply.gone
+        reply = await self._parked().call(call, request, timeout_ms=timeout_ms)
+        news, gone = msgspec.structs.astuple(reply)
+        return news, gone
 
 
 def no_outcomes() -> dict[str, int]:

@@ -69,8 +69,8 @@ class BrokerService:
             form = wire.wire_of(kind)
             handlers.add(form, partial(self._serve, form))
         handlers.add(wire.GIVE_BACK, self._give_back)
-        handlers.add(wire.ADVANCED, self._advanced)
-        handlers.add(wire.AVAILABLE, self._available)
+        handlers.add(wire.ADVANCED, partial(self._watch, self._listeners.advanced))
+        handlers.add(wire.AVAILABLE, partial(self._watch, self._listeners.available))
 
     def close(self) -> None:
         self._listeners.close()
@@ -171,23 +171,17 @@ class BrokerService:
 
     # ── Listeners of other nodes ─────────────────────────────────────────────────────────────
 
-    async def _advanced(self, request: wire.Advanced, _caller: CallerInfo) -> wire.AdvancedReply:
+    async def _watch(
+        self, wait: Callable[..., Any], request: wire.Advanced | wire.Available, _caller: CallerInfo
+    ) -> Any:
         topic = self._known(request) or await self._catch_up(request)
-        self._check_watched(topic, [partition for partition, _ in request.known])
-        return await self._listeners.advanced(topic, request.known, wait_ms=request.wait_ms)
-
-    async def _available(self, request: wire.Available, _caller: CallerInfo) -> wire.AvailableReply:
-        share = self._known(request) or await self._catch_up(request)
-        self._check_watched(share, [partition for partition, _ in request.known])
-        return await self._listeners.available(share, request.known, wait_ms=request.wait_ms)
-
-    def _check_watched(self, topic: Topic, partitions: Sequence[int]) -> None:
-        if not 0 < len(partitions) <= wire.WATCHED_MAX:
+        if not 0 < len(request.known) <= wire.WATCHED_MAX:
             raise InvalidRequest(
-                f"One call watches 1 to {wire.WATCHED_MAX} partitions, not {len(partitions)}."
+                f"One call watches 1 to {wire.WATCHED_MAX} partitions, not {len(request.known)}."
             )
-        for partition in partitions:
+        for partition, _ in request.known:
             self._check(topic, partition)
+        return await wait(topic, request.known, wait_ms=request.wait_ms)
 
 
 # Limits of one reply.

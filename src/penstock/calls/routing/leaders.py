@@ -180,7 +180,7 @@ class Leaders:
 
     # ── In the background ────────────────────────────────────────────────────────────────────
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
         async def run() -> None:
             try:
                 await work

@@ -22,7 +22,7 @@ from penstock.calls.bulkhead import CalleeUnavailable
 from penstock.calls.callees import guarded
 from penstock.calls.routing.leaders import AttemptFailed, LeaderChanges, Leaders, place_of
 from penstock.model import call_times, errors
-from penstock.model.calls import BrokerCall, Calls, Extend, Lease, R, releases
+from penstock.model.calls import BrokerCall, Calls, Lease, R, releases
 from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
@@ -210,10 +210,8 @@ class Leasing:
 
     def give_back(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
         for call in releases(topic, [each.claim for each in deliveries]):
-            self.leaders.spawn(self._release(call), "give back")
-
-    async def _release(self, call: Extend) -> None:
-        await self.leaders.at_leader(call.topic, call.partition, call)
+            work = self.leaders.at_leader(call.topic, call.partition, call)
+            self.leaders.spawn(work, "give back")
 
     async def close(self) -> None:
         self.end_waits()

@@ -64,7 +64,12 @@ class BrowserGuard:
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
-        elif b"?" in url and self._is_open and self._acts_on_get and _is_browser(headers):
+        elif (
+            b"?" in url
+            and self._is_open
+            and self._acts_on_get
+            and headers.get("user-agent", "").lstrip().lower().startswith(_BROWSER)
+        ):
             return (
                 "Actions in the query string are rejected when a browser does not say which page "
                 "sent them: use localhost or an SQS client."
@@ -109,10 +114,6 @@ def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 def _is_own(origin: str, host: str) -> bool:
     scheme, _, place = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
-
-
-def _is_browser(headers: Mapping[str, str]) -> bool:
-    return headers.get("user-agent", "").lstrip().lower().startswith(_BROWSER)
 
 
 def _is_foreign(headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:

@@ -103,7 +103,9 @@ def security_from(properties: Mapping[str, str]) -> Security:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")
     protocol = properties.get("security.protocol", "PLAINTEXT").upper()
     mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or SHA_512
-    jaas = _jaas(properties.get("sasl.jaas.config", ""))
+    # The two options of a line like ``…ScramLoginModule required username="u" …;``.
+    options = _JAAS.findall(properties.get("sasl.jaas.config", ""))
+    jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in options}
     check = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if check not in ("https", "none", ""):
         raise SecurityInvalid("ssl.endpoint.identification.algorithm is https or none")
@@ -118,11 +120,6 @@ def security_from(properties: Mapping[str, str]) -> Security:
         key_file=properties.get("ssl.key.location", ""),
         is_hostname_checked=check == "https",
     )
-
-
-def _jaas(text: str) -> dict[str, str]:
-    """Return the two options of a line like ``…ScramLoginModule required username="u" …;``."""
-    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS.findall(text)}
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:

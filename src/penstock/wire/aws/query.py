@@ -140,6 +140,12 @@ def _read_binary(node: Node, name: str) -> bytes:
         raise fault("InvalidParameterValue", f"The value of {name} is not valid base64.") from None
 
 
+_READERS: Mapping[type[inspect.Type], Reader] = {
+    inspect.StrType: _read_text,
+    inspect.IntType: _read_integer,
+    inspect.BytesType: _read_binary,
+}
+
 # ── Readers of lists and maps ────────────────────────────────────────────────────────────────
 
 
@@ -225,12 +231,8 @@ def _read_struct(struct: type[S], node: Node, name: str) -> S:
 
 def _reader(type_info: inspect.Type) -> Reader:
     type_info = without_none(type_info)
-    if isinstance(type_info, inspect.StrType):
-        return _read_text
-    if isinstance(type_info, inspect.IntType):
-        return _read_integer
-    if isinstance(type_info, inspect.BytesType):
-        return _read_binary
+    if type(type_info) in _READERS:
+        return _READERS[type(type_info)]
     assert isinstance(type_info, inspect.StructType), f"no form spelling for {type_info}"
     _prepare(type_info.cls)
     return partial(_read_struct, type_info.cls)
@@ -261,11 +263,9 @@ def _prepare(struct: type[msgspec.Struct]) -> None:
     _FIELD_READERS[struct] = tuple(_field_reader(field) for field in type_info.fields)
 
 
-def _roots(struct: type[msgspec.Struct]) -> frozenset[str]:
-    _prepare(struct)
-    return frozenset(name for reader in _FIELD_READERS[struct] for name in reader.names)
-
-
+for _operation in OPERATIONS.values():
+    _prepare(_operation.request)
 _ROOTS: Mapping[str, frozenset[str]] = {
-    operation.name: _roots(operation.request) for operation in OPERATIONS.values()
+    each.name: frozenset(name for one in _FIELD_READERS[each.request] for name in one.names)
+    for each in OPERATIONS.values()
 }

@@ -89,7 +89,8 @@ def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialSco
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:
-        return _parse_presigned(fields)
+        values = [_required(fields, name, "AWS query-string") for name in _PRESIGNED]
+        return _scope(*values, is_presigned=True)
     return None
 
 
@@ -102,11 +103,6 @@ def _parse_header(authorization: str) -> CredentialScope:
     names = ("Credential", "SignedHeaders", "Signature")
     values = [_required(parts, name, "Authorization header") for name in names]
     return _scope(algorithm, *values, is_presigned=False)
-
-
-def _parse_presigned(fields: Mapping[str, str]) -> CredentialScope:
-    values = [_required(fields, name, "AWS query-string") for name in _PRESIGNED]
-    return _scope(*values, is_presigned=True)
 
 
 def _required(parts: Mapping[str, str], name: str, where: str) -> str:
@@ -164,7 +160,11 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
     IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
-    if (fields or scope.is_presigned) and _is_signed_twice(scope, headers, fields):
+    if scope.is_presigned:
+        is_twice = "authorization" in headers
+    else:
+        is_twice = bool(fields) and any(name in fields for name in _PRESIGNED)
+    if is_twice:
         raise _incomplete(
             "Only one auth mechanism allowed: the Authorization header or the X-Amz-* parameters "
             "of the query string."
@@ -296,14 +296,6 @@ def _query_fields(query: str) -> dict[str, str]:
         # Ambiguous: they are signed in sorted order and read in the order of the request.
         _mismatch("A parameter of the query string is given twice.")
     return fields
-
-
-def _is_signed_twice(
-    scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
-) -> bool:
-    if scope.is_presigned:
-        return "authorization" in headers
-    return any(name in fields for name in _PRESIGNED)
 
 
 # ── When it was signed ───────────────────────────────────────────────────────────────────────

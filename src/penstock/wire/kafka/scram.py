@@ -128,7 +128,9 @@ def read_client_first(message: bytes) -> ClientFirst:
     # Extensions should be ignored, but one of Kafka's changes the meaning of the user.
     is_token = any(extension.lower() == "tokenauth=true" for extension in attributes[2:])
     nonce = attributes[1][2:]
-    if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not _is_printable(nonce):
+    if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not all(
+        "!" <= char <= "~" for char in nonce
+    ):
         raise ScramRefused("the nonce is too short, too long or not printable")
     return ClientFirst(f"{binding},{authorization},", bare, user, nonce, is_token)
 
@@ -305,10 +307,6 @@ def _name(text: str) -> str:
     if not 0 < len(name) <= NAME_CHARS_MAX or "\0" in name:
         raise ScramRefused("the user name is empty or too long")
     return name
-
-
-def _is_printable(text: str) -> bool:
-    return all("!" <= char <= "~" for char in text)
 
 
 def _base64(text: str, what: str = "a value") -> bytes:
