@@ -101,10 +101,7 @@ def decode(value: bytes) -> AuditRecord:
 def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
     """Return the entry as the record after ``link``, and the new end of the chain."""
     record = AuditRecord(
-        node=node,
-        seq=link.seq + 1,
-        prev_hash=link.hash.hex(),
-        **msgspec.structs.asdict(entry),
+        node=node, seq=link.seq + 1, prev_hash=link.hash.hex(), **msgspec.structs.asdict(entry)
     )
     try:
         value = _encoder.encode(record)
