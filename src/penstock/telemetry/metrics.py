@@ -73,8 +73,6 @@ class Meter:
         self._collectors: list[Collector] = []
         self._more_histograms: list[tuple[Family, tuple[str, ...], Histogram]] = []
 
-    # ── Counting: the hot path ───────────────────────────────────────────────────────────────
-
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
         cell = self._requests.get((api, protocol, code))
         if cell is None:
@@ -124,8 +122,6 @@ class Meter:
             api, protocol, code = OTHER, OTHER, OTHER
         durations = self._request_durations.setdefault((api, protocol), Histogram())
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
-
-    # ── Rendering: at a scrape ───────────────────────────────────────────────────────────────
 
     def register_collector(self, collector: Collector) -> None:
         """Each scrape calls it for gauges: ``(families.DISK_FREE, ((), 12345))``."""

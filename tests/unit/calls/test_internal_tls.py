@@ -13,9 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.calls.internal.certificates import name_in_certificate, names_in
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import InternalConfig, NodeEnd
+from penstock.calls.internal.connection import (
+    InternalConfig,
+    NodeEnd,
+    name_in_certificate,
+    names_in,
+)
 from penstock.calls.internal.listener import InternalListener
 from penstock.wire.internal.calls import Call, CallerInfo, CallHandlers
 from penstock.wire.internal.faults import HelloRefused, Unreachable

@@ -6,23 +6,28 @@ a mark; the connection is closed if that lasts, or if the unsent bytes exceed a 
 
 One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
 cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
+
+Both ends require a certificate signed by the nodes' own authority, which only says that a node
+belongs to the cluster. So the id of the node must be in it too: as a DNS name or URI among the
+alternative names, or as the common name.
 """
 
 import asyncio
 import secrets
 import ssl
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import msgspec
 
-from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
 from penstock.net.listener import Peer
+from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.wire.internal import frame as wire
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
 from penstock.wire.internal.frame import Header, Hello, Kind, Side
@@ -30,6 +35,51 @@ from penstock.wire.internal.frame import Header, Hello, Kind, Side
 NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
 TICK_SECONDS = 0.05
 JOINED_BYTES_MAX = 262_144  # up to this size one copy is cheaper than several writes
+
+Certificate = Mapping[str, Any]  # as returned by ``ssl.SSLSocket.getpeercert``
+
+
+def names_in(certificate: Certificate) -> frozenset[str]:
+    subject = (pair for group in certificate.get("subject", ()) for pair in group)
+    names = {value for kind, value in subject if kind == "commonName"}
+    names.update(
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")
+    )
+    return frozenset(names)
+
+
+def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
+    if not certificate:
+        raise HelloRefused(f"Node {node_id} showed no certificate.")
+    if node_id not in names_in(certificate):
+        raise HelloRefused(f"The certificate shown by node {node_id} is for another node.")
+
+
+class NodeCertificates(Certificates):
+    """The certificate of a node, for both ends of a connection: two contexts of the same files."""
+
+    def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
+        super().__init__(TlsFiles(certificate, key, ca))
+        self.listening = self.context
+        self.calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.calling.check_hostname = False  # a node is identified by its id
+        for context in (self.listening, self.calling):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._load_calling(certificate, key, ca)
+
+    def renew(self) -> bool:
+        is_changed = super().renew()
+        if is_changed:
+            self._load_calling(*self._files)
+        return is_changed
+
+    def _load_calling(self, certificate: Path, key: Path, ca: Path | None) -> None:
+        try:
+            self.calling.load_cert_chain(certificate, key)
+            self.calling.load_verify_locations(ca)
+        except (ssl.SSLError, OSError) as error:
+            what = f"{certificate}, {key} and {ca} cannot be used"
+            raise CertificateUnusable(what, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +102,14 @@ class InternalConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """This end of connections to other nodes. With TLS, the id of a peer must pass ``check_peer``.
-    ``check_hello`` raises HelloRefused for an unsuitable peer. ``secret``: both ends must prove
-    that they know it before any call; None: no proof."""
+    """This end of connections to other nodes. ``check_hello`` raises HelloRefused for an unsuitable
+    peer. ``secret``: both ends must prove it before any call; None: no proof."""
 
     node_id: str
     cluster_id: str
     features: tuple[str, ...] = ()
     levels: Levels = NO_LEVELS
     config: InternalConfig = InternalConfig()
-    check_peer: PeerCheck = name_in_certificate
     check_hello: Callable[[Hello], None] = lambda _hello: None
     secret: bytes | None = None
 
@@ -177,7 +225,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             raise MalformedFrame("frames before the reply to the hello")
         try:
             if self.is_tls:
-                self._end.check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
+                name_in_certificate(hello.node_id, self._transport.get_extra_info("peercert"))
             self._version = wire.agree(self._own, hello)
             if self._end.secret is not None and not self._has_proved(hello, self._end.secret):
                 return

@@ -90,8 +90,6 @@ class _Served(NodeConnection):
             one.has_caller = False
             one.task.cancel()
 
-    # ── Requests ─────────────────────────────────────────────────────────────────────────────
-
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
         if kind is Kind.REQUEST:
@@ -159,8 +157,6 @@ class _Served(NodeConnection):
                 one.task.cancel()
         return bool(self._running)
 
-    # ── Replies ──────────────────────────────────────────────────────────────────────────────
-
     def _reply(self, call: Call[Any, Any], request_id: int, reply: Any) -> None:
         if self.is_ending:
             return
@@ -196,8 +192,6 @@ class _Served(NodeConnection):
         super().resume_writing()
         if not self.is_ending:
             self._transport.resume_reading()
-
-    # ── Ending ───────────────────────────────────────────────────────────────────────────────
 
     def close_if_idle(self) -> None:
         if not self._running:

@@ -147,9 +147,6 @@ def _outcome(error: PenstockError) -> str:
     return UNREACHABLE if isinstance(error, faults.Unreachable) else REFUSED
 
 
-# ── Listeners there ──────────────────────────────────────────────────────────────────────────
-
-
 class Watches(Generic[K]):
     def __init__(self, wait: Wait[K], unknown: K) -> None:
         """``unknown``: sent for a partition without a reply so far."""

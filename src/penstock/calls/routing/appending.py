@@ -122,9 +122,6 @@ class LocalPartitions:
         return True
 
 
-# ── A call to all leaders ────────────────────────────────────────────────────────────────────
-
-
 class Joining:
     """One such call. The replies of an attempt are kept for the next attempts."""
 

@@ -43,9 +43,6 @@ class HttpReply(msgspec.Struct, gc=False):
     pieces: tuple[bytes, ...] = ()  # of a large body, after ``body``: joining them takes long
 
 
-# ── Requests ─────────────────────────────────────────────────────────────────────────────────
-
-
 class Parser(Protocol):
     def get_http_version(self) -> str: ...
     def get_method(self) -> bytes: ...
@@ -103,9 +100,6 @@ def _check_host(host: str | None, parser: Parser) -> None:
         raise Refused(400, "header host is not a host name")
     elif len(_HOSTS) < HOSTS_MAX:
         _HOSTS.add(host)
-
-
-# ── Replies ──────────────────────────────────────────────────────────────────────────────────
 
 
 def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:

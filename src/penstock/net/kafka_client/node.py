@@ -13,9 +13,16 @@ from typing import Any, Final, NamedTuple
 
 from penstock.net.kafka_client import errors
 from penstock.net.kafka_client.login import Security, log_in
-from penstock.wire.kafka.apis import API_VERSIONS, APIS, FETCH, Api
+from penstock.wire.kafka.apis import (
+    API_VERSIONS,
+    APIS,
+    FETCH,
+    LENGTH_BYTES,
+    Api,
+    encode_request_frame,
+    parse_response_header,
+)
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
 from penstock.wire.kafka.malformed import Malformed
 
 REPLY_BYTES_MAX: Final = 256 * 1_048_576
@@ -86,8 +93,6 @@ class KafkaNode:
             self._socket.close()
             self._socket = None
 
-    # ── Connecting ───────────────────────────────────────────────────────────────────────────
-
     def _connected(self, timeout_s: float) -> socket.socket:
         try:
             plain = socket.create_connection((self.host, self._port), timeout=timeout_s)
@@ -144,8 +149,6 @@ class KafkaNode:
         except OSError:
             return True
         return True  # the end, or a reply without a request
-
-    # ── One exchange ─────────────────────────────────────────────────────────────────────────
 
     def _ask(self, key: int, request: Any, timeout_s: float, version_max: int | None = None) -> Any:
         api = APIS[key]

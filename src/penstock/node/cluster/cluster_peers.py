@@ -3,9 +3,8 @@ verified by the name in its certificate."""
 
 from collections.abc import Callable
 
-from penstock.calls.internal.certificates import NodeCertificates
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import NodeEnd
+from penstock.calls.internal.connection import NodeCertificates, NodeEnd
 from penstock.calls.remote.broker import no_outcomes
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry

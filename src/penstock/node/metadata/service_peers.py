@@ -8,9 +8,8 @@ each have a store.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.calls.internal.certificates import NodeCertificates
 from penstock.calls.internal.client import FirstReachable, InternalClient
-from penstock.calls.internal.connection import NodeEnd
+from penstock.calls.internal.connection import NodeCertificates, NodeEnd
 from penstock.node.configuration.addresses import NodeAddress
 from penstock.node.process.node_setup import NodeSetup
 from penstock.wire.internal.calls import Caller

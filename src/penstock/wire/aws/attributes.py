@@ -32,9 +32,6 @@ _FORBIDDEN_BYTES = bytes(code for code in range(0x20) if code not in (0x09, 0x0A
 _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
 
-# ── Bodies ───────────────────────────────────────────────────────────────────────────────────
-
-
 def body_bytes(text: str | None) -> bytes:
     """Return the body as stored. Raises MissingParameter or InvalidMessageContents."""
     if not text:
@@ -67,9 +64,6 @@ def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> in
     )
 
 
-# ── MD5 ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def md5_of_body(body: bytes) -> str:
     return md5(body, usedforsecurity=False).hexdigest()
 
@@ -85,9 +79,6 @@ def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
         digest.update(b"\x02" if attribute.is_binary else b"\x01")
         digest.update(len(attribute.value).to_bytes(4, "big") + attribute.value)
     return digest.hexdigest()
-
-
-# ── Sending ──────────────────────────────────────────────────────────────────────────────────
 
 
 def read_attributes(
@@ -208,9 +199,6 @@ def _empty(name: str, kind: str) -> Fault:
 
 def _invalid(message: str) -> Fault:
     return fault("InvalidParameterValue", message)
-
-
-# ── Receiving ────────────────────────────────────────────────────────────────────────────────
 
 
 def select(

@@ -59,8 +59,6 @@ def element(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-# ── Names ────────────────────────────────────────────────────────────────────────────────────
-
 _SINGULARS: Mapping[str, str] = {
     "AWSAccountIds": "AWSAccountId",
     "Actions": "ActionName",
@@ -107,9 +105,6 @@ def without_none(type_info: inspect.Type) -> inspect.Type:
     return present[0] if len(present) == 1 else inspect.StrType()
 
 
-# ── Replies ──────────────────────────────────────────────────────────────────────────────────
-
-
 def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
     name = operation.name
     result = ""
@@ -143,9 +138,6 @@ def encode_fault(
     retry_after_s = refusal.retry_after_s
     headers: Headers = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
     return document.encode(), headers
-
-
-# ── Writers, built once per type ─────────────────────────────────────────────────────────────
 
 
 class _FieldWriter(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.model.names import is_region
 from penstock.wire.aws.faults import Fault, fault
-from penstock.wire.aws.form import text_pairs
+from penstock.wire.aws.query import text_pairs
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}\Z")

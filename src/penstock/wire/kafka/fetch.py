@@ -18,8 +18,6 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 HIGH_WATERMARK_UNKNOWN = 2**63 - 1
 
-# ── Request ──────────────────────────────────────────────────────────────────────────────────
-
 
 class FetchPartition(Message, frozen=True, gc=False):
     WIRE_ORDER: ClassVar = (
@@ -82,9 +80,6 @@ class FetchRequest(Message, frozen=True, gc=False):
 decode_fetch_request, encode_fetch_request = codec(
     FetchRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )
-
-
-# ── Response ─────────────────────────────────────────────────────────────────────────────────
 
 
 class AbortedTransaction(Message, frozen=True, gc=False):
@@ -154,9 +149,6 @@ def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece],
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
     """Return the body in one piece, for callers that may copy it."""
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
-
-
-# ── ShareFetch ───────────────────────────────────────────────────────────────────────────────
 
 
 class AcquiredRange(Message, frozen=True, gc=False):

@@ -159,8 +159,6 @@ def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
     return size
 
 
-# ── Bounds ───────────────────────────────────────────────────────────────────────────────────
-
 # Besides the arrays of these names, which are partitions in every API or belong to one partition,
 # these are bounded by KAFKA_PARTITIONS_MAX; "*" is every array of the API.
 _OF_PARTITIONS = {"partitions", "partition_indexes", "assignments", "broker_ids", "replicas"}

@@ -121,9 +121,6 @@ class NodeEndpoint(Message, frozen=True, gc=False):
     rack: Annotated[str | None, "string", "0+", "null 0+"] = None
 
 
-# ── Errors ───────────────────────────────────────────────────────────────────────────────────
-
-
 def malformed(what: str, error: Exception) -> Malformed:
     if isinstance(error, UnicodeDecodeError):
         return Malformed(f"{what}: text that is not UTF-8: {error.reason}")
