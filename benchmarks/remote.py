@@ -26,9 +26,11 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.disk import DiskBudget
 from penstock.calls.bulkhead import Bulkhead
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -133,7 +135,7 @@ async def serve() -> None:
             answers = CallHandlers()
             service = BrokerService(broker, catalog, node=ELSEWHERE, led=Routes().leader)
             service.register(answers)
-            listener = InternalListener(answers, node_id=str(ELSEWHERE), cluster_id="bench")
+            listener = InternalListener(answers, NodeEnd(str(ELSEWHERE), "bench"))
             bound = await listener.start("127.0.0.1", 0)
             print(bound.rpartition(":")[2], flush=True)
             await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -205,7 +207,7 @@ async def measure(count: int, rounds: int) -> bool:
     assert other.stdout is not None
     assert other.stdin is not None
     port = int(await other.stdout.readline())
-    client = InternalClient("127.0.0.1", port, own_id=str(HERE), cluster_id="bench")
+    client = InternalClient("127.0.0.1", port, NodeEnd(str(HERE), "bench"))
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with broker_on(Path(folder), LOCAL) as (broker, catalog):
@@ -219,12 +221,14 @@ async def measure(count: int, rounds: int) -> bool:
                     lost=(Unreachable, DeadlineExceeded),
                 )
                 routed = Router(
-                    broker,
-                    own_node=HERE,
-                    routes=Routes(),
-                    remote=lambda _node: remote,
-                    bulkhead=lambda _node: bulkhead,
-                    find_arn=catalog.find_arn,
+                    Leaders(
+                        broker,
+                        own_node=HERE,
+                        routes=Routes(),
+                        remote=lambda _node: remote,
+                        bulkhead=lambda _node: bulkhead,
+                    ),
+                    catalog.find_arn,
                 )
                 subjects: dict[str, tuple[Calls, Topic]] = {
                     "here": (broker, LOCAL),

@@ -21,8 +21,14 @@ from benchmarks.answers.question import (
     Question,
 )
 from benchmarks.server import NotAvailable
-from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE, Api
-from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
+from penstock.wire.kafka.apis import (
+    APIS,
+    FETCH,
+    PRODUCE,
+    Api,
+    encode_request_frame,
+    parse_response_header,
+)
 
 ASK_S_MAX: Final = 30.0
 SETTLE_S_MAX: Final = 10.0

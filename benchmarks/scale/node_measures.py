@@ -17,10 +17,11 @@ from tests.unit.broker.replicas.stage import Cluster, cluster
 from benchmarks.scale.measures import resident_bytes
 from penstock.broker.replicas.fetching import CALL_MS, REPLY_BYTES_MAX
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
 from penstock.replication.epochs import NO_EPOCH
-from penstock.wire.internal.replica_calls import REPLICA_FETCH, PartitionFetch, ReplicaFetch
+from penstock.wire.internal.node_calls import REPLICA_FETCH, PartitionFetch, ReplicaFetch
 
 PARTITIONS: Final = 40  # each on both nodes, half of them led by either
 WAIT_MS: Final = 1  # the shortest that waits at all: the cost is that of any wait
@@ -62,7 +63,7 @@ async def _fetches(pair: Cluster, topic: Topic, *, asks: int, calls: int) -> flo
     leader, follower = pair.nodes[1], pair.nodes[2]
     led = [PartitionKey(topic.topic_id, index) for index in range(0, PARTITIONS, 2)]
     host, _, port = leader.membership.entry.internal.rpartition(":")
-    client = InternalClient(host, int(port), own_id="2", cluster_id="test")
+    client = InternalClient(host, int(port), NodeEnd("2", "test"))
     request = ReplicaFetch(
         follower.number,
         follower.membership.incarnation,

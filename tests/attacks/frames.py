@@ -10,8 +10,7 @@ from typing import Any
 from tests.harness.raw_http import RawConnection
 from tests.harness.server import Server
 
-from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
+from penstock.wire.kafka.apis import APIS, encode_request_frame, parse_response_header
 
 KEYS = {api.name: key for key, api in APIS.items()}
 _BY_HAND = {"Produce": "produce", "Fetch": "fetch"}

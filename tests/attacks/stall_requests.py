@@ -16,10 +16,9 @@ from typing import Any, get_args, get_type_hints
 
 from tests.attacks.frames import KEYS
 
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, encode_request_frame
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.fields import Versions
-from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID, Message
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 

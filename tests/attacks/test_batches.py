@@ -20,8 +20,8 @@ from tests.harness.server import Server
 from penstock.record.batch import ATTR_PRODUCED, ATTR_SEALED
 from penstock.record.compression import XERIAL_HEAD, XERIAL_MAGIC
 from penstock.record.crc32c import crc32c
+from penstock.wire.kafka.apis import parse_response_header
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import parse_response_header
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
 from penstock.wire.kafka.produce import (
     ProducePartition,

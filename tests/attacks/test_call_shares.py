@@ -14,8 +14,7 @@ from tests.unit.broker.stage import on_stage
 from tests.unit.frontend.limits.test_quotas import limited, message, new_topic
 from tests.unit.frontend.memory import MemoryIdentities
 
-from penstock.calls.callees import METADATA_CALLS_MAX, Callees
-from penstock.calls.guarded import BrokerWrapper
+from penstock.calls.callees import METADATA_CALLS_MAX, BrokerWrapper, Callees
 from penstock.cursor.coordinator_calls import Commit, CoordinatorCall
 from penstock.cursor.coordinator_calls import R as T
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest

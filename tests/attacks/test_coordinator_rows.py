@@ -22,6 +22,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import Server
 
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.cli.terminal.failure import ExitCode
 from penstock.log.log import Log, LogConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -276,7 +277,7 @@ def append_to_leader(node: ClusterNode, partition: int) -> int:
     topic_id = place_of(node, partition)["topic_id"]
 
     async def append() -> int:
-        client = InternalClient(host, int(port), own_id="x", cluster_id="penstock", levels=Levels())
+        client = InternalClient(host, int(port), NodeEnd("x", "penstock", levels=Levels()))
         request = (topic_id, 0, partition, ANY_EPOCH, -1, (foreign(0),))
         try:
             form = wire_of(AppendBatches)

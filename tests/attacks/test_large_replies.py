@@ -14,9 +14,8 @@ import pytest
 import uvloop
 
 from penstock.net.http.browsers import BrowserGuard
-from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.exchange import TURN_BYTES_MAX, HttpReply, HttpRequest, PieceWriter
 from penstock.net.http.listener import HttpConfig, HttpListener
-from penstock.net.http.reply import TURN_BYTES_MAX, PieceWriter
 from penstock.net.tls import Certificates, TlsFiles
 
 KIB, MIB = 1_024, 1_048_576

@@ -26,8 +26,9 @@ from tests.unit.frontend.limits.test_quotas import limited
 from tests.unit.frontend.memory import MemoryIdentities
 
 from penstock.broker.partition.partition import Partition
-from penstock.calls.breaker import BreakerState
+from penstock.calls.bulkhead import BreakerState
 from penstock.calls.callees import Callees
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.cursor.leases.redrive import dead_letter
 from penstock.frontend.limits.quotas import TenantQuotas
@@ -342,20 +343,22 @@ async def test_twelve_late_calls_of_one_tenant_leave_the_node_to_the_others(
 async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.routing.leasing.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.model.call_times.LOOK_SECONDS_MAX", 0.05)
     async with on_nodes(tmp_path, 1, 2, 3) as cluster:
         own = of_tenant(await cluster.topic("attacker", led_by=(2, 3)), ATTACKER)
         others = of_tenant(await cluster.topic("victim", led_by=(2,)), VICTIM)
         callees = Callees(SystemClock())
         remotes = {number: cluster.remote(number) for number in (2, 3)}
         routed = Router(
-            cluster.nodes[1].owned,
-            own_node=1,
-            routes=cluster.truth,
-            remote=lambda number: remotes[number],
-            bulkhead=lambda number: callees.remote(f"node {number}"),
-            find_arn=cluster.nodes[1].catalog.find_arn,
-            retry_seconds_max=0.2,
+            Leaders(
+                cluster.nodes[1].owned,
+                own_node=1,
+                routes=cluster.truth,
+                remote=lambda number: remotes[number],
+                bulkhead=lambda number: callees.remote(f"node {number}"),
+                retry_seconds_max=0.2,
+            ),
+            cluster.nodes[1].catalog.find_arn,
         )
         stuck = asyncio.Event()
         served = cluster.nodes[2]

@@ -21,9 +21,8 @@ from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection
 from tests.harness.server import Server
 
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, parse_response_header
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
-from penstock.wire.kafka.frame import parse_response_header
 from penstock.wire.kafka.generated import (
     create_topics,
     incremental_alter_configs,

@@ -30,7 +30,7 @@ from tests.harness.full import part
 from tests.harness.server import Server
 
 from penstock.frontend.sqs.actions import ACTIONS
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, parse_response_header
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
     READ_COMMITTED,
@@ -38,7 +38,6 @@ from penstock.wire.kafka.fetch import (
     FetchRequest,
     FetchTopic,
 )
-from penstock.wire.kafka.frame import parse_response_header
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
 from penstock.wire.kafka.generated.offset_commit import (
     OffsetCommitRequestPartition,

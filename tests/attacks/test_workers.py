@@ -20,6 +20,7 @@ from tests.attacks.kit import ROOT, Operator, send, sqs_as
 from tests.harness.server import Server, stable_port
 
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.metadata.security.identity_entries import decode_user, user_key
 from penstock.metadata.serving.calls import GET, TXN, Get, Txn
 from penstock.model.levels import Levels
@@ -92,9 +93,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 
 def _client(port: int, secret: bytes | None) -> InternalClient:
-    return InternalClient(
-        "127.0.0.1", port, own_id="w", cluster_id=CLUSTER, levels=Levels(), secret=secret
-    )
+    return InternalClient("127.0.0.1", port, NodeEnd("w", CLUSTER, levels=Levels(), secret=secret))
 
 
 async def _ping(port: int, secret: bytes | None) -> str:

@@ -23,14 +23,13 @@ from tests.harness.server import Server
 from penstock.record.batch import encode_batch
 from penstock.record.crc32c import crc32c
 from penstock.record.record import encode_record
-from penstock.wire.kafka.apis import APIS, Api
+from penstock.wire.kafka.apis import APIS, Api, encode_request_frame
 from penstock.wire.kafka.fetch import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
     encode_fetch_request,
 )
-from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.produce import (
     ProducePartition,
     ProduceRequest,
@@ -318,7 +317,7 @@ def produced(server: Server, topic: str, records: bytes) -> int:
         )
         reply = read_frame(connection)
     assert reply is not None, "a whole request was hung up on"
-    from penstock.wire.kafka.frame import parse_response_header
+    from penstock.wire.kafka.apis import parse_response_header
     from penstock.wire.kafka.produce import decode_produce_response
 
     _, at = parse_response_header(reply, 1)

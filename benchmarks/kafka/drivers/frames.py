@@ -16,7 +16,13 @@ from benchmarks.kafka.pump import Conversation, Fault
 from penstock.model.file_slice import in_memory
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM, encode_batch
 from penstock.record.record import encode_record
-from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
+from penstock.wire.kafka.apis import (
+    APIS,
+    FETCH,
+    PRODUCE,
+    encode_request_frame,
+    parse_response_header,
+)
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
     FetchPartition,
@@ -25,7 +31,6 @@ from penstock.wire.kafka.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 from penstock.wire.kafka.malformed import Malformed
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import (

@@ -41,7 +41,7 @@ from penstock.model.limits import MIB
 from penstock.model.ports import Clock
 from penstock.record.compaction import covered
 from penstock.record.malformed import MalformedBatch
-from penstock.wire.internal.backup_calls import PartitionPositions
+from penstock.wire.internal.node_calls import PartitionPositions
 
 log_ = logging.getLogger(__name__)
 

@@ -24,14 +24,14 @@ from penstock.metadata.store import Store
 from penstock.model.errors import Overloaded, PenstockError
 from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow
-from penstock.wire.internal.backup_calls import (
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.node_calls import (
     HOLD,
     POSITIONS,
     HoldRequest,
     PartitionPositions,
     PositionsRequest,
 )
-from penstock.wire.internal.calls import Caller
 
 CROSSINGS_MS = 3_000  # much longer than a cut takes; bounds the delay if this node dies
 SEGMENTS_MS = 180_000  # renewed long before

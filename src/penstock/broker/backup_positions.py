@@ -23,7 +23,8 @@ from penstock.broker.partition.partitions import Partitions
 from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
-from penstock.wire.internal.backup_calls import (
+from penstock.wire.internal.calls import CallerInfo, CallHandlers
+from penstock.wire.internal.node_calls import (
     HOLD,
     POSITIONS,
     HoldReply,
@@ -32,7 +33,6 @@ from penstock.wire.internal.backup_calls import (
     PositionsReply,
     PositionsRequest,
 )
-from penstock.wire.internal.calls import CallerInfo, CallHandlers
 
 
 class Stage(IntEnum):

@@ -7,15 +7,17 @@ timer and no clock. One periodic sweep per callee finds and cancels the calls th
 
 Failures count for the partition of the call first: after five in a row, calls for this partition
 are rejected at once and the rest of the callee is called as usual. The circuit breaker of the
-callee opens after lost connections, or late calls of at least two tenants without a reply between.
+callee opens after lost connections, or late calls of at least two tenants without a reply between:
+the partitions of one tenant may hang while others work. It lets single probes through to find out
+whether the callee is back.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from penstock.calls.breaker import OPEN_MS_MAX, Breaker, BreakerState
 from penstock.model.call_times import PARKED_MARGIN_MS
 from penstock.model.calls import ALL_PARTITIONS
 from penstock.model.errors import Overloaded, PenstockError, Throttled
@@ -34,11 +36,85 @@ RETRY_AFTER_MS: Final = 200
 SWEEP_SECONDS_MAX: Final = 0.25
 PARKED_SWEEP_SECONDS: Final = 1.0  # there are many, and late ones are rare
 LATE: Final = "no reply in time"
+FAILURES_MAX = 5
+TENANTS_MIN = 2  # one tenant alone never cuts off the others
+OPEN_MS_MIN = 500
+OPEN_MS_MAX = 30_000
 FAILING_MS_MAX: Final = 2 * OPEN_MS_MAX  # after its last failure a partition is forgotten
 
 # The task that makes the call, if any; when the call began (a parked one: when it is late); its
 # topic and partition.
 _Call = tuple["asyncio.Task[Any] | None", float, Topic | None, int]
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """Pure: the clock is an argument."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._general_failures = 0  # failures that concern every tenant
+        self._tenants: set[str] = set()  # at most TENANTS_MIN
+        self._is_open = False
+        self._open_ms = OPEN_MS_MIN
+        self._retry_at_ms = 0
+        self._is_probing = False
+        self.opened_count = 0
+        self.failed_at_ms = 0  # the last failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether failures since the last reply concern more than one tenant."""
+        return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
+
+    def state(self, *, now_ms: int) -> BreakerState:
+        if not self._is_open:
+            return BreakerState.CLOSED
+        if self._is_probing or now_ms >= self._retry_at_ms:
+            return BreakerState.HALF_OPEN
+        return BreakerState.OPEN
+
+    def admits(self, *, now_ms: int) -> bool:
+        """Return whether a call may be made. The result of the call must be reported once."""
+        if not self._is_open:
+            return True
+        if self._is_probing or now_ms < self._retry_at_ms:
+            return False
+        self._is_probing = True
+        return True
+
+    def succeeded(self) -> None:
+        self._failures = self._general_failures = 0
+        self._tenants.clear()
+        self._is_open = False
+        self._open_ms = OPEN_MS_MIN
+        self._is_probing = False
+
+    def failed(self, *, now_ms: int, tenant: str | None = None) -> None:
+        """``tenant``: whose call was late; None for a failure that concerns every tenant."""
+        self.failed_at_ms = now_ms
+        self._failures += 1
+        if tenant is None:
+            self._general_failures += 1
+        elif len(self._tenants) < TENANTS_MIN:
+            self._tenants.add(tenant)
+        if not self._is_open:
+            is_shared = self._general_failures >= FAILURES_MAX or len(self._tenants) >= TENANTS_MIN
+            if self._failures < FAILURES_MAX or not is_shared:
+                return
+            self._is_open = True
+            self.opened_count += 1
+        elif self._is_probing:
+            self._open_ms = min(2 * self._open_ms, OPEN_MS_MAX)  # probe less often
+        else:
+            return  # a call that was in progress when the breaker opened
+        self._is_probing = False
+        self._retry_at_ms = now_ms + self._open_ms
 
 
 class CalleeUnavailable(Overloaded):
@@ -54,8 +130,7 @@ class CalleeRefused(CalleeUnavailable):
 
 
 class Bulkhead:
-    """The calls to one callee. Use ``call``, or its steps: ``enter`` (or ``park``), then ``left``
-    or ``failed``."""
+    """Use ``call``, or its steps: ``enter`` (or ``park``), then ``left`` or ``failed``."""
 
     def __init__(
         self,
@@ -106,8 +181,7 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """Return whether the last call failed. A call should not be parked then: it may be the
-        probe that decides whether the circuit breaker closes."""
+        """A call should not be parked then: it may be the probe that closes the breaker."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)
@@ -153,7 +227,6 @@ class Bulkhead:
     # ── Its steps ────────────────────────────────────────────────────────────────────────────
 
     def enter(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> int:
-        """Return the number of a new call. Raises if the call must not be made."""
         if self.in_use >= self._room:
             self._admit(topic, partition)
         self.in_use += 1
@@ -176,7 +249,6 @@ class Bulkhead:
         return number
 
     def left(self, number: int) -> None:
-        """Note that the callee has replied."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)
@@ -325,17 +397,14 @@ class Bulkhead:
             self._failing.pop((topic.topic_id, partition), None)
         self._has_failed = bool(self._failing)
 
-    def _forget_failing(self) -> None:
-        """Drop old entries: a deleted topic is never called again."""
-        since_ms = self._clock.mono_ms() - FAILING_MS_MAX
-        self._failing = {k: one for k, one in self._failing.items() if one.failed_at_ms > since_ms}
-
     # ── The sweep ────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self) -> None:
         assert self._loop is not None, "set when the sweep was scheduled"
-        if self._failing:
-            self._forget_failing()
+        if self._failing:  # drop old entries: a deleted topic is never called again
+            since_ms = self._clock.mono_ms() - FAILING_MS_MAX
+            failing = self._failing.items()
+            self._failing = {key: one for key, one in failing if one.failed_at_ms > since_ms}
         if not self._calls and not self._parked:
             self._loop = None
             self._room = 0  # so that the next call schedules a sweep

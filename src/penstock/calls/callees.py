@@ -1,20 +1,22 @@
 """The bulkheads of everything that a frontend calls: the metadata, every node that serves
 partitions, and the coordinators of groups and of transactions of each node, because one of their
-logs may hang while all others work. Also their states, for the metrics and the admin API."""
+logs may hang while all others work. Also their states, for the metrics and the admin API.
 
-from collections.abc import Iterator, Sequence
+A broker call takes a place in one bulkhead only: that of this node, of the metadata, or of the
+other node that serves it (``routing``)."""
+
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from penstock.calls.breaker import BreakerState
-from penstock.calls.bulkhead import Bulkhead
+from penstock.calls.bulkhead import BreakerState, Bulkhead
 from penstock.model.call_times import BACKEND_DEADLINE_MS, METADATA_DEADLINE_MS
+from penstock.model.calls import BrokerCall, BrokerPort, Calls, R
 from penstock.model.limits import CONNECTIONS_MAX
 from penstock.model.ports import Clock
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
+from penstock.wire.internal.broker_calls import RULES
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
 METADATA_CALLS_MAX: Final = 500  # changes are few; each of these waits for a disk
@@ -24,16 +26,6 @@ BACKEND_CALLS_MAX: Final = CONNECTIONS_MAX // 2
 COORDINATOR_CALLS_MAX: Final = CONNECTIONS_MAX // 4
 _STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 _CONNECTION: Final[dict[str, Any]] = {"lost": (Unreachable,), "late": (DeadlineExceeded,)}
-
-
-class CalleeState(msgspec.Struct, frozen=True):
-    name: str
-    state: BreakerState
-    in_use: int
-    calls_max: int
-    parked: int
-    refused_count: int
-    opened_count: int
 
 
 class Callees:
@@ -47,8 +39,7 @@ class Callees:
         metadata_deadline_ms: int = METADATA_DEADLINE_MS,
         own_account: str | None = None,
     ) -> None:
-        """``own_account``: account of the node's own tenant; every other tenant may use a part of
-        each limit."""
+        """``own_account``: every tenant but this one may use only a part of each limit."""
         self._clock = clock
         self._own_account = own_account
         self._backend_calls_max = backend_calls_max
@@ -63,7 +54,6 @@ class Callees:
         return self._bulkhead(f"backend:{node}", self._backend_calls_max)
 
     def remote(self, node: str) -> Bulkhead:
-        """The bulkhead of another node of the cluster, for the partitions it leads."""
         return self._bulkhead(f"remote:{node}", self._backend_calls_max, **_CONNECTION)
 
     # Coordinators write to logs as backends do, and have the same deadline.
@@ -92,17 +82,12 @@ class Callees:
     def all(self) -> Sequence[Bulkhead]:
         return tuple(self._bulkheads.values())
 
-    def states(self) -> Sequence[CalleeState]:
+    def states(self) -> Sequence[dict[str, str | int]]:
+        counts = ("in_use", "calls_max", "parked", "refused_count")
         return [
-            CalleeState(
-                name=each.name,
-                state=each.state(),
-                in_use=each.in_use,
-                calls_max=each.calls_max,
-                parked=each.parked,
-                refused_count=each.refused_count,
-                opened_count=each.breaker.opened_count,
-            )
+            {"name": each.name, "state": each.state()}
+            | {name: getattr(each, name) for name in counts}
+            | {"opened_count": each.breaker.opened_count}
             for each in self.all()
         ]
 
@@ -112,3 +97,45 @@ class Callees:
             yield families.BREAKER_STATE, (target, _STATES[each.state()])
             yield families.BULKHEAD_REJECTED, (target, each.refused_count)
             yield families.BULKHEAD_IN_USE, (target, each.in_use)
+
+
+async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
+    """After a failure a call does not wait at the broker: it may be the probe."""
+    wait_ms = call.wait_ms
+    if wait_ms > 0 and bulkhead.is_suspect(call.topic):
+        call, wait_ms = call.at_once(), 0
+    if wait_ms <= 0:
+        number = bulkhead.enter(call.topic, call.partition)
+    else:
+        number = bulkhead.park(wait_ms, call.topic, call.partition)
+    try:
+        reply = await broker.call(call)
+    except BaseException as error:
+        bulkhead.failed(number, error)
+        raise
+    bulkhead.left(number)
+    return reply
+
+
+class BrokerWrapper:
+    """Everything of a ``BrokerPort`` but its calls, from another one."""
+
+    def __init__(self, broker: BrokerPort) -> None:
+        self._broker = broker
+        self.moves = broker.moves
+        self.find_share = broker.find_share
+        self.on_advance = broker.on_advance
+        self.on_available = broker.on_available
+
+
+class GuardedBroker(BrokerWrapper):
+    """The broker of this node behind its bulkhead, or behind that of the metadata."""
+
+    def __init__(self, broker: BrokerPort, own: Bulkhead, metadata: Bulkhead) -> None:
+        super().__init__(broker)
+        self._own = own
+        self._metadata = metadata
+
+    def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
+        bulkhead = self._metadata if RULES[type(call)].needs_metadata else self._own
+        return guarded(bulkhead, self._broker, call)

@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar, cast
 
 from penstock.calls.bulkhead import Bulkhead
-from penstock.calls.guarded import BrokerWrapper
+from penstock.calls.callees import BrokerWrapper
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.acls import Acl

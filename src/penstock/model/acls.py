@@ -78,8 +78,6 @@ _Hosts = dict[str, int]  # number of rules by host: an address can be written in
 
 
 class Acl(msgspec.Struct, frozen=True):
-    """One rule, in the protocol's numbers."""
-
     resource_type: int
     resource_name: str
     pattern_type: int
@@ -90,8 +88,7 @@ class Acl(msgspec.Struct, frozen=True):
 
 
 class _Patterns:
-    """The names and prefixes in all rules of one permission, operation, principal and resource
-    type, with the hosts of each."""
+    """Names, prefixes and hosts of all rules of one key of ``AclIndex``."""
 
     __slots__ = ("lengths", "literal", "prefixed")
 
@@ -130,8 +127,6 @@ class _Patterns:
 
 
 class AclIndex:
-    """The rules of one tenant."""
-
     __slots__ = ("_patterns", "_rules")
 
     def __init__(self) -> None:
@@ -174,8 +169,7 @@ class AclIndex:
     def decide_somewhere(
         self, operation: Operation, resource_type: int, *, principal: str, host: str
     ) -> Permission | None:
-        """Return DENY if the operation is denied on every resource of the type, ALLOW if a rule
-        allows it on any of them, and None if rules say neither."""
+        """DENY: denied on every resource of the type. ALLOW: allowed on any of them."""
         for patterns in self._of(Permission.DENY, operation, resource_type, principal):
             if _has(patterns.literal.get(EVERY), host):
                 return Permission.DENY
@@ -196,8 +190,7 @@ class AclIndex:
 
 @lru_cache(maxsize=4_096)  # called with the client's address in every check
 def host_of(text: str) -> str:
-    """Return an address in its canonical form, and any other text unchanged. The IPv6 form of an
-    IPv4 address, which IPv6 sockets show, becomes the IPv4 address."""
+    """Return an address in its canonical form (IPv4 if it is mapped), other text unchanged."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

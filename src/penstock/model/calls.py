@@ -13,20 +13,8 @@ from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, Typ
 
 import msgspec
 
+from penstock.model import ports
 from penstock.model.message import Appended, Claim, Delivery, Message
-from penstock.model.ports import (
-    NO_TAGS,
-    SETTINGS_DEFAULT,
-    Acquired,
-    BatchAppended,
-    Fetched,
-    LeaseRequest,
-    Marker,
-    MoveTask,
-    Peeked,
-    ProducerSeen,
-    StreamEnds,
-)
 from penstock.model.topic import QueueSettings, QueueStats, Topic
 
 R = TypeVar("R")  # the reply of a call
@@ -47,7 +35,6 @@ class BrokerCall(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
     wait_ms: ClassVar[int] = 0  # how long the call may wait at the broker for messages
 
     def at_once(self) -> Self:
-        """Return the call without its wait."""
         return self
 
 
@@ -56,8 +43,7 @@ class TopicCall(BrokerCall[Reply], Generic[Reply], frozen=True):
 
 
 class LeadersCall(TopicCall[Reply], Generic[Reply], frozen=True):
-    """A call that every leader of the topic serves for the partitions it leads. The table has the
-    function that joins their replies."""
+    """A call that every leader of the topic serves for the partitions it leads."""
 
     # Partitions and epochs that the reply must cover, filled in for each node: a broker that does
     # not lead one of them raises NotLeader.
@@ -65,8 +51,6 @@ class LeadersCall(TopicCall[Reply], Generic[Reply], frozen=True):
 
 
 class PartitionCall(TopicCall[Reply], Generic[Reply], frozen=True):
-    """A call that the leader of one partition serves."""
-
     partition: int  # type: ignore[misc]
 
 
@@ -75,13 +59,10 @@ class Calls(Protocol):
 
 
 class BrokerPort(Calls, Protocol):
-    """One broker, or the brokers of all nodes."""
-
     # Served from memory, which is the same on every node:
 
-    def moves(self, source_arn: str) -> Sequence[MoveTask]:
+    def moves(self, source_arn: str) -> Sequence[ports.MoveTask]:
         """Return the move tasks of a queue, newest first, with a bounded number of ended ones."""
-        ...
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
 
@@ -90,22 +71,19 @@ class BrokerPort(Calls, Protocol):
     ) -> Callable[[], None]:
         """Call ``listener`` whenever the start or end offsets of a partition change. Returns the
         function that removes the listener. An earlier call must have opened the partition."""
-        ...
 
     def on_available(
         self, share: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
         """Call ``listener`` whenever ``Acquire`` may return records again: after new records, a
         release or an expired lease. Returns the function that removes the listener."""
-        ...
 
 
 # ── Queues ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Append(PartitionCall[Sequence[Appended]], frozen=True):
-    """Append messages. The reply comes when they are as durable as the topic is configured, as for
-    Ack, Extend and Purge."""
+    """Replies when the messages are durable, as Ack, Extend and Purge do."""
 
     messages: Sequence[Message]
 
@@ -115,7 +93,7 @@ class Lease(TopicCall[Sequence[Delivery]], frozen=True):
     InFlightLimit on a standard queue with too many leases if wait_ms is 0. A cancelled call leases
     nothing."""
 
-    request: LeaseRequest
+    request: ports.LeaseRequest
 
     @property
     def wait_ms(self) -> int:  # type: ignore[override]
@@ -137,9 +115,16 @@ class Extend(PartitionCall[Results], frozen=True):
     (more than twelve hours) or ExpiredReceipt (FIFO)."""
 
     claims: Sequence[tuple[Claim, int]]
-    # Only a lease that still runs. A release of undelivered messages must not release the
-    # lease that another consumer has by now.
-    is_strict: bool = False
+    is_strict: bool = False  # only a lease that still runs
+
+
+def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
+    """Return the calls that release leases whose messages were not delivered. Strict: the lease may
+    have expired, and another consumer may have the message."""
+    partitions: dict[int, list[tuple[Claim, int]]] = {}
+    for claim in claims:
+        partitions.setdefault(claim.partition, []).append((claim, 0))
+    return [Extend(topic, each, some, is_strict=True) for each, some in partitions.items()]
 
 
 class Purge(LeadersCall[None], frozen=True):
@@ -152,7 +137,7 @@ class Stats(LeadersCall[QueueStats], frozen=True):
     is_detailed: bool = False
 
 
-class Peek(PartitionCall[tuple[Sequence[Peeked], int]], frozen=True):
+class Peek(PartitionCall[tuple[Sequence[ports.Peeked], int]], frozen=True):
     """Return records from ``start`` on without leasing them, and the next offset to peek at."""
 
     start: int
@@ -160,10 +145,10 @@ class Peek(PartitionCall[tuple[Sequence[Peeked], int]], frozen=True):
 
 
 class StartMove(BrokerCall[None], frozen=True):
-    task: MoveTask
+    task: ports.MoveTask
 
 
-class CancelMove(BrokerCall[MoveTask | None], frozen=True):
+class CancelMove(BrokerCall[ports.MoveTask | None], frozen=True):
     """Return the cancelled task; None if it does not run at this broker."""
 
     task_id: str
@@ -174,7 +159,7 @@ class CancelMove(BrokerCall[MoveTask | None], frozen=True):
 # its control batches are returned as they are, because clients skip them.
 
 
-class AppendBatches(PartitionCall[BatchAppended], frozen=True):
+class AppendBatches(PartitionCall[ports.BatchAppended], frozen=True):
     """Append the checked batches of one produce request. Returns once they are committed (acks 1
     and -1) or written (0). Raises ProducerRefused, DiskFull, Overloaded, TopicNotFound."""
 
@@ -183,10 +168,9 @@ class AppendBatches(PartitionCall[BatchAppended], frozen=True):
 
 
 class AppendMarker(PartitionCall[None], frozen=True):
-    """End a transaction in a partition; returns once that is committed. Idempotent. Raises
-    ProducerRefused for a marker of an older epoch."""
+    """End a transaction in a partition. Raises ProducerRefused for an older epoch."""
 
-    marker: Marker
+    marker: ports.Marker
 
 
 class IsInTransaction(PartitionCall[bool], frozen=True):
@@ -196,15 +180,15 @@ class IsInTransaction(PartitionCall[bool], frozen=True):
     producer_epoch: int
 
 
-class Producers(PartitionCall[Sequence[ProducerSeen]], frozen=True):
+class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
     """Return the known producers that have an id, the longest inactive first."""
 
 
-class Ends(PartitionCall[StreamEnds], frozen=True):
+class Ends(PartitionCall[ports.StreamEnds], frozen=True):
     """Return the start and end offsets of a partition."""
 
 
-class Fetch(PartitionCall[Fetched], frozen=True):
+class Fetch(PartitionCall[ports.Fetched], frozen=True):
     """Return the batches from an offset on, without waiting. Raises OffsetOutOfRange, Damaged."""
 
     offset: int
@@ -245,8 +229,8 @@ class OpenShare(PartitionCall[Topic], frozen=True):
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
-    settings: QueueSettings = SETTINGS_DEFAULT
-    tags: Mapping[str, str] = NO_TAGS
+    settings: QueueSettings = ports.SETTINGS_DEFAULT
+    tags: Mapping[str, str] = ports.NO_TAGS
     # Deliveries after which a record is finished, unless the settings have a dead-letter rule.
     attempts_max: int | None = None
 
@@ -257,7 +241,7 @@ class CloseShare(TopicCall[bool], frozen=True):
     group: str
 
 
-class Acquire(PartitionCall[Acquired], frozen=True):
+class Acquire(PartitionCall[ports.Acquired], frozen=True):
     """Lease up to ``count`` records of one partition of a share, without waiting for more. Records
     out of attempts are dead-lettered if the share has a rule for that, else finished. A cancelled
     call leases nothing."""
@@ -277,8 +261,7 @@ class Finish(PartitionCall[Results], frozen=True):
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share. Only a lease that still runs is extended, whatever ``is_strict``
-    says. Results: None or NotLeased."""
+    """Extend leases of a share that still run. Results: None or NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):

@@ -1,34 +1,4 @@
-"""The error tree. Each protocol maps it to its own errors in one table.
-
-PenstockError
-├── InvalidRequest           an error of the caller: a retry does not help
-│   ├── MissingParameter     a required field is missing
-│   ├── InvalidMessage       the body has characters that are not allowed
-│   ├── InvalidReceipt       not a receipt of this queue
-│   ├── ExpiredReceipt       the lease of a FIFO receipt has ended
-│   ├── NotLeased            the record is deleted or not leased
-│   ├── OffsetOutOfRange     the offset is not in the log
-│   ├── QuotaExceeded        the limit of this tenant or node is reached
-│   └── ProducerRefused      wrong sequence or epoch of a producer, with Kafka's code
-├── NotFound
-│   └── TopicNotFound
-├── Conflict
-│   ├── TopicExists          same name, other settings
-│   ├── TopicDeletedRecently
-│   ├── PurgeInProgress
-│   └── VersionConflict      a store entry changed between read and write
-├── AccessDenied             the principal is known, but not allowed
-├── Overloaded               a later retry may help
-│   ├── Throttled
-│   ├── InFlightLimit        too many leased records
-│   ├── DiskFull             appends are rejected; leases and acks still work
-│   ├── Draining             this node is stopping
-│   ├── NotLeader            another node leads the partition, or none; nothing was done
-│   ├── LeaderMoved          another node leads now; outcome unknown
-│   └── NotEnoughReplicas    fewer replicas in sync than the topic requires
-├── Damaged                  the log on disk is damaged
-└── SetupError               a server cannot start: configuration, files, ports
-"""
+"""The error tree. Each protocol maps it to its own errors in one table."""
 
 
 class PenstockError(Exception):
@@ -38,7 +8,6 @@ class PenstockError(Exception):
 
 
 def client_text(error: PenstockError) -> str:
-    """Return the text for clients, without addresses of nodes."""
     return error.public or str(error)
 
 
@@ -60,7 +29,7 @@ class SetupError(PenstockError):
 
 
 class InvalidRequest(PenstockError):
-    pass
+    """An error of the caller: a retry does not help."""
 
 
 class MissingParameter(InvalidRequest):
@@ -70,19 +39,19 @@ class MissingParameter(InvalidRequest):
 
 
 class InvalidMessage(InvalidRequest):
-    pass
+    """The body has characters that are not allowed."""
 
 
 class InvalidReceipt(InvalidRequest):
-    pass
+    """Not a receipt of this queue."""
 
 
 class ExpiredReceipt(InvalidRequest):
-    pass
+    """The lease of a FIFO receipt has ended."""
 
 
 class NotLeased(InvalidRequest):
-    pass
+    """The record is deleted or not leased."""
 
 
 class OffsetOutOfRange(InvalidRequest):
@@ -94,17 +63,18 @@ class OffsetOutOfRange(InvalidRequest):
 
 
 class ProducerRefused(InvalidRequest):
+    """Wrong sequence or epoch of a producer, with Kafka's code."""
+
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
 
 
 class QuotaExceeded(InvalidRequest):
-    pass
+    """The limit of this tenant or node is reached."""
 
 
-class NotFound(PenstockError):
-    pass
+class NotFound(PenstockError): ...
 
 
 class TopicNotFound(NotFound):
@@ -113,32 +83,29 @@ class TopicNotFound(NotFound):
         self.name = name
 
 
-class Conflict(PenstockError):
-    pass
+class Conflict(PenstockError): ...
 
 
 class TopicExists(Conflict):
-    pass
+    """Same name, other settings."""
 
 
-class TopicDeletedRecently(Conflict):
-    pass
+class TopicDeletedRecently(Conflict): ...
 
 
-class PurgeInProgress(Conflict):
-    pass
+class PurgeInProgress(Conflict): ...
 
 
 class VersionConflict(Conflict):
-    pass
+    """A store entry changed between read and write."""
 
 
 class AccessDenied(PenstockError):
-    pass
+    """The principal is known, but not allowed."""
 
 
 class Overloaded(PenstockError):
-    pass
+    """A later retry may help."""
 
 
 class Throttled(Overloaded):
@@ -149,15 +116,15 @@ class Throttled(Overloaded):
 
 
 class InFlightLimit(Overloaded):
-    pass
+    """Too many leased records."""
 
 
 class DiskFull(Overloaded):
-    pass
+    """Appends are rejected; leases and acks still work."""
 
 
 class Draining(Overloaded):
-    pass
+    """This node is stopping."""
 
 
 class NotLeader(Overloaded):
@@ -175,11 +142,11 @@ class NotLeader(Overloaded):
 
 
 class LeaderMoved(Overloaded):
-    pass
+    """Another node leads now; outcome unknown."""
 
 
 class NotEnoughReplicas(Overloaded):
-    pass
+    """Fewer replicas in sync than the topic requires."""
 
 
 class Damaged(PenstockError):

@@ -35,5 +35,4 @@ Piece: TypeAlias = bytes | memoryview | FileSlice
 
 
 def in_memory(pieces: Sequence[Piece]) -> Sequence[bytes | memoryview]:
-    """Return the pieces with all file slices read."""
     return [piece.read() if isinstance(piece, FileSlice) else piece for piece in pieces]

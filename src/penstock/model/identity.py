@@ -107,8 +107,6 @@ class DelegationToken(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The authenticated principal of a request."""
-
     account: str
     user: str
     key_id: str = ""
@@ -121,8 +119,6 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Circumstances(msgspec.Struct, frozen=True):
-    """The values of a request that conditions of a policy may test."""
-
     source_ip: str = ""
     is_tls: bool = False
     now_ms: int = 0

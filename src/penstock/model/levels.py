@@ -34,8 +34,6 @@ BROKER_CONFIGS_STORED: Final = 7
 
 
 class Levels(NamedTuple):
-    """The levels that a node supports."""
-
     lowest: int = LEVEL_MIN
     highest: int = LEVEL_MAX
 

@@ -8,8 +8,7 @@ import msgspec
 
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
-    """A message attribute. ``data_type`` is ``String``, ``Number`` or ``Binary`` with an optional
-    ``.label``; text is stored as UTF-8, as in a record header."""
+    """``data_type``: ``String``, ``Number`` or ``Binary`` with an optional ``.label``."""
 
     data_type: str
     value: bytes
@@ -49,8 +48,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One record leased to one consumer."""
-
     partition: int
     record: Record
     lease_seq: int  # distinguishes the leases of a record

@@ -80,14 +80,12 @@ def share_name(topic: str, group: str) -> str:
 
 
 def split_share(name: str) -> tuple[str, str] | None:
-    """Return the topic and the group of a share; None for any other name."""
     topic, mark, group = name.partition(SHARE_MARK)
     return (topic, unquote(group)) if mark else None
 
 
 def is_bookkeeping_group(group: str) -> bool:
-    """Return whether a group belongs to a pipeline job. Its offsets are not those of a reader, so
-    it has no lag."""
+    """Return whether a pipeline job owns the group, which then has no lag."""
     return _BOOKKEEPING_GROUP.match(group) is not None
 
 
@@ -96,7 +94,6 @@ def is_internal(name: str) -> bool:
 
 
 def is_for_operators(name: str) -> bool:
-    """Return whether only operators may see and write a topic of this name."""
     return name in INTERNAL_NAMES or name in OPERATOR_NAMES
 
 
@@ -125,7 +122,6 @@ def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
 
 
 def split_scoped(scoped: str, *, own_account: str) -> tuple[str, str]:
-    """Return the account and the id as the client knows it."""
     if not _has_account(scoped):
         return own_account, scoped
     return scoped[:_ACCOUNT_CHARS], scoped[PREFIX_CHARS:]

@@ -16,11 +16,9 @@ from penstock.model.topic import PeekState, QueueSettings, Topic
 class Clock(Protocol):
     def wall_ms(self) -> int:
         """Milliseconds since 1970; may jump. For timestamps and retention."""
-        ...
 
     def mono_ms(self) -> int:
         """Milliseconds of a monotonic clock. For leases and delays."""
-        ...
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
@@ -57,8 +55,6 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """The end of one transaction in one partition."""
-
     producer_id: int
     producer_epoch: int
     is_commit: bool
@@ -94,8 +90,7 @@ class BatchAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):
-    """Batches of a partition, in as few buffers as they were read in. To look at single batches,
-    use ``record.batch.split_batches``."""
+    """Batches as they were read; ``record.batch.split_batches`` returns single ones."""
 
     ends: StreamEnds
     # Whole batches in order; the first may begin before the requested offset. File slices only if
@@ -121,8 +116,7 @@ class Acquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class Catalog(Protocol):
-    """Topics by name and by id, in memory. A change is stored first, and visible to the caller when
-    the call returns."""
+    """Topics, in memory. A change is stored first, and visible when the call returns."""
 
     def find(self, account: str, region: str, name: str) -> Topic | None: ...
 
@@ -130,11 +124,9 @@ class Catalog(Protocol):
 
     def find_id(self, topic_id: str) -> Topic | None:
         """In any account and region."""
-        ...
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         """Sorted by name."""
-        ...
 
     def all_topics(self) -> Sequence[Topic]: ...
 
@@ -142,24 +134,19 @@ class Catalog(Protocol):
 
     def tombstone(self, topic_id: str) -> Topic | None:
         """The deleted topic of this id, for some minutes."""
-        ...
 
     async def create(self, topic: Topic) -> Topic:
         """Raises TopicExists if the name is used."""
-        ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Apply a pure function to the newest value and store the result; again if another change
-        was faster. Raises TopicNotFound."""
-        ...
+        """Apply a pure function to the newest value, again if need be. Raises TopicNotFound."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
         """Call ``listener`` with (before, after) for each change, of this node or another."""
-        ...
 
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -171,15 +158,12 @@ class KeyRing(Protocol):
     @property
     def master_id(self) -> str:
         """The id of the current master key, stored with each wrapped secret."""
-        ...
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
         """``context`` must be the same to unwrap, so that no other entry can use the secret."""
-        ...
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         """Unwrap with any known master key. Raises Damaged."""
-        ...
 
 
 class Identities(Protocol):
@@ -199,24 +183,19 @@ class Identities(Protocol):
 
     def secret(self, key: AccessKey) -> bytes:
         """Return the secret of an access key as plain text."""
-        ...
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         """Return the number of users by account and by the iterations of their password, without
         iterations above SCRAM_ITERATIONS_MAX, which older versions stored."""
-        ...
 
     def acls(self, account: str) -> AclIndex | None:
         """Return the access rules of a tenant; None if it has none."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Raised by every change: cached decisions of an earlier epoch are invalid."""
-        ...
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         """Note that the key was used; stored now and then, to the minute."""
-        ...

@@ -22,11 +22,9 @@ class Quota(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in metrics."""
         return self.field.removesuffix("_max")
 
     def exceeded(self, used: int, most: int, added: int = 1) -> str:
-        """Return the error text."""
         return (
             f"Quota exceeded: this tenant has {used:,} of {most:,} {self.what}, and {added:,} more"
             " do not fit. Delete some, or have an operator raise the quota (penstock quota set"
@@ -64,7 +62,6 @@ REQUESTS: Final = Rate(limits.TENANT_REQUESTS_PER_SECOND, limits.TENANT_REQUESTS
 
 
 def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
-    """Return the request rate of a tenant; zero means no limit."""
     rate = tenant.limits.tenant_requests
     if rate is not None:
         return rate
@@ -77,8 +74,7 @@ def share_of(bound: int, percent: float) -> int:
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return the quota of a tenant, or NO_LIMIT. ``bound``: the limit of all tenants. An account
-    without a tenant (authentication is off) has no quotas."""
+    """``bound``: the limit of all tenants. An account without a tenant has no quotas."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)
@@ -105,11 +101,9 @@ class SharedLimit:
         return self._counts.get(holder, 0)
 
     def is_full(self, added: int = 1) -> bool:
-        """Return whether ``added`` more exceed the limit of all holders."""
         return self.total + added > self.bound
 
     def is_used_up(self, holder: str, added: int = 1) -> bool:
-        """Return whether ``added`` more exceed the part of the holder."""
         if self.own_account is None or holder == self.own_account:
             return False
         return self._counts.get(holder, 0) + added > self.most

@@ -31,7 +31,6 @@ def factor_of(topic: Topic, index: int | None, default: int) -> int:
 
 
 def in_sync_min_of(topic: Topic, factor: int, default: int) -> int:
-    """Return how many replicas must be in sync, at most the number of replicas."""
     return max(1, min(_number(topic, IN_SYNC_MIN, default), factor))
 
 
@@ -40,7 +39,6 @@ def is_manual(topic: Topic) -> bool:
 
 
 def with_factors(topic: Topic, counts: Mapping[int, int], default: int) -> Topic:
-    """Return the topic with the given numbers of replicas by partition."""
     now = {at: counts.get(at, factor_of(topic, at, default)) for at in range(topic.partition_count)}
     common = factor_of(topic, None, default)
     configs = {

@@ -57,7 +57,6 @@ DEFAULTS = StreamSettings()
 
 
 def policies_of(text: str) -> frozenset[str]:
-    """Return the parts of a ``cleanup.policy``."""
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -76,7 +75,6 @@ class TopicDefaults:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after every change."""
         self._listeners.append(listener)
 
 
@@ -141,6 +139,5 @@ def _whole(configs: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _bound(configs: Mapping[str, str], name: str, default: int) -> int | None:
-    """None: there is no bound."""
     value = _whole(configs, name, default)
     return None if value == FOREVER else value

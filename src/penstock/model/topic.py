@@ -58,8 +58,6 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SkippedRow(msgspec.Struct, frozen=True):
-    """A row of a coordinator's topic that an operator has skipped."""
-
     partition: int
     offset: int
     digest: str  # of the row, so that another row at this offset is not skipped
@@ -101,8 +99,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         return queue_arn(self.account, self.region, self.name)
 
     def may_pass_messages_to(self, other: "Topic") -> bool:
-        """Return whether the server may move messages from this queue to ``other``: a queue that
-        takes messages, of the same tenant, region and kind."""
+        """Whether it takes messages and has the same tenant, region and kind."""
         return (
             other.is_queue
             and not other.is_share
@@ -142,7 +139,6 @@ class Obstacles(msgspec.Struct, frozen=True):
 
 
 def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
-    """Return the obstacles of several partitions or nodes as those of one queue."""
     return _sum(
         Obstacles,
         parts,
@@ -155,7 +151,6 @@ def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
 
 
 def worst_locks(locks: Iterable[GroupLock]) -> list[GroupLock]:
-    """Return the locks that most messages wait for, the worst first."""
     return nsmallest(
         LOCKS_SHOWN_MAX, locks, key=lambda lock: (-lock.blocked, lock.partition, lock.offset)
     )
@@ -189,7 +184,6 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
-    """Return the counts of several nodes as those of one queue."""
     if len(parts) == 1:
         return parts[0]
     found = [each.obstacles for each in parts if each.obstacles is not None]
@@ -203,8 +197,7 @@ def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
 
 
 def partition_of_group(group: str, partition_count: int) -> int:
-    """Return the partition of a message group. The hash must never change: the messages of a group
-    in a FIFO queue on disk must stay in one partition."""
+    """The hash must never change: messages on disk must stay in their partition."""
     return crc32(group.encode()) % partition_count if partition_count > 1 else 0
 
 

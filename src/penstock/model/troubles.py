@@ -191,10 +191,7 @@ def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
             over="every partition has a complete replica again",
         )
     if leaderless or below:
-        found = (
-            (leaderless, "without a leader"),
-            (below, "with too few replicas in sync"),
-        )
+        found = ((leaderless, "without a leader"), (below, "with too few replicas in sync"))
         which = ", ".join(f"{counted(n, 'partition')} {words}" for n, words in found if n)
         yield Trouble(
             Kind.QUORUM_LOST,

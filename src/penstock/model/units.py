@@ -45,8 +45,7 @@ SIZE: Final = Kind(
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value in milliseconds or bytes; a number without a unit counts ``base`` of them.
-    None if the text is not of this kind."""
+    """A number without a unit counts ``base``. None if the text is not of this kind."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None
@@ -67,7 +66,6 @@ def written(value: int, kind: Kind) -> str:
 
 
 def misfit(text: str, value: float, kind: Kind, low: int | None, high: int | None) -> str | None:
-    """Return the reason why a value is out of range, or None."""
     if low is not None and value < low:
         return f"{text} is {kind.below}: at least {written(low, kind)}"
     if high is not None and value > high:

@@ -14,8 +14,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def start_child(
     command: Sequence[str], *, env: Mapping[str, str], end: signal.Signals | None, **streams: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start a process that does not get the Ctrl-C of this terminal. ``end``: the signal that the
-    kernel sends to it when this process ends; None: it outlives this process."""
+    """``end``: the signal that the kernel sends when this process ends; None: it lives on."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # loaded before the fork
 
     def end_with_parent() -> None:

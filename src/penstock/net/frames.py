@@ -43,8 +43,6 @@ class Chunk:
 
 
 class Chunks:
-    """The memory of all readers of a listener."""
-
     def __init__(self) -> None:
         self.held_bytes = 0
         self._landing = Chunk(CHUNK_BYTES)
@@ -109,7 +107,6 @@ class FrameReader:
 
     @property
     def part_bytes(self) -> int:
-        """The received bytes of an incomplete frame."""
         return self._end - self._at
 
     def room(self) -> memoryview:
@@ -124,7 +121,6 @@ class FrameReader:
         self._end += count
 
     def next_frame(self) -> memoryview | None:
-        """Raises FrameRejected."""
         chunk, at, end = self._chunk, self._at, self._end
         if chunk is None or end - at < LENGTH_BYTES:
             self._whole = LENGTH_BYTES
@@ -147,7 +143,6 @@ class FrameReader:
         self._chunk.is_kept = True
 
     def settle(self) -> None:
-        """Make room for the next bytes."""
         chunk, own, at, end = self._chunk, self._own, self._at, self._end
         if chunk is None:
             return
@@ -169,7 +164,6 @@ class FrameReader:
         self._at, self._end = 0, part
 
     def close(self) -> None:
-        """Give back the memory when the connection is closed."""
         own, self._own, self._chunk = self._own, None, None
         self._at = self._end = 0
         if own is not None:

@@ -80,8 +80,7 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Bind and serve; returns the bound ``host:port``. ``reuse_port``: several processes may
-        bind the same port, and the kernel spreads connections over them."""
+        """Returns the bound ``host:port``. ``reuse_port``: several processes may share the port."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -115,8 +114,7 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """Return False if there are too many connections, in all, from this address or per second,
-        or if the node is stopping."""
+        """Return False if there are too many connections, or if the node is stopping."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):

@@ -7,15 +7,8 @@ event loop do other work:
 
 Usually no slice is over and nothing is awaited. ``Turns`` is shared by all requests: only one of
 the requests that use slices runs in each turn of the loop, so that many large requests delay others
-no more than one does. ``each`` costs 3 µs per entry. Frequent requests use cheaper forms:
-
-    for each in request.topics:
-        if slices.is_over:
-            await slices.next()
-
-    rows = await slices.map(make, entries)
-
-Work that is written as a generator runs in slices by ``in_slices``.
+no more than one does. ``each`` costs 3 µs per entry; frequent requests test ``is_over`` themselves
+or use ``map``. Work that is written as a generator runs in slices by ``in_slices``.
 """
 
 import asyncio
@@ -92,8 +85,7 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """Whether the request has used several slices. One is no sign of long work, because the
-        time in which a request waits, for example for a disk, counts too."""
+        """One slice is no sign of long work: the time in which a request waits counts too."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:

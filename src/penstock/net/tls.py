@@ -37,8 +37,7 @@ class Certificates:
         self.expires_at_ms = _expiry_ms(files.certificate)
 
     def renew(self) -> bool:
-        """Load files that have changed. Returns False if they have not. Raises
-        CertificateUnusable; the old certificate then stays in use."""
+        """Return whether files have changed. Raises CertificateUnusable: the old one stays."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return False

@@ -21,8 +21,6 @@ class ClockAnchor(msgspec.Struct, frozen=True):
 
 
 class SystemClock:
-    """Implements ``model.ports.Clock``."""
-
     __slots__ = ()
 
     def wall_ms(self) -> int:

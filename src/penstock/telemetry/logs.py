@@ -56,7 +56,6 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text on one line and safe for a terminal."""
     return _UNSAFE.sub(_escape, text)
 
 

@@ -24,8 +24,6 @@ Collector = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
 class Histogram:
-    """Observations of one series, one count per bucket."""
-
     __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
@@ -74,8 +72,6 @@ class Meter:
         self.loop_lags = Histogram()
         self._collectors: list[Collector] = []
         self._more_histograms: list[tuple[Family, tuple[str, ...], Histogram]] = []
-
-    # ── Counting: the hot path ───────────────────────────────────────────────────────────────
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
         cell = self._requests.get((api, protocol, code))
@@ -127,11 +123,8 @@ class Meter:
         durations = self._request_durations.setdefault((api, protocol), Histogram())
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
 
-    # ── Rendering: at a scrape ───────────────────────────────────────────────────────────────
-
     def register_collector(self, collector: Collector) -> None:
-        """Add a function that each scrape calls for gauges: pairs of a declared family and a
-        sample, for example ``(families.DISK_FREE, ((), 12345))``."""
+        """Each scrape calls it for gauges: ``(families.DISK_FREE, ((), 12345))``."""
         self._collectors.append(collector)
 
     def register_histogram(

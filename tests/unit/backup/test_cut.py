@@ -8,7 +8,7 @@ from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Kind, Topic
 from penstock.replication.row import PartitionRow
-from penstock.wire.internal.backup_calls import PartitionPositions
+from penstock.wire.internal.node_calls import PartitionPositions
 
 KEY = PartitionKey("a" * 32, 0)
 ROW = PartitionRow((1, 2), frozenset((1, 2)), leader=2, epoch=5)

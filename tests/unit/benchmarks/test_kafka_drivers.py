@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.record.batch import parse_header, placed
-from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
+from penstock.wire.kafka.apis import (
+    APIS,
+    FETCH,
+    PRODUCE,
+    encode_response_frame,
+    parse_request_header,
+)
 from penstock.wire.kafka.batches import check_batches
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
@@ -23,7 +29,6 @@ from penstock.wire.kafka.fetch import (
     decode_fetch_request,
     encode_fetch_response,
 )
-from penstock.wire.kafka.frame import encode_response_frame, parse_request_header
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import (
     ProducePartitionResponse,

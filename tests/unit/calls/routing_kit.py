@@ -23,10 +23,11 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.disk import DiskBudget
 from penstock.calls.callees import Callees
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import InternalConfig
+from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -261,9 +262,7 @@ class Node:
     async def listen(self, config: InternalConfig = WIRE) -> None:
         answers = CallHandlers()
         self.service.register(answers)
-        self.listener = InternalListener(
-            answers, node_id=str(self.number), cluster_id=CLUSTER, config=config
-        )
+        self.listener = InternalListener(answers, NodeEnd(str(self.number), CLUSTER, config=config))
         bound = await self.listener.start("127.0.0.1", self.port)
         self.port = int(bound.rpartition(":")[2])
 
@@ -328,10 +327,8 @@ class Cluster:
         client = InternalClient(
             "127.0.0.1",
             self.nodes[to].port,
-            own_id=own_id,
-            cluster_id=CLUSTER,
+            NodeEnd(own_id, CLUSTER, config=config),
             node_id=str(to),
-            config=config,
         )
         self._ending.push_async_callback(client.close)
         return client
@@ -375,13 +372,15 @@ class Cluster:
             return remotes[number]
 
         routed = Router(
-            local or self.nodes[own].owned,
-            own_node=own,
-            routes=known,
-            remote=remote,
-            bulkhead=lambda number: calls.remote(f"node {number}"),
-            find_arn=self.nodes[own].catalog.find_arn,
-            retry_seconds_max=retry_seconds_max,
+            Leaders(
+                local or self.nodes[own].owned,
+                own_node=own,
+                routes=known,
+                remote=remote,
+                bulkhead=lambda number: calls.remote(f"node {number}"),
+                retry_seconds_max=retry_seconds_max,
+            ),
+            self.nodes[own].catalog.find_arn,
         )
         self._ending.push_async_callback(routed.close)
         return routed

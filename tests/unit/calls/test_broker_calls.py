@@ -16,8 +16,7 @@ from tests.unit.calls.routing_kit import Cluster, on_nodes, until
 from tests.unit.frontend.memory import MemoryIdentities, MemoryMeter
 
 from penstock.broker.calls import Broker
-from penstock.calls.breaker import FAILURES_MAX
-from penstock.calls.bulkhead import CalleeRefused, CalleeUnavailable
+from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailable
 from penstock.calls.callees import Callees
 from penstock.calls.routing.router import Router
 from penstock.cursor.tenants import NO_QUOTAS

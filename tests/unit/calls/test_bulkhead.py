@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.frontend.memory import MemoryClock
 
-from penstock.calls.breaker import FAILURES_MAX, OPEN_MS_MAX, OPEN_MS_MIN, Breaker, BreakerState
-from penstock.calls.bulkhead import Bulkhead, CalleeUnavailable
+from penstock.calls.bulkhead import (
+    FAILURES_MAX,
+    OPEN_MS_MAX,
+    OPEN_MS_MIN,
+    Breaker,
+    BreakerState,
+    Bulkhead,
+    CalleeUnavailable,
+)
 from penstock.model.errors import Overloaded, Throttled, TopicNotFound
 from penstock.model.topic import Kind, Topic
 

@@ -21,10 +21,14 @@ from tests.unit.frontend.memory import (
 )
 from tests.unit.frontend.sqs.test_pipeline import json_call
 
-from penstock.calls.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
-from penstock.calls.bulkhead import FAILING_MS_MAX, CalleeUnavailable
-from penstock.calls.callees import Callees
-from penstock.calls.guarded import guarded
+from penstock.calls.bulkhead import (
+    FAILING_MS_MAX,
+    FAILURES_MAX,
+    OPEN_MS_MIN,
+    BreakerState,
+    CalleeUnavailable,
+)
+from penstock.calls.callees import Callees, guarded
 from penstock.frontend.limited_calls import GuardedCatalog
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
@@ -360,9 +364,12 @@ async def test_the_states_of_callees_are_shown_and_counted() -> None:
     for _ in range(FAILURES_MAX + 2):
         with pytest.raises(CalleeUnavailable):
             await world.send("q")
-    shown = {each.name: each for each in world.callees.states()}
-    assert shown["metadata"].state is BreakerState.CLOSED
-    assert (shown["backend:q"].state, shown["backend:q"].refused_count) == (BreakerState.OPEN, 2)
+    shown = {each["name"]: each for each in world.callees.states()}
+    assert shown["metadata"]["state"] is BreakerState.CLOSED
+    assert (shown["backend:q"]["state"], shown["backend:q"]["refused_count"]) == (
+        BreakerState.OPEN,
+        2,
+    )
     samples = {(f, tuple(labels)): value for f, (labels, value) in world.callees.samples()}
     assert samples[families.BREAKER_STATE, ("metadata",)] == 0
     assert samples[families.BREAKER_STATE, ("backend:q",)] == 2

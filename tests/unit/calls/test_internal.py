@@ -12,7 +12,7 @@ import pytest
 from tests.harness.server import stable_port
 
 from penstock.calls.internal.client import FirstReachable, InternalClient
-from penstock.calls.internal.connection import InternalConfig
+from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.model.errors import Draining, InvalidRequest, Throttled, TopicNotFound
 from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Q, R, encode
@@ -114,7 +114,7 @@ async def listening(
 ) -> AsyncIterator[tuple[InternalListener, int]]:
     tls = more.pop("tls", None)
     listener = InternalListener(
-        role.answers(), node_id="server", cluster_id=cluster_id, config=config, **more
+        role.answers(), NodeEnd("server", cluster_id, config=config, **more)
     )
     bound = await listener.start("127.0.0.1", port, tls=tls)
     try:
@@ -127,9 +127,7 @@ async def listening(
 async def calling(
     port: int, *, config: InternalConfig = FAST, cluster_id: str = "c1", **more: Any
 ) -> AsyncIterator[InternalClient]:
-    client = InternalClient(
-        "127.0.0.1", port, own_id="caller", cluster_id=cluster_id, config=config, **more
-    )
+    client = InternalClient("127.0.0.1", port, NodeEnd("caller", cluster_id, config=config), **more)
     try:
         yield client
     finally:

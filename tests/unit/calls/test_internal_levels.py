@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.metadata.sqlite import SqliteStore
@@ -20,11 +21,11 @@ async def test_a_node_that_does_not_speak_the_level_in_force_is_told_so(tmp_path
     level = ClusterLevel(store, NEW)
     await level.start()
     listener = InternalListener(
-        CallHandlers(), node_id="n1", cluster_id="c", levels=NEW, check_hello=level.check_hello
+        CallHandlers(), NodeEnd("n1", "c", levels=NEW, check_hello=level.check_hello)
     )
     host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
-    new = InternalClient(host, int(port), own_id="n2", cluster_id="c", levels=NEW)
-    old = InternalClient(host, int(port), own_id="n3", cluster_id="c", levels=OLD)
+    new = InternalClient(host, int(port), NodeEnd("n2", "c", levels=NEW))
+    old = InternalClient(host, int(port), NodeEnd("n3", "c", levels=OLD))
     try:
         assert await new.call(PING, Nothing(), timeout_ms=5_000) == Nothing()
         with pytest.raises(Unreachable, match="Node n3 supports feature level 1; this cluster"):

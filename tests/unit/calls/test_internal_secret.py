@@ -10,19 +10,22 @@ import msgspec
 import pytest
 
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.wire.internal.calls import PING, CallHandlers, Nothing
 from penstock.wire.internal.faults import Unreachable, decode_failure
 from penstock.wire.internal.frame import (
     HEADER_BYTES,
+    NONCE_BYTES,
     Hello,
     Kind,
+    Side,
     decode_hello,
     encode_hello,
     pack_header,
+    prove,
     read_header,
 )
-from penstock.wire.internal.proof import NONCE_BYTES, Side, prove
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 ALLOWED_SECONDS = 5.0
@@ -30,7 +33,7 @@ ALLOWED_SECONDS = 5.0
 
 @asynccontextmanager
 async def listening(secret: bytes | None, *, node_id: str = "n1") -> AsyncIterator[int]:
-    listener = InternalListener(CallHandlers(), node_id=node_id, cluster_id="c", secret=secret)
+    listener = InternalListener(CallHandlers(), NodeEnd(node_id, "c", secret=secret))
     _, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
     try:
         yield int(port)
@@ -40,7 +43,7 @@ async def listening(secret: bytes | None, *, node_id: str = "n1") -> AsyncIterat
 
 @asynccontextmanager
 async def calling(port: int, secret: bytes | None) -> AsyncIterator[InternalClient]:
-    client = InternalClient("127.0.0.1", port, own_id="n2", cluster_id="c", secret=secret)
+    client = InternalClient("127.0.0.1", port, NodeEnd("n2", "c", secret=secret))
     try:
         yield client
     finally:

@@ -13,9 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.calls.internal.certificates import name_in_certificate, names_in
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import InternalConfig
+from penstock.calls.internal.connection import (
+    InternalConfig,
+    NodeEnd,
+    name_in_certificate,
+    names_in,
+)
 from penstock.calls.internal.listener import InternalListener
 from penstock.wire.internal.calls import Call, CallerInfo, CallHandlers
 from penstock.wire.internal.faults import HelloRefused, Unreachable
@@ -101,11 +105,9 @@ async def call(
     client = InternalClient(
         "127.0.0.1",
         port,
-        own_id=own_id,
-        cluster_id=CLUSTER,
+        NodeEnd(own_id, CLUSTER, config=InternalConfig(connect_seconds_max=20.0)),
         node_id=node_id,
         tls=tls,
-        config=InternalConfig(connect_seconds_max=20.0),
     )
     try:
         return (await client.call(ECHO, Text(own_id), timeout_ms=5_000)).text
@@ -122,7 +124,7 @@ async def listen(
 
     answers = CallHandlers()
     answers.add(ECHO, answer)
-    listener = InternalListener(answers, node_id=node_id, cluster_id=CLUSTER)
+    listener = InternalListener(answers, NodeEnd(node_id, CLUSTER))
     bound = await listener.start("127.0.0.1", 0, tls=tls)
     return listener, int(bound.rpartition(":")[2])
 
@@ -170,11 +172,7 @@ async def test_many_calls_go_over_one_encrypted_connection(authority: Authority)
     asked: list[CallerInfo] = []
     listener, port = await listen(authority.server(authority.issue("n1")), asked)
     client = InternalClient(
-        "127.0.0.1",
-        port,
-        own_id="n2",
-        cluster_id=CLUSTER,
-        tls=authority.client(authority.issue("n2")),
+        "127.0.0.1", port, NodeEnd("n2", CLUSTER), tls=authority.client(authority.issue("n2"))
     )
     texts = [f"{n} " + "x" * (n * 500) for n in range(200)]
     replies = await asyncio.gather(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.stage import message
 
-from penstock.calls.routing.node_order import (
+from penstock.calls.routing.leasing import (
     EVERY_MAX,
     EVERY_MIN,
     LONGER_MS,
@@ -114,7 +114,7 @@ def test_everybody_is_asked_once_and_nobody_is_forgotten(
 
 
 def test_the_remembered_queues_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.calls.routing.node_order.QUEUES_MAX", 10)
+    monkeypatch.setattr("penstock.calls.routing.leasing.QUEUES_MAX", 10)
     asked = NodeOrder(OWN)
     for number in range(100):
         asked.order(str(number), NODES, now_s=0.0)

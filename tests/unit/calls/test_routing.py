@@ -368,7 +368,7 @@ async def test_a_node_that_hangs_fills_its_own_compartment_and_no_other(cluster:
 async def test_a_receive_passes_over_a_node_that_hangs(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.routing.leasing.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.model.call_times.LOOK_SECONDS_MAX", 0.05)
     queue = await cluster.topic(led_by=(2, 3))
     routed = cluster.routed(1)
     await routed.call(Append(queue, 1, [message("a"), message("b")]))

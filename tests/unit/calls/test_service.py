@@ -13,8 +13,7 @@ from tests.unit.broker.stage import bodies, message
 from tests.unit.calls.routing_kit import Cluster, on_nodes, until
 
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.remote.service import REMEMBERED_MAX
-from penstock.calls.remote.watch_server import IDLE_SECONDS_MAX
+from penstock.calls.remote.service import IDLE_SECONDS_MAX, REMEMBERED_MAX
 from penstock.model.calls import (
     Acquire,
     Append,
@@ -295,6 +294,6 @@ async def test_counts_that_nobody_asks_for_are_dropped(
     watching._counters[shares[0].topic_id, 0].used_at -= IDLE_SECONDS_MAX + 1
     await watching.available(shares[1], [(0, 0)], wait_ms=0)
     assert [share_id for share_id, _ in watching._counters] == [shares[1].topic_id]
-    monkeypatch.setattr("penstock.calls.remote.watch_server.COUNTERS_MAX", 1)
+    monkeypatch.setattr("penstock.calls.remote.service.COUNTERS_MAX", 1)
     await watching.available(shares[0], [(0, 0)], wait_ms=0)
     assert [share_id for share_id, _ in watching._counters] == [shares[0].topic_id]

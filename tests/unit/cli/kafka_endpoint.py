@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.frame import encode_response_frame, parse_request_header
+from penstock.wire.kafka.apis import APIS, encode_response_frame, parse_request_header
 from penstock.wire.kafka.generated import api_versions, find_coordinator, list_groups, metadata
 
 METADATA, FIND_COORDINATOR, LIST_GROUPS, API_VERSIONS = 3, 10, 16, 18

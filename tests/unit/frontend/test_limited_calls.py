@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.frontend.memory import MemoryClock
 
-from penstock.calls.breaker import FAILURES_MAX
-from penstock.calls.bulkhead import CalleeRefused, CalleeUnavailable
+from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailable
 from penstock.calls.callees import Callees
 from penstock.frontend.limited_calls import ACLS_PER_CALL_MAX, guard_identities
 from penstock.metadata.security.identities import StoredIdentities

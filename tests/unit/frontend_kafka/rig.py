@@ -33,8 +33,7 @@ from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
 from penstock.net.kafka.listener import KafkaConnection, KafkaListener
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record
-from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
+from penstock.wire.kafka.apis import APIS, LENGTH_BYTES, encode_request_frame, parse_response_header
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"

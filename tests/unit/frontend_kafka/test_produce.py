@@ -16,9 +16,8 @@ from penstock.model.errors import (
 from penstock.model.topic import Kind
 from penstock.net.kafka.listener import HangUp, KafkaConfig, KafkaListener
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL
-from penstock.wire.kafka.apis import APIS, PRODUCE
+from penstock.wire.kafka.apis import APIS, PRODUCE, encode_request_frame
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import (
     ProducePartition,

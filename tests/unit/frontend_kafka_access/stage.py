@@ -36,8 +36,7 @@ from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
 from penstock.net.kafka.listener import KafkaConnection, KafkaListener
 from penstock.node.keys.keyring import MasterKeyRing
 from penstock.wire.kafka import scram
-from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
+from penstock.wire.kafka.apis import APIS, LENGTH_BYTES, encode_request_frame, parse_response_header
 from penstock.wire.kafka.generated.sasl_authenticate import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,

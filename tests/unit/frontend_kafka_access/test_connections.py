@@ -29,10 +29,9 @@ from penstock.model.calls import AppendBatches
 from penstock.model.identity import Limits, Quotas, Rate
 from penstock.model.limits import CLIENT_NAME_CHARS_MAX
 from penstock.net.kafka.listener import KafkaConfig, KafkaListener
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, encode_request_frame, parse_response_header
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
-from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest

@@ -24,9 +24,8 @@ from tests.unit.frontend_kafka_access.stage import (
 
 from penstock.model.identity import KeyStatus, Quotas, User
 from penstock.net.kafka.listener import HangUp
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, LENGTH_BYTES, encode_request_frame
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame
 from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
 from penstock.wire.kafka.generated.metadata import MetadataRequest
 from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateResponse

@@ -21,9 +21,8 @@ from penstock.metadata.topics.resource_configs import ResourceConfigs
 from penstock.model.identity import Caller
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.topic import Kind, QueueSettings, Topic
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.apis import APIS, RequestHeader
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import RequestHeader
 from penstock.wire.kafka.generated import incremental_alter_configs
 from penstock.wire.kafka.generated.alter_configs import (
     AlterableConfig,

@@ -16,8 +16,7 @@ from tests.unit.frontend_kafka_groups.stage import GroupRig, groups
 
 from penstock.broker.coordination.groups import DECISIONS, GroupHost, decide
 from penstock.broker.coordination.transactions import TransactionHost
-from penstock.calls.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
-from penstock.calls.bulkhead import Bulkhead
+from penstock.calls.bulkhead import FAILURES_MAX, OPEN_MS_MIN, BreakerState, Bulkhead
 from penstock.calls.callees import Callees
 from penstock.cursor.coordinator_calls import (
     AddGroup,
@@ -69,7 +68,7 @@ from penstock.frontend.kafka.ports.coordinators import (
     ScopedCoordinators,
 )
 from penstock.frontend.limited_calls import guard
-from penstock.wire.internal.coordinator_calls import GroupComplete, GroupFetch
+from penstock.wire.internal.node_calls import GroupComplete, GroupFetch
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
@@ -350,4 +349,4 @@ async def test_producers_are_told_to_ask_again_while_the_metadata_hangs() -> Non
 def test_coordinators_are_shown_to_operators(kind: str) -> None:
     callees = Callees(MemoryClock())
     assert getattr(callees, kind)("n") is getattr(callees, kind)("n")
-    assert [each.name for each in callees.states()] == ["metadata", f"{kind}:n"]
+    assert [each["name"] for each in callees.states()] == ["metadata", f"{kind}:n"]

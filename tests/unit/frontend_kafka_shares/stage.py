@@ -22,8 +22,7 @@ from penstock.net.kafka.listener import KafkaConfig as ListenerConfig
 from penstock.net.kafka.listener import KafkaConnection, KafkaListener
 from penstock.record.batch import split_batches
 from penstock.record.record import iter_records
-from penstock.wire.kafka.apis import APIS
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
+from penstock.wire.kafka.apis import APIS, LENGTH_BYTES, encode_request_frame, parse_response_header
 from penstock.wire.kafka.generated.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,

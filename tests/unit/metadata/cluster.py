@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.harness.server import stable_port
 
 from penstock.calls.internal.client import FirstReachable, InternalClient
-from penstock.calls.internal.connection import InternalConfig
+from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteConfig
@@ -88,9 +88,7 @@ class Node:
     async def listen(self) -> None:
         answers = CallHandlers()
         self.service.register(answers)
-        self.listener = InternalListener(
-            answers, node_id=self.node_id, cluster_id=CLUSTER, config=WIRE
-        )
+        self.listener = InternalListener(answers, NodeEnd(self.node_id, CLUSTER, config=WIRE))
         bound = await self.listener.start("127.0.0.1", self.port)
         self.port = int(bound.rpartition(":")[2])
 
@@ -118,7 +116,7 @@ class Cluster:
 
     def client(self, port: int, *, own_id: str, node_id: str | None = None) -> InternalClient:
         client = InternalClient(
-            "127.0.0.1", port, own_id=own_id, cluster_id=CLUSTER, node_id=node_id, config=WIRE
+            "127.0.0.1", port, NodeEnd(own_id, CLUSTER, config=WIRE), node_id=node_id
         )
         self._clients.append(client)
         return client

@@ -21,6 +21,7 @@ from tests.unit.metadata.cluster import (
 )
 
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteStore
@@ -59,14 +60,10 @@ class Mirror:
         await self.service.start()
         answers = CallHandlers()
         self.service.register(answers)
-        self._listener = InternalListener(
-            answers, node_id="mirror", cluster_id=CLUSTER, config=WIRE
-        )
+        self._listener = InternalListener(answers, NodeEnd("mirror", CLUSTER, config=WIRE))
         bound = await self._listener.start("127.0.0.1", 0)
         port = int(bound.rpartition(":")[2])
-        self._client = InternalClient(
-            "127.0.0.1", port, own_id="frontend", cluster_id=CLUSTER, config=WIRE
-        )
+        self._client = InternalClient("127.0.0.1", port, NodeEnd("frontend", CLUSTER, config=WIRE))
         return self._client
 
     async def __aexit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.broker.replicas.stage import Cluster, ClusterNode, cluster, until
 
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import DONE, REFUSED, UNKNOWN, RemoteBroker
 from penstock.manager.decisions import DecisionKind
@@ -175,7 +176,7 @@ async def test_calls_are_counted_by_what_became_of_them(
         return (None,)
 
     answers.add(wire_of(CancelMove), cancel)
-    listener = InternalListener(answers, node_id="n2", cluster_id="test")
+    listener = InternalListener(answers, NodeEnd("n2", "test"))
     entry = NodeEntry(2, "n2", await listener.start("127.0.0.1", 0))
     await store.put(node_key(2), encode_entry(entry))
     view = ClusterView(store)

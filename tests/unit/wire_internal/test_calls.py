@@ -22,7 +22,7 @@ from penstock.model.errors import (
     TopicNotFound,
     VersionConflict,
 )
-from penstock.wire.internal import broker_calls, coordinator_calls, replica_calls
+from penstock.wire.internal import broker_calls, node_calls
 from penstock.wire.internal.calls import PING, Call, CallerInfo, CallHandlers, encode
 from penstock.wire.internal.faults import (
     TEXT_CHARS_MAX,
@@ -96,20 +96,19 @@ def test_a_call_is_answered_by_one_handler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "first", "count"),
+    ("module", "first", "last", "count"),
     [
-        (metadata_calls, 0x0100, 8),
-        (broker_calls, 0x0200, 3),  # and those of its table: test_broker_calls.py
-        (replica_calls, 0x0300, 3),
-        (coordinator_calls, 0x0400, 3),
+        (metadata_calls, 0x0100, 0x01FF, 8),
+        (broker_calls, 0x0200, 0x02FF, 3),  # and those of its table: test_broker_calls.py
+        (node_calls, 0x0300, 0x05FF, 8),
     ],
 )
 def test_numbers_of_calls_are_the_roles_own_and_different(
-    module: ModuleType, first: int, count: int
+    module: ModuleType, first: int, last: int, count: int
 ) -> None:
     calls = [one for one in vars(module).values() if isinstance(one, Call) and one is not PING]
     assert len(calls) == count
-    assert all(first <= call.number <= first + 0xFF for call in calls)
+    assert all(first <= call.number <= last for call in calls)
     assert len({call.number for call in calls}) == count
     assert len({call.name for call in calls}) == count
 

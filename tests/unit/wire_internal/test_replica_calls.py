@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.internal.calls import encode
 from penstock.wire.internal.frame import HEADER_BYTES, Hello, decode_hello, encode_hello
-from penstock.wire.internal.replica_calls import (
+from penstock.wire.internal.node_calls import (
     REPLICA_FETCH,
     PartitionReply,
     ReplicaFetched,

@@ -11,7 +11,6 @@ from tests.unit.wire_kafka.messages import UUIDS, Vector, vectors
 
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
-from penstock.wire.kafka.endpoints import Leader, NodeEndpoint
 from penstock.wire.kafka.fetch import (
     AbortedTransaction,
     EpochEnd,
@@ -30,7 +29,7 @@ from penstock.wire.kafka.fetch import (
     encode_fetch_response,
 )
 from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
-from penstock.wire.kafka.primitives import ZERO_UUID, encode_uvarint
+from penstock.wire.kafka.primitives import ZERO_UUID, Leader, NodeEndpoint, encode_uvarint
 
 VERSIONS = range(4, 19)
 NOWHERE = {"epoch": -1, "end_offset": -1}

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE
-from penstock.wire.kafka.consumer_protocol import (
-    ConsumerProtocolAssignment,
-    decode_assignment,
-    encode_assignment,
-)
-from penstock.wire.kafka.frame import (
+from penstock.wire.kafka.apis import (
+    API_VERSIONS,
+    APIS,
+    PRODUCE,
     UnknownApi,
     decode_request_header,
     encode_request_frame,
@@ -22,6 +19,11 @@ from penstock.wire.kafka.frame import (
     is_unknown_api_versions,
     parse_request_header,
     parse_response_header,
+)
+from penstock.wire.kafka.consumer_records import (
+    ConsumerProtocolAssignment,
+    decode_assignment,
+    encode_assignment,
 )
 from penstock.wire.kafka.malformed import Malformed
 
@@ -134,7 +136,7 @@ def test_broken_response_headers_are_malformed(raw: bytes) -> None:
 
 def test_codecs_are_imported_when_first_used() -> None:
     script = (
-        "import sys; from penstock.wire.kafka import frame, apis;"
+        "import sys; from penstock.wire.kafka import apis;"
         "before = [m for m in sys.modules if '.generated' in m];"
         "apis.APIS[3].codec();"
         "after = [m for m in sys.modules if '.generated.' in m];"

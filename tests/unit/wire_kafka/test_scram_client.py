@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from scramp import ScramMechanism  # type: ignore[import-untyped]
 
 from penstock.wire.kafka.scram import (
+    CLIENT_ITERATIONS_MAX,
     DIGESTS,
     SHA_256,
     SHA_512,
+    ScramClient,
     ScramExchange,
     ScramRefused,
     credential_of,
     read_client_first,
     salted_password,
 )
-from penstock.wire.kafka.scram_client import ITERATIONS_MAX, ScramClient
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 SERVER_FIRST = (
@@ -108,7 +109,7 @@ def test_a_refusal_in_the_last_message_is_told() -> None:
         (b"r=other,s=c2FsdA==,i=4096", "does not extend"),
         (f"r={NONCE},s=c2FsdA==,i=4096".encode(), "does not extend"),
         (f"r={NONCE}x,s=c2FsdA==,i=4095".encode(), "4095 iterations"),
-        (f"r={NONCE}x,s=c2FsdA==,i={ITERATIONS_MAX + 1}".encode(), "iterations"),
+        (f"r={NONCE}x,s=c2FsdA==,i={CLIENT_ITERATIONS_MAX + 1}".encode(), "iterations"),
         (f"r={NONCE}x,s=c2FsdA==,i={'9' * 5_000}".encode(), "not a number"),
         (f"r={NONCE}x,s=c2FsdA==,i=many".encode(), "not a number"),
         (f"r={NONCE}x,s=,i=4096".encode(), "size"),

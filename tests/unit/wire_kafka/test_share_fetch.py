@@ -1,9 +1,18 @@
 """ShareFetch's reply by hand against the generated codec, which the recorded vectors vouch for."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.model.file_slice import in_memory
+from penstock.wire.kafka.fetch import (
+    AcquiredRange,
+    ShareFetchReply,
+    SharePartitionReply,
+    ShareTopicReply,
+    encode_share_fetch_reply,
+)
 from penstock.wire.kafka.generated.share_fetch import (
     AcquiredRecords,
     LeaderIdAndEpoch,
@@ -14,12 +23,6 @@ from penstock.wire.kafka.generated.share_fetch import (
     encode_share_fetch_response,
 )
 from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
-from penstock.wire.kafka.share_fetch import (
-    ShareFetchReply,
-    SharePartitionReply,
-    ShareTopicReply,
-    encode_share_fetch_reply,
-)
 
 _TEXTS = st.none() | st.text(max_size=8)
 _I64 = st.integers(0, 2**63 - 1)
@@ -29,7 +32,7 @@ _PARTITIONS = st.builds(
     error_code=st.integers(-1, 133),
     acknowledge_error_code=st.integers(-1, 133),
     records=st.lists(st.binary(min_size=1, max_size=200), max_size=3),
-    acquired=st.lists(st.tuples(_I64, _I64, st.integers(1, 32_767)), max_size=3),
+    acquired=st.lists(st.builds(AcquiredRange, _I64, _I64, st.integers(1, 32_767)), max_size=3),
     error_message=_TEXTS,
     acknowledge_error_message=_TEXTS,
 )
@@ -66,7 +69,9 @@ def generated(reply: ShareFetchReply) -> ShareFetchResponse:
                         each.acknowledge_error_message,
                         LeaderIdAndEpoch(-1, -1),
                         b"".join(each.records),
-                        tuple(AcquiredRecords(*acquired) for acquired in each.acquired),
+                        tuple(
+                            AcquiredRecords(*msgspec.structs.astuple(one)) for one in each.acquired
+                        ),
                     )
                     for each in topic.partitions
                 ),
@@ -81,14 +86,14 @@ def generated(reply: ShareFetchReply) -> ShareFetchResponse:
 @given(reply=_REPLIES)
 def test_the_bytes_are_those_of_the_generated_codec(version: int, reply: ShareFetchReply) -> None:
     buffers = encode_share_fetch_reply(reply, version)
-    body = b"".join(buffers)
+    body = b"".join(in_memory(buffers))
     assert body == encode_share_fetch_response(generated(reply), version)
     assert decode_share_fetch_response(body, 0, version) == generated(reply)
 
 
 def test_batches_are_not_copied() -> None:
     batches: list[bytes | memoryview] = [b"x" * 100, memoryview(b"y" * 100)]
-    partition = SharePartitionReply(0, records=batches, acquired=[(0, 1, 1)])
+    partition = SharePartitionReply(0, records=batches, acquired=[AcquiredRange(0, 1, 1)])
     reply = ShareFetchReply([ShareTopicReply(bytes(16), [partition])])
     buffers = encode_share_fetch_reply(reply, 1)
     assert any(buffer is batches[0] for buffer in buffers)

@@ -18,7 +18,7 @@ from penstock.cursor.groups.offsets import FetchReply
 from penstock.model.call_times import COORDINATOR_CALL_MS
 from penstock.model.errors import PenstockError
 from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Q, R
-from penstock.wire.internal.coordinator_calls import (
+from penstock.wire.internal.node_calls import (
     GROUP_COMPLETE,
     GROUP_FETCH,
     TRANSACTION_ADD,

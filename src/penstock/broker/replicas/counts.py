@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.replication.row import Change, View
-from penstock.wire.internal.replica_calls import PartitionReply, ReplyKind
+from penstock.wire.internal.node_calls import PartitionReply, ReplyKind
 
 
 @dataclass(slots=True)

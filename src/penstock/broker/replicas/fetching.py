@@ -17,7 +17,7 @@ from penstock.model.limits import MIB
 from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Role
 from penstock.wire.internal.calls import Caller, CallerInfo, CallHandlers
-from penstock.wire.internal.replica_calls import (
+from penstock.wire.internal.node_calls import (
     DROP,
     NOT_HERE,
     REPLICA_FETCH,

@@ -39,7 +39,7 @@ from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.replica import Role
 from penstock.replication.row import View
 from penstock.wire.internal.calls import Caller
-from penstock.wire.internal.replica_calls import DROP, DropRequest
+from penstock.wire.internal.node_calls import DROP, DropRequest
 
 log_ = logging.getLogger(__name__)
 

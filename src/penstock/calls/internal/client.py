@@ -15,22 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
-from penstock.calls.internal.connection import NO_LEVELS, InternalConfig, NodeConnection, own_hello
+from penstock.calls.internal.connection import NodeConnection, NodeEnd
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
-from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
+from penstock.wire.internal import faults
 from penstock.wire.internal.calls import PING, Call, Caller, Nothing, Q, R, encode
-from penstock.wire.internal.faults import (
-    DeadlineExceeded,
-    HelloRefused,
-    MalformedFrame,
-    OutcomeUnknown,
-    Unreachable,
-    decode_failure,
-)
-from penstock.wire.internal.frame import HEADER_BYTES, Header, Hello, Kind, read_header
-from penstock.wire.internal.proof import Side
+from penstock.wire.internal.frame import HEADER_BYTES, Header, Hello, Kind, Side, read_header
 
 WATCH_SECONDS = 1.0  # between checks of a connection
 
@@ -48,18 +38,10 @@ class _Waiting(NamedTuple):
 
 
 class _Calling(NodeConnection):
-    """The calling end of a connection."""
-
     side = Side.CALLER
 
     def __init__(self, client: "InternalClient") -> None:
-        super().__init__(
-            client.own,
-            config=client.config,
-            chunks=client.chunks,
-            check_peer=client.check_peer,
-            secret=client.secret,
-        )
+        super().__init__(client.end, client.chunks)
         self.ready: asyncio.Future[None] = self._loop.create_future()  # hello accepted or not
         self._client = client
         self._pending: dict[int, _Pending] = {}
@@ -77,17 +59,17 @@ class _Calling(NodeConnection):
     def read_first(self, frame: memoryview) -> Hello:
         header = read_header(frame)
         if header.kind is Kind.ERROR:
-            raise HelloRefused(str(decode_failure(frame[HEADER_BYTES:], more={})))
+            raise faults.HelloRefused(str(faults.decode_failure(frame[HEADER_BYTES:], more={})))
         return super().read_first(frame)
 
-    def refuse(self, error: HelloRefused) -> None:
+    def refuse(self, error: faults.HelloRefused) -> None:
         """Send nothing: the other node does not wait for a reason."""
 
     def greeted(self, hello: Hello) -> None:
         wanted = self._client.node_id
         if wanted is not None and hello.node_id != wanted:
-            raise HelloRefused(f"Node {hello.node_id} replied instead of node {wanted}.")
-        self._client.check_hello(hello)
+            raise faults.HelloRefused(f"Node {hello.node_id} replied instead of node {wanted}.")
+        self._end.check_hello(hello)
         self._in_flight_max = min(self._config.in_flight_max, hello.in_flight_max)
         self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
         if not self.ready.done():
@@ -101,18 +83,18 @@ class _Calling(NodeConnection):
             if self.end_reason is None:
                 # TLS does not say why it rejects a client: a wrong certificate looks like this.
                 reason += "; perhaps it needs TLS, or another certificate"
-            self.ready.set_exception(Unreachable(f"{where}: {reason}."))
+            self.ready.set_exception(faults.Unreachable(f"{where}: {reason}."))
             self.ready.exception()  # retrieved: no warning if nothing awaits the future
         pending, self._pending = self._pending, {}
         for one in pending.values():
             if not one.future.done():
                 one.future.set_exception(
-                    OutcomeUnknown(f"{where} was lost during {one.call.name}: {reason}.")
+                    faults.OutcomeUnknown(f"{where} was lost during {one.call.name}: {reason}.")
                 )
         waiting, self._waiting = self._waiting, deque()
         for waits in waiting:
             if not waits.room.done():
-                waits.room.set_exception(Unreachable(f"{where}: {reason}."))
+                waits.room.set_exception(faults.Unreachable(f"{where}: {reason}."))
 
     # ── Calls ────────────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +106,7 @@ class _Calling(NodeConnection):
         if self._waiting or not self._has_room:
             await self._wait(deadline, len(payload))
             if self.is_ending:
-                raise Unreachable(f"{self._client.place}: lost before the call was sent.")
+                raise faults.Unreachable(f"{self._client.place}: lost before the call was sent.")
         request_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[R] = self._loop.create_future()
@@ -151,7 +133,6 @@ class _Calling(NodeConnection):
         )
 
     async def _wait(self, deadline: float, size: int) -> None:
-        """Wait until a call in progress ends, or the peer reads."""
         if len(self._waiting) >= self._config.waiting_max:
             raise Throttled(f"Too many calls wait for {self._client.place}.")
         room: asyncio.Future[None] = self._loop.create_future()
@@ -171,7 +152,6 @@ class _Calling(NodeConnection):
         self._admitted_bytes -= size
 
     def _admit(self) -> None:
-        """Admit as many waiting calls as there is room for."""
         waiting = self._waiting
         while waiting and self._has_room:
             one = waiting.popleft()
@@ -187,7 +167,7 @@ class _Calling(NodeConnection):
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
         if kind is not Kind.REPLY and kind is not Kind.ERROR:
-            raise MalformedFrame(f"a {kind.name} frame from a node that was called")
+            raise faults.MalformedFrame(f"a {kind.name} frame from a node that was called")
         one = self._pending.pop(header.request_id, None)
         if one is None:
             return  # the call was cancelled, or its time is over
@@ -197,7 +177,7 @@ class _Calling(NodeConnection):
             if not future.done():
                 future.set_result(reply)
         else:
-            error = decode_failure(payload, more=one.call.errors)
+            error = faults.decode_failure(payload, more=one.call.errors)
             if not future.done():
                 future.set_exception(error)
         if self._waiting:
@@ -217,12 +197,14 @@ class _Calling(NodeConnection):
                 self.send(Kind.CANCEL, one.call.number, request_id, b"")
             if not one.future.done():
                 one.future.set_exception(
-                    DeadlineExceeded(f"{self._client.place}: no reply to {one.call.name} in time.")
+                    faults.DeadlineExceeded(
+                        f"{self._client.place}: no reply to {one.call.name} in time."
+                    )
                 )
         for waits in self._waiting:
             if now >= waits.deadline and not waits.room.done():
                 waits.room.set_exception(
-                    Unreachable(f"{self._client.place}: too many calls in progress.")
+                    faults.Unreachable(f"{self._client.place}: too many calls in progress.")
                 )
         if late or self._waiting:
             self._waiting = deque(waits for waits in self._waiting if not waits.room.done())
@@ -248,42 +230,20 @@ _PING = encode(Nothing())
 
 
 class InternalClient:
-    """A ``Caller`` of one node."""
-
     def __init__(
         self,
         host: str,
         port: int,
+        end: NodeEnd,
         *,
-        own_id: str,
-        cluster_id: str,
-        features: tuple[str, ...] = (),
-        levels: Levels = NO_LEVELS,
         node_id: str | None = None,
-        config: InternalConfig | None = None,
         tls: ssl.SSLContext | None = None,
-        check_peer: PeerCheck = name_in_certificate,
-        check_hello: Callable[[Hello], None] = lambda _hello: None,
         chance: Callable[[], float] = random.random,
-        secret: bytes | None = None,
     ) -> None:
-        """``node_id``: the expected id of the other node, if known. With ``tls`` the id of the
-        other node must pass ``check_peer``; its certificate needs no host name. ``check_hello``
-        raises HelloRefused for an unsuitable node. ``secret``: both nodes must prove this secret.
-        """
+        """``node_id``: the expected id of the other node. Its certificate needs no host name."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
-        self.config = config or InternalConfig()
-        self.own = own_hello(
-            node_id=own_id,
-            cluster_id=cluster_id,
-            features=features,
-            levels=levels,
-            config=self.config,
-        )
-        self.check_peer = check_peer
-        self.check_hello = check_hello
-        self.secret = secret
+        self.end = end
         self.chunks = Chunks()
         self.trouble: str | None = None  # why the last attempt to connect failed
         self._host = host
@@ -309,10 +269,10 @@ class InternalClient:
             wire = await self._connected(deadline)
         try:
             return await wire.ask(call, payload, deadline=deadline)
-        except OutcomeUnknown:
+        except faults.OutcomeUnknown:
             if not call.is_idempotent or self._is_closed:
                 raise
-        except Unreachable:
+        except faults.Unreachable:
             # The connection was lost before the call was sent, or there was no room in time.
             if self._loop.time() >= deadline:
                 raise
@@ -333,27 +293,27 @@ class InternalClient:
     async def _connected(self, deadline: float) -> _Calling:
         now = self._loop.time()
         if self._is_closed:
-            raise Unreachable(f"{self.place}: this node is stopping.")
+            raise faults.Unreachable(f"{self.place}: this node is stopping.")
         if self.is_connected:
             assert self._wire is not None
             return self._wire
         if self._connecting is None:
             if now < self._retry_at:
-                raise Unreachable(self.trouble or f"{self.place} is not reachable.")
+                raise faults.Unreachable(self.trouble or f"{self.place} is not reachable.")
             self._connecting = self._loop.create_task(
                 self._connect(), name=f"connect to {self._host}:{self._port}"
             )
         # A caller that is cancelled here does not cancel the attempt.
         await asyncio.wait((self._connecting,), timeout=max(0.0, deadline - now))
         if not self.is_connected:
-            raise Unreachable(self.trouble or f"{self.place} was not reached in time.")
+            raise faults.Unreachable(self.trouble or f"{self.place} was not reached in time.")
         assert self._wire is not None
         return self._wire
 
     async def _connect(self) -> None:
         wire: _Calling | None = None
         try:
-            async with asyncio.timeout(self.config.connect_seconds_max):
+            async with asyncio.timeout(self.end.config.connect_seconds_max):
                 _, wire = await self._loop.create_connection(
                     lambda: _Calling(self), self._host, self._port, ssl=self._tls
                 )
@@ -374,11 +334,11 @@ class InternalClient:
             self._connecting = None
 
     def _failed(self, error: Exception) -> None:
-        config = self.config
+        config = self.end.config
         pause = min(config.retry_seconds_min * 2.0**self._failures, config.retry_seconds_max)
         self._failures = min(self._failures + 1, 30)
         self._retry_at = self._loop.time() + pause * (0.5 + self._chance() / 2)
-        if isinstance(error, Unreachable):
+        if isinstance(error, faults.Unreachable):
             self.trouble = str(error)
         elif isinstance(error, TimeoutError):
             self.trouble = f"{self.place} did not reply in time."
@@ -403,7 +363,7 @@ class FirstReachable:
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
         deadline = self._loop.time() + timeout_ms / 1_000
         choices = self._choices()
-        last: PenstockError = Unreachable("There is no node to call.")
+        last: PenstockError = faults.Unreachable("There is no node to call.")
         for _ in range(len(choices)):
             at = self._at
             left_ms = int((deadline - self._loop.time()) * 1_000)
@@ -411,15 +371,15 @@ class FirstReachable:
                 break
             try:
                 return await choices[at % len(choices)].call(call, request, timeout_ms=left_ms)
-            except OutcomeUnknown as error:
+            except faults.OutcomeUnknown as error:
                 last = error
                 self._leave(at)
                 if not call.is_idempotent:
                     break
-            except (Unreachable, Draining) as error:
+            except (faults.Unreachable, Draining) as error:
                 last = error
                 self._leave(at)
-            except DeadlineExceeded:
+            except faults.DeadlineExceeded:
                 self._leave(at)  # the next call goes to the next node
                 raise
         raise last

@@ -6,55 +6,90 @@ a mark; the connection is closed if that lasts, or if the unsent bytes exceed a 
 
 One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
 cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
+
+Both ends require a certificate signed by the nodes' own authority, which only says that a node
+belongs to the cluster. So the id of the node must be in it too: as a DNS name or URI among the
+alternative names, or as the common name.
 """
 
 import asyncio
 import secrets
 import ssl
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import msgspec
 
-from penstock.calls.internal.certificates import PeerCheck
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
 from penstock.net.listener import Peer
+from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
+from penstock.wire.internal import frame as wire
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
-from penstock.wire.internal.frame import (
-    DEADLINE_MS_MAX,
-    FRAME_BYTES_MAX,
-    HEADER_BYTES,
-    HELLO_BYTES_MAX,
-    VERSION_MAX,
-    VERSION_MIN,
-    VERSION_OF_HELLO,
-    Header,
-    Hello,
-    Kind,
-    agree,
-    decode_hello,
-    encode_hello,
-    pack_header,
-    read_header,
-)
-from penstock.wire.internal.proof import NONCE_BYTES, Side, check_proof, prove
+from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
 NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
 TICK_SECONDS = 0.05
 JOINED_BYTES_MAX = 262_144  # up to this size one copy is cheaper than several writes
 
+Certificate = Mapping[str, Any]  # as returned by ``ssl.SSLSocket.getpeercert``
+
+
+def names_in(certificate: Certificate) -> frozenset[str]:
+    subject = (pair for group in certificate.get("subject", ()) for pair in group)
+    names = {value for kind, value in subject if kind == "commonName"}
+    names.update(
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")
+    )
+    return frozenset(names)
+
+
+def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
+    if not certificate:
+        raise HelloRefused(f"Node {node_id} showed no certificate.")
+    if node_id not in names_in(certificate):
+        raise HelloRefused(f"The certificate shown by node {node_id} is for another node.")
+
+
+class NodeCertificates(Certificates):
+    """The certificate of a node, for both ends of a connection: two contexts of the same files."""
+
+    def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
+        super().__init__(TlsFiles(certificate, key, ca))
+        self.listening = self.context
+        self.calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.calling.check_hostname = False  # a node is identified by its id
+        for context in (self.listening, self.calling):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._load_calling(certificate, key, ca)
+
+    def renew(self) -> bool:
+        is_changed = super().renew()
+        if is_changed:
+            self._load_calling(*self._files)
+        return is_changed
+
+    def _load_calling(self, certificate: Path, key: Path, ca: Path | None) -> None:
+        try:
+            self.calling.load_cert_chain(certificate, key)
+            self.calling.load_verify_locations(ca)
+        except (ssl.SSLError, OSError) as error:
+            what = f"{certificate}, {key} and {ca} cannot be used"
+            raise CertificateUnusable(what, str(error)) from error
+
 
 @dataclass(frozen=True, slots=True)
 class InternalConfig:
-    frame_bytes_max: int = FRAME_BYTES_MAX
+    frame_bytes_max: int = wire.FRAME_BYTES_MAX
     in_flight_max: int = 1_024  # calls in progress on one connection
     waiting_max: int = 10_000  # further calls that wait for room; more are rejected
     connections_max: int = 4_096
     write_bytes_high: int = MIB  # more unsent bytes: no new calls until there are fewer
-    unsent_bytes_max: int = 2 * FRAME_BYTES_MAX  # more unsent bytes: the connection is closed
+    unsent_bytes_max: int = 2 * wire.FRAME_BYTES_MAX  # more unsent bytes: the connection is closed
     write_stall_seconds_max: float = 10.0
     hello_seconds_max: float = 5.0  # for the hello of a caller, TLS included
     connect_seconds_max: float = 2.0  # for a caller to connect and get the hello of the other node
@@ -65,57 +100,51 @@ class InternalConfig:
     retry_seconds_max: float = 5.0
 
 
-def own_hello(
-    *,
-    node_id: str,
-    cluster_id: str,
-    features: tuple[str, ...] = (),
-    levels: Levels = NO_LEVELS,
-    config: InternalConfig,
-) -> Hello:
-    return Hello(
-        version_min=VERSION_MIN,
-        version_max=VERSION_MAX,
-        cluster_id=cluster_id,
-        node_id=node_id,
-        features=features,
-        frame_bytes_max=config.frame_bytes_max,
-        in_flight_max=config.in_flight_max,
-        level_min=levels.lowest,
-        level_max=levels.highest,
-    )
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """This end of connections to other nodes. ``check_hello`` raises HelloRefused for an unsuitable
+    peer. ``secret``: both ends must prove it before any call; None: no proof."""
+
+    node_id: str
+    cluster_id: str
+    features: tuple[str, ...] = ()
+    levels: Levels = NO_LEVELS
+    config: InternalConfig = InternalConfig()
+    check_hello: Callable[[Hello], None] = lambda _hello: None
+    secret: bytes | None = None
+
+    def hello(self) -> Hello:
+        return Hello(
+            version_min=wire.VERSION_MIN,
+            version_max=wire.VERSION_MAX,
+            cluster_id=self.cluster_id,
+            node_id=self.node_id,
+            features=self.features,
+            frame_bytes_max=self.config.frame_bytes_max,
+            in_flight_max=self.config.in_flight_max,
+            level_min=self.levels.lowest,
+            level_max=self.levels.highest,
+            nonce=b"" if self.secret is None else secrets.token_bytes(wire.NONCE_BYTES),
+        )
 
 
 class NodeConnection(Peer, asyncio.BufferedProtocol):
     side: ClassVar[Side]
 
-    def __init__(
-        self,
-        own: Hello,
-        *,
-        config: InternalConfig,
-        chunks: Chunks,
-        check_peer: PeerCheck | None,
-        secret: bytes | None,
-    ) -> None:
-        """``check_peer``: called for TLS connections only. ``secret``: both ends must prove that
-        they know this secret before any call; None: no proof."""
+    def __init__(self, end: NodeEnd, chunks: Chunks) -> None:
         self.other: Hello | None = None  # the accepted hello of the other node
         self.end_reason: str | None = None  # set if this node ends the connection
-        if secret is not None:
-            own = msgspec.structs.replace(own, nonce=secrets.token_bytes(NONCE_BYTES))
-        self._own = own
-        self._secret = secret
+        self._end = end
+        self._own = end.hello()
         self._first: Hello | None = None  # the peer's first hello, if two are exchanged
-        self._config = config
+        self._config = end.config
         self._chunks = chunks
-        self._check_peer = check_peer
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._reader = FrameReader(chunks, frame_bytes_max=HEADER_BYTES + HELLO_BYTES_MAX)
+        self._reader = FrameReader(chunks, frame_bytes_max=wire.HEADER_BYTES + wire.HELLO_BYTES_MAX)
         self._heard_at = self._opened_at = self._loop.time()
         self._part_since: float | None = None  # when an incomplete frame began to arrive
-        self._version = VERSION_OF_HELLO
+        self._version = wire.VERSION_OF_HELLO
         self._payload_bytes_max = 0  # the limit of the peer
         self._parts: list[bytes] = []  # to be sent at the end of this turn
         self._parts_bytes = 0
@@ -131,8 +160,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     @abstractmethod
     def arrived(self, header: Header, payload: memoryview) -> None:
-        """Handle a frame after the hello. The payload is valid until this returns. Raises
-        MalformedFrame."""
+        """Handle a frame. The payload is valid until this returns. Raises MalformedFrame."""
 
     @abstractmethod
     def expire(self, now: float) -> bool:
@@ -169,10 +197,10 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             frames = 0
             while (frame := reader.next_frame()) is not None:
                 frames += 1
-                header = read_header(frame)
+                header = wire.read_header(frame)
                 if header.version != self._version:
                     raise MalformedFrame(f"a frame of version {header.version}")
-                self.arrived(header, frame[HEADER_BYTES:])
+                self.arrived(header, frame[wire.HEADER_BYTES :])
         except (FrameRejected, MalformedFrame, HelloRefused) as error:
             self.end(str(error))
             reader.close()
@@ -196,10 +224,10 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if reader.part_bytes:
             raise MalformedFrame("frames before the reply to the hello")
         try:
-            if self._check_peer is not None and self.is_tls:
-                self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
-            self._version = agree(self._own, hello)
-            if self._secret is not None and not self._has_proved(hello, self._secret):
+            if self.is_tls:
+                name_in_certificate(hello.node_id, self._transport.get_extra_info("peercert"))
+            self._version = wire.agree(self._own, hello)
+            if self._end.secret is not None and not self._has_proved(hello, self._end.secret):
                 return
             self.check_other(hello)
         except HelloRefused as error:
@@ -207,16 +235,15 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             raise
         reader.close()
         self._reader = FrameReader(self._chunks, frame_bytes_max=self._config.frame_bytes_max)
-        self._payload_bytes_max = hello.frame_bytes_max - HEADER_BYTES
+        self._payload_bytes_max = hello.frame_bytes_max - wire.HEADER_BYTES
         self.other = hello
         self.greeted(hello)
 
     def read_first(self, frame: memoryview) -> Hello:
-        return decode_hello(frame)
+        return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Return True if both ends have proved the secret. Reply to a valid first hello and return
-        False. Raises HelloRefused."""
+        """Reply to a valid first hello and return False. Raises HelloRefused."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")
@@ -225,26 +252,27 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         port = int(address[1])
         if is_caller == (first is None):  # an answerer proves first, a caller second
             other = Side.ANSWERER if is_caller else Side.CALLER
-            check_proof(secret, other, caller=caller, answerer=answerer, port=port)
+            wire.check_proof(secret, other, caller=caller, answerer=answerer, port=port)
         if first is not None:
             return True
-        if len(hello.nonce) != NONCE_BYTES:
+        if len(hello.nonce) != wire.NONCE_BYTES:
             raise HelloRefused(
                 f"The hello of node {hello.node_id} has no nonce; the workers of this server accept"
                 " only processes that prove their shared secret."
             )
         self._first = msgspec.structs.replace(hello, proof=b"")
-        proof = prove(secret, self.side, caller=caller, answerer=answerer, port=port)
-        self._transport.write(encode_hello(msgspec.structs.replace(self._own, proof=proof)))
+        proof = wire.prove(secret, self.side, caller=caller, answerer=answerer, port=port)
+        self._transport.write(wire.encode_hello(msgspec.structs.replace(self._own, proof=proof)))
         return False
 
     def check_other(self, hello: Hello) -> None:
         """Raises HelloRefused, which is sent to the other side."""
 
     def refuse(self, error: HelloRefused) -> None:
-        """Send the reason before the connection is closed."""
         payload = encode_failure(error)
-        header = pack_header(VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload))
+        header = wire.pack_header(
+            wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload)
+        )
         self._transport.write(header + payload)
 
     @property
@@ -255,18 +283,18 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Sending ──────────────────────────────────────────────────────────────────────────────
 
     def send_hello(self) -> None:
-        self._transport.write(encode_hello(self._own))
+        self._transport.write(wire.encode_hello(self._own))
 
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
         """Send a frame at the end of this turn. The payload is within the limit of the peer."""
-        header = pack_header(
+        header = wire.pack_header(
             self._version,
             kind,
             call,
             request_id,
-            min(deadline_ms, DEADLINE_MS_MAX),
+            min(deadline_ms, wire.DEADLINE_MS_MAX),
             payload_bytes=len(payload),
         )
         self._parts.append(header)
@@ -277,13 +305,14 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
         if self._parts_bytes > self._config.write_bytes_high:
-            self._check_unsent()
+            unsent = self._parts_bytes + self._transport.get_write_buffer_size()
+            if unsent > self._config.unsent_bytes_max:
+                self.end("it does not read what it is sent")
 
     def fits(self, payload: bytes) -> bool:
         return len(payload) <= self._payload_bytes_max
 
     def has_write_room(self, ahead_bytes: int = 0) -> bool:
-        """Return whether ``ahead_bytes`` more may be sent."""
         return (
             self._stalled_since is None
             and self._parts_bytes + ahead_bytes <= self._config.write_bytes_high
@@ -304,11 +333,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     def flushed(self) -> None:
         """Called when the frames of this turn are written to the transport."""
 
-    def _check_unsent(self) -> None:
-        unsent = self._parts_bytes + self._transport.get_write_buffer_size()
-        if unsent > self._config.unsent_bytes_max:
-            self.end("it does not read what it is sent")
-
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()
 
@@ -328,7 +352,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self.arm()
 
     def check_deadline(self, now: float) -> None:
-        """Close the connection if it is silent, stalled or too slow."""
         config = self._config
         if self.other is None:
             if now - self._opened_at > config.hello_seconds_max:

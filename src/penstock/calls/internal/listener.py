@@ -7,26 +7,17 @@ at the caller. When a connection is lost, its calls are cancelled.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
 from typing import Any, cast
 
-from penstock.calls.internal.certificates import PeerCheck, name_in_certificate
-from penstock.calls.internal.connection import NO_LEVELS, InternalConfig, NodeConnection, own_hello
+from penstock.calls.internal.connection import NodeConnection, NodeEnd
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
-from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
 from penstock.net.listener import Listener, Peer
+from penstock.wire.internal import faults
 from penstock.wire.internal.calls import PING, Call, CallerInfo, CallHandlers, Nothing, encode
-from penstock.wire.internal.faults import (
-    DeadlineExceeded,
-    HelloRefused,
-    MalformedFrame,
-    encode_failure,
-)
-from penstock.wire.internal.frame import Header, Hello, Kind
-from penstock.wire.internal.proof import Side
+from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
 log = logging.getLogger(__name__)
 
@@ -38,42 +29,19 @@ REFUSAL_SECONDS = 10.0
 
 
 class InternalListener(Listener):
-    def __init__(
-        self,
-        answers: CallHandlers,
-        *,
-        node_id: str,
-        cluster_id: str,
-        features: tuple[str, ...] = (),
-        levels: Levels = NO_LEVELS,
-        config: InternalConfig | None = None,
-        check_peer: PeerCheck = name_in_certificate,
-        check_hello: Callable[[Hello], None] = lambda _hello: None,
-        secret: bytes | None = None,
-    ) -> None:
-        """With TLS, give ``start`` a context that requires client certificates; the id of each
-        caller must then pass ``check_peer``. ``check_hello`` raises HelloRefused for an unsuitable
-        caller. ``secret``: every caller must prove that it knows it."""
-        self.config = config or InternalConfig()
-        super().__init__(connections_max=self.config.connections_max)
+    """For TLS, give ``start`` a context that requires client certificates."""
+
+    def __init__(self, answers: CallHandlers, end: NodeEnd) -> None:
+        super().__init__(connections_max=end.config.connections_max)
         self.answers = answers
-        self.check_peer = check_peer
-        self.check_hello = check_hello
-        self.secret = secret
-        self.own = own_hello(
-            node_id=node_id,
-            cluster_id=cluster_id,
-            features=features,
-            levels=levels,
-            config=self.config,
-        )
+        self.end = end
         self.chunks = Chunks()
         self._refusal_logged_at = self.now - REFUSAL_SECONDS
 
     def make_connection(self) -> Peer:
         return _Served(self)
 
-    def note_refusal(self, error: HelloRefused) -> None:
+    def note_refusal(self, error: faults.HelloRefused) -> None:
         """Log a rejected hello, at most once in REFUSAL_SECONDS: the caller tries again."""
         if self.now - self._refusal_logged_at >= REFUSAL_SECONDS:
             self._refusal_logged_at = self.now
@@ -94,17 +62,11 @@ class _Served(NodeConnection):
     side = Side.ANSWERER
 
     def __init__(self, listener: InternalListener) -> None:
-        super().__init__(
-            listener.own,
-            config=listener.config,
-            chunks=listener.chunks,
-            check_peer=listener.check_peer,
-            secret=listener.secret,
-        )
+        super().__init__(listener.end, listener.chunks)
         self._listener = listener
         self._answers = listener.answers
         self._running: dict[int, _Running] = {}
-        self._in_flight_max = int(listener.config.in_flight_max * IN_FLIGHT_SLACK)
+        self._in_flight_max = int(listener.end.config.in_flight_max * IN_FLIGHT_SLACK)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -112,13 +74,13 @@ class _Served(NodeConnection):
             cast(asyncio.Transport, transport).abort()
 
     def check_other(self, hello: Hello) -> None:
-        self._listener.check_hello(hello)
+        self._end.check_hello(hello)
 
     def greeted(self, hello: Hello) -> None:
         self._node_id = hello.node_id
         self.send_hello()
 
-    def refuse(self, error: HelloRefused) -> None:
+    def refuse(self, error: faults.HelloRefused) -> None:
         super().refuse(error)
         self._listener.note_refusal(error)
 
@@ -127,8 +89,6 @@ class _Served(NodeConnection):
         for one in self._running.values():
             one.has_caller = False
             one.task.cancel()
-
-    # ── Requests ─────────────────────────────────────────────────────────────────────────────
 
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
@@ -143,19 +103,19 @@ class _Served(NodeConnection):
                 one.has_caller = False
                 one.task.cancel()
         else:
-            raise MalformedFrame(f"a {kind.name} frame from a caller")
+            raise faults.MalformedFrame(f"a {kind.name} frame from a caller")
 
     def _begin(self, header: Header, payload: memoryview) -> None:
         request_id = header.request_id
         if request_id in self._running:
-            raise MalformedFrame(f"request id {request_id} is in use")
+            raise faults.MalformedFrame(f"request id {request_id} is in use")
         try:
             if self._listener.is_draining:
                 raise Draining("The node is stopping.")
             if len(self._running) >= self._in_flight_max:
                 raise Throttled("Too many calls in progress.", retry_after_ms=RETRY_MS)
             if header.deadline_ms == 0:
-                raise DeadlineExceeded("No time was left when the call arrived.")
+                raise faults.DeadlineExceeded("No time was left when the call arrived.")
             found = self._answers.find(header.call)
             if found is None:
                 raise InvalidRequest(f"This node does not serve call {header.call:#06x}.")
@@ -189,15 +149,13 @@ class _Served(NodeConnection):
     def expire(self, now: float) -> bool:
         for request_id, one in self._running.items():
             if now >= one.deadline and one.has_caller:
-                late = DeadlineExceeded(f"{one.call.name} exceeded its deadline.")
+                late = faults.DeadlineExceeded(f"{one.call.name} exceeded its deadline.")
                 self._fail(one.call.number, request_id, late)
                 one.has_caller = False
                 one.task.cancel()
             elif now >= one.deadline and not one.task.cancelling():
                 one.task.cancel()
         return bool(self._running)
-
-    # ── Replies ──────────────────────────────────────────────────────────────────────────────
 
     def _reply(self, call: Call[Any, Any], request_id: int, reply: Any) -> None:
         if self.is_ending:
@@ -223,7 +181,7 @@ class _Served(NodeConnection):
                 {"message": f"the call {number:#06x} of another node failed", "exception": error}
             )
         if has_caller and not self.is_ending:
-            self.send(Kind.ERROR, number, request_id, encode_failure(error))
+            self.send(Kind.ERROR, number, request_id, faults.encode_failure(error))
 
     def pause_writing(self) -> None:
         """Read no more calls until the peer reads its replies."""
@@ -235,12 +193,9 @@ class _Served(NodeConnection):
         if not self.is_ending:
             self._transport.resume_reading()
 
-    # ── Ending ───────────────────────────────────────────────────────────────────────────────
-
     def close_if_idle(self) -> None:
         if not self._running:
             self._close_soon()
 
     def _close_soon(self) -> None:
-        """Close after the frames of this turn are written."""
         self._loop.call_soon(self._transport.close)

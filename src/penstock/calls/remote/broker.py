@@ -5,32 +5,41 @@ DeadlineExceeded (it may have been carried out), and NotLeader with the node tha
 
 If the reply of a lease is lost, late or no longer wanted, GIVE_BACK releases the leases. It is sent
 on the same connection, so it cannot overtake the lease, and names a ticket that is used only once.
+
+For the listeners on all partitions of a topic, one call waits at the other node. It sends what is
+known, and gets a reply when that is no longer true or the time is over; then it is made again. If
+the node does not reply or no longer leads a partition, the listeners are called as well, and the
+call is made again after a pause.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
-from penstock.calls.remote.watch_client import Known, News, Watches
-from penstock.model.call_times import GIVE_BACK_MS, WAIT_MARGIN_MS
+import msgspec
+
+from penstock.model import call_times
 from penstock.model.calls import BrokerCall, R
 from penstock.model.errors import PenstockError
 from penstock.model.ports import MoveTask, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.internal import broker_calls as wire
-from penstock.wire.internal.calls import Caller
-from penstock.wire.internal.faults import (
-    DeadlineExceeded,
-    MalformedFrame,
-    OutcomeUnknown,
-    Unreachable,
-)
+from penstock.wire.internal import faults
+from penstock.wire.internal.calls import Call, Caller
 
 CLOSE_SECONDS_MAX: Final = 2.0
 DONE, REFUSED, UNREACHABLE, UNKNOWN = "done", "refused", "unreachable", "unknown"
 
-_UNREAD = (OutcomeUnknown, DeadlineExceeded, MalformedFrame)
+_UNREAD = (faults.OutcomeUnknown, faults.DeadlineExceeded, faults.MalformedFrame)
+
+K = TypeVar("K")
+
+Known = Sequence[tuple[int, K]]
+# What is new, by partition, and the partitions that the node does not lead.
+News = tuple[Known[K], Sequence[int]]
+Wait = Callable[[Topic, Known[K], int], Awaitable[News[K]]]
 
 EpochOf = Callable[[Topic, int], int]
 FindCaller = Callable[[], Caller]
@@ -59,8 +68,10 @@ class RemoteBroker:
         self.find_share = find_share
         self._session = chance(63)
         self._ticket = 0
-        self._ends = Watches[StreamEnds | None](self._wait_advanced, None)
-        self._availability = Watches[int](self._wait_available, 0)
+        self._ends = Watches[StreamEnds | None](
+            partial(self._wait, wire.ADVANCED, wire.Advanced), None
+        )
+        self._availability = Watches[int](partial(self._wait, wire.AVAILABLE, wire.Available), 0)
         self.on_advance = self._ends.add
         self.on_available = self._availability.add
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -108,7 +119,7 @@ class RemoteBroker:
 
         async def send() -> None:
             try:
-                await find().call(wire.GIVE_BACK, request, timeout_ms=GIVE_BACK_MS)
+                await find().call(wire.GIVE_BACK, request, timeout_ms=call_times.GIVE_BACK_MS)
             except PenstockError:
                 pass  # unreachable: the leases expire by themselves
 
@@ -116,19 +127,14 @@ class RemoteBroker:
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 
-    async def _wait_advanced(
-        self, topic: Topic, known: Known[StreamEnds | None], wait_ms: int
-    ) -> News[StreamEnds | None]:
-        request = wire.Advanced(topic.topic_id, topic.modified_at_ms, wait_ms, known)
-        timeout_ms = wait_ms + WAIT_MARGIN_MS
-        reply = await self._parked().call(wire.ADVANCED, request, timeout_ms=timeout_ms)
-        return reply.moved, reply.gone
-
-    async def _wait_available(self, share: Topic, known: Known[int], wait_ms: int) -> News[int]:
-        request = wire.Available(share.topic_id, share.modified_at_ms, wait_ms, known)
-        timeout_ms = wait_ms + WAIT_MARGIN_MS
-        reply = await self._parked().call(wire.AVAILABLE, request, timeout_ms=timeout_ms)
-        return reply.numbers, reply.gone
+    async def _wait(
+        self, call: Call[Any, Any], make: Any, topic: Topic, known: Known[K], wait_ms: int
+    ) -> News[K]:
+        request = make(topic.topic_id, topic.modified_at_ms, wait_ms, known)
+        timeout_ms = wait_ms + call_times.WAIT_MARGIN_MS
+        reply = await self._parked().call(call, request, timeout_ms=timeout_ms)
+        news, gone = msgspec.structs.astuple(reply)
+        return news, gone
 
 
 def no_outcomes() -> dict[str, int]:
@@ -138,4 +144,124 @@ def no_outcomes() -> dict[str, int]:
 def _outcome(error: PenstockError) -> str:
     if isinstance(error, _UNREAD):
         return UNKNOWN
-    return UNREACHABLE if isinstance(error, Unreachable) else REFUSED
+    return UNREACHABLE if isinstance(error, faults.Unreachable) else REFUSED
+
+
+class Watches(Generic[K]):
+    def __init__(self, wait: Wait[K], unknown: K) -> None:
+        """``unknown``: sent for a partition without a reply so far."""
+        self._wait = wait
+        self._unknown = unknown
+        self._topics: dict[str, _Watched[K]] = {}
+
+    def add(self, topic: Topic, partition: int, listener: Callable[[], None]) -> Callable[[], None]:
+        watched = self._topics.get(topic.topic_id)
+        if watched is None:
+            watched = self._topics[topic.topic_id] = _Watched(topic, self._wait, self._unknown)
+            watched.task.add_done_callback(lambda _: self._ended(topic.topic_id, watched))
+        token = object()
+        watched.add(partition, token, listener)
+        return lambda: watched.remove(partition, token)
+
+    def _ended(self, topic_id: str, watched: "_Watched[K]") -> None:
+        if self._topics.get(topic_id) is watched:
+            del self._topics[topic_id]
+
+    async def close(self) -> None:
+        tasks = [watched.task for watched in self._topics.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class _Watched(Generic[K]):
+    def __init__(self, topic: Topic, wait: Wait[K], unknown: K) -> None:
+        self._topic = topic
+        self._wait = wait
+        self._unknown = unknown
+        self._listeners: dict[int, dict[object, Callable[[], None]]] = {}
+        self._known: dict[int, K] = {}
+        self._gone_until: dict[int, float] = {}
+        self._pause = call_times.WATCH_PAUSE_SECONDS_MIN
+        self._changed = asyncio.Event()  # set when the partitions with listeners change
+        self._loop = asyncio.get_running_loop()
+        self.task = asyncio.create_task(self._run(), name=f"watch {topic.topic_id} elsewhere")
+
+    def add(self, partition: int, token: object, listener: Callable[[], None]) -> None:
+        listeners = self._listeners.get(partition)
+        if listeners is None:
+            listeners = self._listeners[partition] = {}
+            self._changed.set()
+        else:
+            # The call in progress has no reply for what is new to this listener only.
+            self._loop.call_soon(self._call_one, partition, token)
+        listeners[token] = listener
+
+    def remove(self, partition: int, token: object) -> None:
+        listeners = self._listeners.get(partition)
+        if listeners is not None and listeners.pop(token, None) is not None and not listeners:
+            del self._listeners[partition]
+            self._known.pop(partition, None)
+            self._gone_until.pop(partition, None)
+            if not self._listeners:
+                self._changed.set()
+
+    async def _run(self) -> None:
+        while self._listeners:
+            self._changed.clear()
+            now = self._loop.time()
+            again_at = min((at for at in self._gone_until.values() if at > now), default=None)
+            wait_s = call_times.WATCH_MS / 1_000 if again_at is None else again_at - now
+            known = [
+                (partition, self._known.get(partition, self._unknown))
+                for partition in self._listeners
+                if self._gone_until.get(partition, 0.0) <= now
+            ]
+            if known:
+                await self._wait_once(known, wait_s)
+            else:
+                await self._until_changed(wait_s)
+
+    async def _wait_once(self, known: Known[K], wait_s: float) -> None:
+        call = asyncio.ensure_future(self._wait(self._topic, known, int(wait_s * 1_000)))
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((call, changed), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                return  # to be made again, for other partitions
+            news, gone = call.result()
+        except PenstockError:
+            self._call_listeners([partition for partition, _ in known])
+            await self._until_changed(self._pause)
+            self._pause = min(2 * self._pause, call_times.WATCH_PAUSE_SECONDS_MAX)
+            return
+        finally:
+            call.cancel()
+            changed.cancel()
+        self._pause = call_times.WATCH_PAUSE_SECONDS_MIN
+        again_at = self._loop.time() + call_times.WATCH_PAUSE_SECONDS_MAX
+        for partition in gone:
+            self._gone_until[partition] = again_at
+            self._known.pop(partition, None)
+        for partition, value in news:
+            if partition in self._listeners:
+                self._known[partition] = value
+        self._call_listeners([*gone, *(partition for partition, _ in news)])
+
+    def _call_listeners(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            for listener in tuple(self._listeners.get(partition, {}).values()):
+                listener()
+
+    def _call_one(self, partition: int, token: object) -> None:
+        listener = self._listeners.get(partition, {}).get(token)
+        if listener is not None:
+            listener()
+
+    async def _until_changed(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass

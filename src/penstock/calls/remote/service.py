@@ -4,9 +4,17 @@ The service adds three things. It waits a little for a topic that the caller kno
 It rejects a call for another epoch than the current one, with a hint, because one of the two nodes
 does not know of an election yet. And it remembers the leases of each ticket for a while, so that
 they can be released when the reply was lost.
+
+A listener cannot be sent to another node, so a call says what its node knows, and is repeated from
+there. For ends these are the ends themselves, and nothing is kept here between two calls. That
+records of a share are available again is not a state to compare: it is counted here, from the first
+call until a while after the last, so that nothing between two calls is missed. A counter that was
+dropped begins with a number that was never sent, which the other node considers news: one check too
+many is safe. So does a counter of another epoch, whose cursor is gone.
 """
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,19 +22,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from penstock.calls.remote.watch_server import RemoteListeners
-from penstock.model.calls import (
-    Acquire,
-    BrokerCall,
-    BrokerPort,
-    Extend,
-    Fetch,
-    LeadersCall,
-    Peek,
-)
+from penstock.model import calls
 from penstock.model.errors import InvalidRequest, NotLeader, TopicNotFound
 from penstock.model.message import Claim, Delivery
-from penstock.model.ports import Catalog
+from penstock.model.ports import Catalog, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import CallerInfo, CallHandlers, Nothing
@@ -34,21 +33,24 @@ from penstock.wire.internal.calls import CallerInfo, CallHandlers, Nothing
 CATCH_UP_SECONDS: Final = 1.0  # for a topic that the caller already knows
 REMEMBERED_MAX: Final = 20_000  # last leases of all callers; a forgotten lease expires by itself
 
+COUNTERS_MAX: Final = 10_000  # partitions of shares; the least recently used is dropped first
+IDLE_SECONDS_MAX: Final = 60.0  # three times the longest pause of a node between two calls
+WAIT_MS_MAX: Final = 30_000
+
 Led = Callable[[Topic, int], tuple[int, int] | None]
 
 
 class BrokerService:
     def __init__(
         self,
-        broker: BrokerPort,
+        broker: calls.BrokerPort,
         catalog: Catalog,
         *,
         node: int,
         led: Led = lambda _topic, _partition: None,
         catch_up_seconds: float = CATCH_UP_SECONDS,
     ) -> None:
-        """``led``: returns node and epoch of a leader, as far as this node knows. Used for epochs
-        only: the broker itself knows whether this node leads."""
+        """``led``: the known node and epoch of a leader, used for epochs only."""
         self._broker = broker
         self._catalog = catalog
         self._node = node
@@ -67,8 +69,8 @@ class BrokerService:
             form = wire.wire_of(kind)
             handlers.add(form, partial(self._serve, form))
         handlers.add(wire.GIVE_BACK, self._give_back)
-        handlers.add(wire.ADVANCED, self._advanced)
-        handlers.add(wire.AVAILABLE, self._available)
+        handlers.add(wire.ADVANCED, partial(self._watch, self._listeners.advanced))
+        handlers.add(wire.AVAILABLE, partial(self._watch, self._listeners.available))
 
     def close(self) -> None:
         self._listeners.close()
@@ -80,8 +82,7 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait until the catalog has the caller's version of the topic. After the time is over an
-        older version is used."""
+        """Wait for the caller's version of the topic; after a while an older one is used."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:
@@ -110,7 +111,6 @@ class BrokerService:
                     heard.set_result(None)
 
     def _check(self, topic: Topic, partition: int, epoch: int = wire.ANY_EPOCH) -> None:
-        """Check that the partition exists and that ``epoch`` is its current one."""
         if not 0 <= partition < topic.partition_count and not self._is_added(topic, partition):
             raise TopicNotFound(topic.name)
         led = None if epoch == wire.ANY_EPOCH else self._led(topic, partition)
@@ -134,7 +134,7 @@ class BrokerService:
         call = form.unpack(request, topic)
         if form.has_partition:
             self._check(call.topic, call.partition, request.epoch)
-        elif isinstance(call, LeadersCall):
+        elif isinstance(call, calls.LeadersCall):
             for partition, epoch in call.counted_on:
                 self._check(call.topic, partition, epoch)
         limit = _LIMITS.get(type(call))
@@ -158,7 +158,6 @@ class BrokerService:
                 self._leased.popitem(last=False)
 
     async def _give_back(self, request: wire.GiveBack, _caller: CallerInfo) -> Nothing:
-        """Release the leases of a call whose reply was lost."""
         key = (request.session, request.ticket)
         in_progress = self._leasing.get(key)
         if in_progress is not None:
@@ -166,46 +165,191 @@ class BrokerService:
         claims = self._leased.pop(key, ())
         if claims:
             topic = self._known(request) or await self._catch_up(request)
-            by_partition: dict[int, list[tuple[Claim, int]]] = {}
-            for claim in claims:
-                by_partition.setdefault(claim.partition, []).append((claim, 0))
-            for partition, some in by_partition.items():
-                # Strict: another consumer may have leased the message since.
-                await self._broker.call(Extend(topic, partition, some, is_strict=True))
+            for release in calls.releases(topic, claims):
+                await self._broker.call(release)
         return Nothing()
 
     # ── Listeners of other nodes ─────────────────────────────────────────────────────────────
 
-    async def _advanced(self, request: wire.Advanced, _caller: CallerInfo) -> wire.AdvancedReply:
+    async def _watch(
+        self, wait: Callable[..., Any], request: wire.Advanced | wire.Available, _caller: CallerInfo
+    ) -> Any:
         topic = self._known(request) or await self._catch_up(request)
-        self._check_watched(topic, [partition for partition, _ in request.known])
-        return await self._listeners.advanced(topic, request.known, wait_ms=request.wait_ms)
-
-    async def _available(self, request: wire.Available, _caller: CallerInfo) -> wire.AvailableReply:
-        share = self._known(request) or await self._catch_up(request)
-        self._check_watched(share, [partition for partition, _ in request.known])
-        return await self._listeners.available(share, request.known, wait_ms=request.wait_ms)
-
-    def _check_watched(self, topic: Topic, partitions: Sequence[int]) -> None:
-        if not 0 < len(partitions) <= wire.WATCHED_MAX:
+        if not 0 < len(request.known) <= wire.WATCHED_MAX:
             raise InvalidRequest(
-                f"One call watches 1 to {wire.WATCHED_MAX} partitions, not {len(partitions)}."
+                f"One call watches 1 to {wire.WATCHED_MAX} partitions, not {len(request.known)}."
             )
-        for partition in partitions:
+        for partition, _ in request.known:
             self._check(topic, partition)
+        return await wait(topic, request.known, wait_ms=request.wait_ms)
 
 
 # Limits of one reply.
-_LIMITS: Final[dict[type[BrokerCall[Any]], Callable[[Any], BrokerCall[Any]]]] = {
-    Peek: lambda call: replace(call, count=min(call.count, wire.PEEKED_MAX)),
-    Fetch: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
-    Acquire: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
+_LIMITS: Final[dict[type[calls.BrokerCall[Any]], Callable[[Any], calls.BrokerCall[Any]]]] = {
+    calls.Peek: lambda call: replace(call, count=min(call.count, wire.PEEKED_MAX)),
+    calls.Fetch: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
+    calls.Acquire: lambda call: replace(call, bytes_max=min(call.bytes_max, wire.FETCH_BYTES_MAX)),
 }
 
 
-def _claims_of(call: BrokerCall[Any], reply: Any) -> Sequence[Claim]:
-    """Return what a Lease or an Acquire has leased."""
-    if isinstance(call, Acquire):
+def _claims_of(call: calls.BrokerCall[Any], reply: Any) -> Sequence[Claim]:
+    if isinstance(call, calls.Acquire):
         return [Claim(call.partition, offset, lease_seq) for offset, lease_seq, _ in reply.picks]
     deliveries: Sequence[Delivery] = reply
-    return [Claim(each.partition, each.record.offset, each.lease_seq) for each in deliveries]
+    return [each.claim for each in deliveries]
+
+
+# ── Listeners of other nodes ─────────────────────────────────────────────────────────────────
+
+
+class _Counter:
+    """Counts how often records of one partition of a share became available."""
+
+    __slots__ = ("led", "number", "remove", "used_at", "wakers")
+
+    def __init__(self, number: int, led: tuple[int, int] | None) -> None:
+        self.number = number
+        self.led = led
+        self.used_at = 0.0
+        self.remove: Callable[[], None] = lambda: None
+        self.wakers: set[Callable[[], None]] = set()
+
+
+class RemoteListeners:
+    def __init__(self, broker: calls.BrokerPort, led: Led) -> None:
+        self._broker = broker
+        self._led = led
+        self._loop = asyncio.get_running_loop()
+        self._serial = secrets.randbits(48)  # differs from that of an earlier process
+        self._counters: OrderedDict[tuple[str, int], _Counter] = OrderedDict()
+
+    def close(self) -> None:
+        for counter in self._counters.values():
+            counter.remove()
+        self._counters.clear()
+
+    # ── Ends ─────────────────────────────────────────────────────────────────────────────────
+
+    async def advanced(
+        self, topic: Topic, known: Sequence[tuple[int, StreamEnds | None]], *, wait_ms: int
+    ) -> wire.AdvancedReply:
+        until = self._loop.time() + min(wait_ms, WAIT_MS_MAX) / 1_000
+        reply = await self._changed_ends(topic, known)
+        if reply is not None:
+            return reply
+        woken = asyncio.Event()
+        removes: list[Callable[[], None]] = []
+        try:
+            for partition, _ in known:
+                removes.append(self._broker.on_advance(topic, partition, woken.set))
+            while True:
+                # Compare first: a change before the listener was added has not set the event.
+                woken.clear()
+                reply = await self._changed_ends(topic, known)
+                if reply is not None:
+                    return reply
+                if not await _is_set(woken, until - self._loop.time()):
+                    return wire.AdvancedReply()
+        finally:
+            for remove in removes:
+                remove()
+
+    async def _changed_ends(
+        self, topic: Topic, known: Sequence[tuple[int, StreamEnds | None]]
+    ) -> wire.AdvancedReply | None:
+        moved, gone = [], []
+        for partition, before in known:
+            try:
+                ends = await self._broker.call(calls.Ends(topic, partition))
+            except NotLeader:
+                gone.append(partition)
+                continue
+            if ends != before:
+                moved.append((partition, ends))
+        return wire.AdvancedReply(moved, gone) if moved or gone else None
+
+    # ── Availability ─────────────────────────────────────────────────────────────────────────
+
+    async def available(
+        self, share: Topic, known: Sequence[tuple[int, int]], *, wait_ms: int
+    ) -> wire.AvailableReply:
+        until = self._loop.time() + min(wait_ms, WAIT_MS_MAX) / 1_000
+        gone = []
+        for partition, _ in known:
+            try:
+                await self._broker.call(
+                    calls.ShareStart(share, partition)
+                )  # opens the share if needed
+            except NotLeader:
+                gone.append(partition)
+        if gone:
+            return wire.AvailableReply((), gone)
+        counters = [(each, number, self._counter(share, each)) for each, number in known]
+        woken = asyncio.Event()
+        for _, _, counter in counters:
+            counter.wakers.add(woken.set)
+        try:
+            while True:
+                woken.clear()
+                news = [
+                    (partition, counter.number)
+                    for partition, number, counter in counters
+                    if counter.number != number
+                ]
+                if news or not await _is_set(woken, until - self._loop.time()):
+                    return wire.AvailableReply(news)
+        finally:
+            for _, _, counter in counters:
+                counter.wakers.discard(woken.set)
+
+    def _counter(self, share: Topic, partition: int) -> _Counter:
+        now = self._loop.time()
+        key = (share.topic_id, partition)
+        led = self._led(share, partition)
+        counter = self._counters.get(key)
+        if counter is not None and counter.led != led:
+            counter.remove()
+            counter = None
+        if counter is None:
+            counter = self._counters[key] = self._new_counter(share, partition, led)
+        self._counters.move_to_end(key)
+        counter.used_at = now
+        self._drop_idle(now)
+        return counter
+
+    def _new_counter(self, share: Topic, partition: int, led: tuple[int, int] | None) -> _Counter:
+        counter = _Counter(self._next(), led)
+
+        def count() -> None:
+            counter.number = self._next()
+            for wake in tuple(counter.wakers):
+                wake()
+
+        counter.remove = self._broker.on_available(share, partition, count)
+        return counter
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _drop_idle(self, now: float) -> None:
+        """Drop the least recently used counters. One with a waiting call is dropped only if there
+        are too many; the other node calls again when its time is over."""
+        counters = self._counters
+        while counters:
+            key, oldest = next(iter(counters.items()))
+            is_idle = now - oldest.used_at > IDLE_SECONDS_MAX and not oldest.wakers
+            if not is_idle and len(counters) <= COUNTERS_MAX:
+                return
+            oldest.remove()
+            del counters[key]
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    if not event.is_set() and seconds > 0:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+    return event.is_set()

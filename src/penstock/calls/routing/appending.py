@@ -1,4 +1,5 @@
-"""Sends messages to a standard queue with several leaders.
+"""Calls that concern several leaders: a message to a standard queue, which one of them takes, and
+a call to all of them, whose replies are joined.
 
 Any partition may take the message, and sending to another node costs about twice as much. So a node
 uses the partitions it leads, in turn; a node that leads none uses the partition that the caller
@@ -8,13 +9,16 @@ chose, or the next one whose leader is reachable. After a local partition has re
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from penstock.calls.routing.leaders import AttemptFailed, Leaders, Routes, place_of
-from penstock.model.calls import Append
+from msgspec.structs import replace
+
+from penstock.calls.routing.leaders import AttemptFailed, Leaders, Led, Routes, place_of
+from penstock.model.calls import Append, BrokerCall, LeadersCall
 from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError
 from penstock.model.message import Appended
 from penstock.model.topic import Topic
+from penstock.wire.internal.broker_calls import RULES
 
 TURNS_MAX: Final = 10_000  # queues with a remembered position; then all start again
 REFUSED_MAX: Final = 10_000  # queues whose local partitions are avoided; then all are used again
@@ -29,8 +33,7 @@ class Appending:
         )
 
     async def attempt(self, call: Append) -> Sequence[Appended]:
-        """Try once to append: at a partition of this node, else at the partition of the call or the
-        next one whose leader is reachable."""
+        """Append at this node, else at the partition of the call or the next one with a leader."""
         topic, count, leaders = call.topic, call.topic.partition_count, self._leaders
         here = self._here(call)
         if here is not None:
@@ -61,7 +64,6 @@ class Appending:
         raise AttemptFailed(last, topic, tried)
 
     def _here(self, call: Append) -> int | None:
-        """Return a partition that this node leads."""
         led = self._leaders.routes.leader(call.topic, call.partition)
         if led is not None and led[0] == self._leaders.own_node:
             return call.partition
@@ -82,7 +84,6 @@ class LocalPartitions:
     """The partitions of standard queues that this node leads, in turn."""
 
     def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
-        """``now``: seconds of a monotonic clock."""
         self._own = own_node
         self._leader = routes.leader
         self._now = now
@@ -90,7 +91,6 @@ class LocalPartitions:
         self._refused: dict[str, float] = {}  # end of the pause, by topic
 
     def partition(self, topic: Topic) -> int | None:
-        """Return the next partition to use, or None."""
         topic_id = topic.topic_id
         if self._refused and not self._is_willing(topic_id):
             return None
@@ -108,7 +108,6 @@ class LocalPartitions:
         return None
 
     def refused(self, topic: Topic) -> None:
-        """Note that a partition of the topic has rejected a message."""
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
         self._refused[topic.topic_id] = self._now() + REFUSED_SECONDS
@@ -121,3 +120,75 @@ class LocalPartitions:
             return False
         del self._refused[topic_id]
         return True
+
+
+class Joining:
+    """One such call. The replies of an attempt are kept for the next attempts."""
+
+    def __init__(self, leaders: Leaders, call: LeadersCall[Any]) -> None:
+        rule = RULES[type(call)]
+        assert rule.join is not None, f"{type(call).__name__} has replies that can be joined"
+        self._join = rule.join
+        self._repeated = rule.repeated
+        self._leaders = leaders
+        self._call = call
+        self._replies: dict[int, Any] = {}  # reply or error, by node
+        self._covered: dict[int, set[int]] = {}  # the partitions of each reply
+        self._asked: set[int] = set()
+
+    async def attempt(self, _call: BrokerCall[Any]) -> Any:
+        """Call the nodes that have not replied or lead more partitions now, all at the same time.
+        Raises AttemptFailed if a node did not reply or a partition has no leader."""
+        topic = self._call.topic
+        led = self._leaders.led(topic, range(topic.partition_count))
+        nodes: dict[int, set[int]] = {}
+        error: PenstockError | None = None
+        for partition, one in led.items():
+            if one is not None:
+                nodes.setdefault(one[0], set()).add(partition)
+            elif error is None:
+                error = NotLeader(place_of(topic, partition))
+        missing = [
+            node
+            for node, leads in nodes.items()
+            if node not in self._replies or not leads <= self._covered[node]
+        ]
+        for node, reply in zip(
+            missing, await asyncio.gather(*(self._ask(node, led) for node in missing)), strict=True
+        ):
+            if isinstance(reply, AttemptFailed):
+                error = reply.error
+            else:
+                self._replies[node], self._covered[node] = reply, nodes[node]
+        if error is not None:
+            raise AttemptFailed(error, topic, led)
+        return self._joined([self._replies[node] for node in nodes])
+
+    async def _ask(self, node: int, led: Led) -> Any:
+        """Return the reply, the error that the node raised, or AttemptFailed."""
+        is_repeated = node in self._asked
+        self._asked.add(node)
+        counted_on = [
+            (partition, one[1])
+            for partition, one in led.items()
+            if one is not None and one[0] == node
+        ]
+        call = replace(self._call, counted_on=counted_on)
+        try:
+            return await self._leaders.send(node, call)
+        except PenstockError as error:
+            if is_repeated and self._repeated is not None and isinstance(error, self._repeated):
+                return None  # an earlier attempt was carried out; its reply was lost
+            try:
+                return self._leaders.failed(error, node, call, call.topic, led)
+            except PenstockError as final:
+                return final
+
+    def _joined(self, replies: list[Any]) -> Any:
+        errors = [each for each in replies if isinstance(each, PenstockError)]
+        for error in errors:
+            # In a repeated call some nodes have carried out their part before.
+            is_repeated = self._repeated is not None and isinstance(error, self._repeated)
+            if not is_repeated or len(errors) == len(replies):
+                raise error
+        return self._join([each for each in replies if not isinstance(each, PenstockError)])

@@ -5,24 +5,22 @@ usually knows which node does), the connection is closed, or the partition has n
 with an unknown outcome is retried only if it is idempotent; otherwise OutcomeUnknown is raised.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
-connection. The local broker has its own guard (``calls/guarded.py``).
+connection. The local broker has its own guard (``calls/callees.py``).
+
+Listeners learn when the leaders of a topic change, or stay with the leader. One task waits for
+changes for all of them. It looks at each topic once, not once per listener, and at most a hundred
+times a second: when a node dies, thousands of partitions get new leaders.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.calls.bulkhead import Bulkhead, CalleeRefused, CalleeUnavailable
-from penstock.calls.guarded import guarded
-from penstock.model.call_times import (
-    CLOSE_SECONDS_MAX,
-    HINTS_MAX,
-    PAUSE_SECONDS_MAX,
-    PAUSE_SECONDS_MIN,
-    RETRY_SECONDS_MAX,
-)
+from penstock.calls.callees import guarded
+from penstock.model import call_times
 from penstock.model.calls import BrokerCall, BrokerPort, R
 from penstock.model.errors import Draining, NotLeader, PenstockError
 from penstock.model.topic import Topic
@@ -30,6 +28,13 @@ from penstock.wire.internal.broker_calls import is_idempotent
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS_MIN: Final = 0.01
+WAIT_SECONDS: Final = 60.0  # then the task looks again, in case it missed a change
+
+Listener = Callable[[], None]
+Remove = Callable[[], None]
+_Seen = Sequence[tuple[int, int] | None]
 
 C = TypeVar("C", bound=BrokerCall[Any])
 
@@ -39,24 +44,18 @@ class Routes(Protocol):
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
         """Return the node and the epoch; None if there is no leader, or it is not known."""
-        ...
 
     def leaders(self, topic: Topic) -> Mapping[int, int]:
         """Return the node of each partition that has a leader."""
-        ...
 
     def nodes(self) -> Sequence[int]:
         """Return all nodes that are alive, this one included."""
-        ...
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change, or until the time is over. A change after the call of this
-        method is not missed."""
-        ...
+        """Wait for the next change. A change after the call of this method is not missed."""
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
         """Note what another node reports of ``topic id/partition``, if its epoch is later."""
-        ...
 
 
 # The node and the epoch that lead each partition.
@@ -82,8 +81,11 @@ class Leaders:
         routes: Routes,
         remote: Callable[[int], BrokerPort],
         bulkhead: Callable[[int], Bulkhead],
-        retry_seconds_max: float = RETRY_SECONDS_MAX,
+        retry_seconds_max: float = call_times.RETRY_SECONDS_MAX,
     ) -> None:
+        """``local``: the broker of this node. ``remote``: returns the broker of another node; may
+        raise Unreachable. ``bulkhead``: returns that of another node, which counts Unreachable and
+        DeadlineExceeded as failures."""
         self.local = local
         self.own_node = own_node
         self.routes = routes
@@ -94,7 +96,6 @@ class Leaders:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def broker(self, node: int) -> BrokerPort:
-        """Return the broker of a node. Raises Unreachable."""
         return self.local if node == self.own_node else self._remote(node)
 
     def send(self, node: int, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
@@ -105,8 +106,7 @@ class Leaders:
     # ── Retries ──────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, call: C, attempt: Callable[[C], Coroutine[Any, Any, R]]) -> R:
-        """Return the reply of the first attempt that does not raise AttemptFailed. Raises the error
-        of the last attempt when the time is over."""
+        """Raises the error of the last attempt when the time is over."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -118,8 +118,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """Return the reply of the leader of a partition, as ``retry`` does. On the path of every
-        message, so in one coroutine."""
+        """As ``retry`` does. On the path of every message, so in one coroutine."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -137,15 +136,16 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes, or for a while that grows. Raises the last error when the
-        time is over."""
+        """Wait until a leader changes. Raises the last error when the time is over."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
-        pause_s = min(PAUSE_SECONDS_MIN * 2.0 ** min(tries, 10), PAUSE_SECONDS_MAX)
+        pause_s = min(
+            call_times.PAUSE_SECONDS_MIN * 2.0 ** min(tries, 10), call_times.PAUSE_SECONDS_MAX
+        )
         end = min(now + pause_s, until)
-        if tries > HINTS_MAX:
-            await asyncio.sleep(min(PAUSE_SECONDS_MIN, max(0.0, end - now)))
+        if tries > call_times.HINTS_MAX:
+            await asyncio.sleep(min(call_times.PAUSE_SECONDS_MIN, max(0.0, end - now)))
         while tried and (left := end - self._loop.time()) > 0:
             if self.led(topic, tried) != tried:
                 return
@@ -158,8 +158,7 @@ class Leaders:
     def failed(
         self, error: PenstockError, node: int, call: BrokerCall[R], topic: Topic, tried: Led
     ) -> AttemptFailed:
-        """Return the exception for a call that may be retried; raise the error otherwise. To be
-        called in the handler of the error."""
+        """Return the exception for a call that may be retried; raise the error otherwise."""
         if isinstance(error, NotLeader):
             self.note(error)
         elif isinstance(error, CalleeRefused) and node != self.own_node:
@@ -181,7 +180,7 @@ class Leaders:
 
     # ── In the background ────────────────────────────────────────────────────────────────────
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
         async def run() -> None:
             try:
                 await work
@@ -194,7 +193,7 @@ class Leaders:
 
     async def close(self) -> None:
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS_MAX)
+            _, late = await asyncio.wait(self._tasks, timeout=call_times.CLOSE_SECONDS_MAX)
             for task in late:
                 task.cancel()
             if late:
@@ -203,3 +202,120 @@ class Leaders:
 
 def place_of(topic: Topic, partition: int) -> str:
     return f"{topic.source_id or topic.topic_id}/{partition}"
+
+
+# ── Listeners ────────────────────────────────────────────────────────────────────────────────
+
+
+class _Watched:
+    def __init__(self, topic: Topic, seen: _Seen) -> None:
+        self.topic = topic
+        self.seen = seen
+        self.listeners: dict[object, Listener] = {}
+
+
+class LeaderChanges:
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._topics: dict[str, _Watched] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, topic: Topic, listener: Listener) -> Remove:
+        """Call ``listener`` when a leader or an epoch changes. Returns its removal."""
+        watched = self._topics.get(topic.topic_id)
+        if watched is None:
+            watched = self._topics[topic.topic_id] = _Watched(topic, self._look(topic))
+        elif topic.modified_at_ms > watched.topic.modified_at_ms:
+            watched.topic = topic  # it may have more partitions
+        token = object()
+        watched.listeners[token] = listener
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="changes of leaders")
+        return lambda: self._remove(topic.topic_id, token)
+
+    def _remove(self, topic_id: str, token: object) -> None:
+        watched = self._topics.get(topic_id)
+        if watched is not None:
+            watched.listeners.pop(token, None)
+            if not watched.listeners:
+                del self._topics[topic_id]
+
+    def _look(self, topic: Topic) -> _Seen:
+        leader = self._routes.leader
+        return [leader(topic, partition) for partition in range(topic.partition_count)]
+
+    async def _run(self) -> None:
+        """Runs until ``close``: long polls come and go all the time."""
+        while True:
+            for watched in tuple(self._topics.values()):
+                seen = self._look(watched.topic)
+                if seen != watched.seen:
+                    watched.seen = seen
+                    for listener in tuple(watched.listeners.values()):
+                        listener()
+            # No await between the look and this wait, so that no change is missed.
+            await self._routes.wait_changed(WAIT_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS_MIN)  # to look once at changes that come together
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+class FollowingListener:
+    """A listener at the leader of a partition. It moves to each new leader, and is called at every
+    move, because a caller that waits for the partition has to look who leads. If the new leader has
+    not opened the partition yet, the listener is added after a short pause."""
+
+    def __init__(
+        self,
+        leaders: Leaders,
+        changes: LeaderChanges,
+        topic: Topic,
+        partition: int,
+        listener: Listener,
+        add: Callable[[BrokerPort], Remove],
+    ) -> None:
+        """``add`` adds the listener at one broker. Raises what ``add`` raises at the leader."""
+        self._leaders = leaders
+        self._topic = topic
+        self._partition = partition
+        self._listener = listener
+        self._add = add
+        self._led: tuple[int, int] | None = None
+        self._end: Remove | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._attach()
+        self._unwatch = changes.watch(topic, self._check)
+
+    def _attach(self) -> None:
+        self._led = led = self._leaders.routes.leader(self._topic, self._partition)
+        if led is not None:
+            self._end = self._add(self._leaders.broker(led[0]))
+
+    def _check(self) -> None:
+        if self._leaders.routes.leader(self._topic, self._partition) != self._led:
+            self._move()
+
+    def _move(self) -> None:
+        self._detach()
+        try:
+            self._attach()
+        except PenstockError:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(call_times.FOLLOW_PAUSE_SECONDS, self._move)
+        self._listener()
+
+    def _detach(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def end(self) -> None:
+        self._unwatch()
+        self._detach()

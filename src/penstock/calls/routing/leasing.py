@@ -1,7 +1,7 @@
 """Receives from a queue with several leaders.
 
 First the nodes are called one after the other, so that no more is leased than requested. This node
-usually comes first (``node_order.py``). If no node has a message and the caller waits, the receive
+usually comes first (``NodeOrder``). If no node has a message and the caller waits, the receive
 is parked at all nodes. The first reply ends it, and the other calls are cancelled. Messages that
 another node has leased by then are returned too if they fit, else released in the background.
 
@@ -14,38 +14,37 @@ if one node says so and no node has a message.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from penstock.calls.bulkhead import CalleeUnavailable
-from penstock.calls.guarded import guarded
-from penstock.calls.routing.leader_changes import LeaderChanges
-from penstock.calls.routing.leaders import AttemptFailed, Leaders, place_of
-from penstock.calls.routing.node_order import NodeOrder
-from penstock.model.call_times import (
-    LAST_MS,
-    LEASE_PAUSE_SECONDS_MAX,
-    LEASE_PAUSE_SECONDS_MIN,
-    LOOK_SECONDS_MAX,
-    REPLY_SECONDS,
-)
-from penstock.model.calls import BrokerCall, Calls, Extend, Lease, R
-from penstock.model.errors import (
-    Draining,
-    InFlightLimit,
-    NotLeader,
-    PenstockError,
-    Throttled,
-    TopicNotFound,
-)
-from penstock.model.message import Claim, Delivery
+from penstock.calls.callees import guarded
+from penstock.calls.routing.leaders import AttemptFailed, LeaderChanges, Leaders, place_of
+from penstock.model import call_times, errors
+from penstock.model.calls import BrokerCall, Calls, Lease, R, releases
+from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
+EVERY_MIN: Final = 4
+EVERY_MAX: Final = 32
+SECONDS_MAX: Final = 1.0
+# Ages that differ by less than this, or by less than a quarter, count as equal.
+LONGER_MS: Final = 100
+LONGER_SHARE: Final = 4
+QUEUES_MAX: Final = 10_000  # remembered; then all are forgotten and start again
+
 # After these errors the next node is called.
-_NODE_ERRORS = (NotLeader, Unreachable, DeadlineExceeded, Draining, CalleeUnavailable, Throttled)
+_NODE_ERRORS = (
+    errors.NotLeader,
+    Unreachable,
+    DeadlineExceeded,
+    errors.Draining,
+    CalleeUnavailable,
+    errors.Throttled,
+)
 
 LeaseTask = asyncio.Task[Sequence[Delivery]]
 
@@ -53,7 +52,7 @@ LeaseTask = asyncio.Task[Sequence[Delivery]]
 class _Look(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     has_reply: bool = False  # of at least one node
-    error: PenstockError | None = None  # of the last node that failed
+    error: errors.PenstockError | None = None  # of the last node that failed
 
 
 class _Soon:
@@ -65,11 +64,11 @@ class _Soon:
 
     async def call(self, call: BrokerCall[R]) -> R:
         try:
-            async with asyncio.timeout(LOOK_SECONDS_MAX):
+            async with asyncio.timeout(call_times.LOOK_SECONDS_MAX):
                 return await self._broker.call(call)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"Node {self._node} did not reply within {LOOK_SECONDS_MAX} s."
+                f"Node {self._node} did not reply within {call_times.LOOK_SECONDS_MAX} s."
             ) from None
 
 
@@ -91,7 +90,7 @@ class Leasing:
         if (wait_ms <= 0 or topic.partition_count == 1) and self._nodes(topic) == [self._own]:
             try:
                 return await self.leaders.local.call(call)
-            except NotLeader as error:
+            except errors.NotLeader as error:
                 self.leaders.note(error)
         wait_until = self._loop.time() + wait_ms / 1_000
 
@@ -101,7 +100,6 @@ class Leasing:
         return await self.leaders.retry(call, attempt)
 
     def _nodes(self, topic: Topic) -> Sequence[int]:
-        """Return the nodes that lead a part of the topic, in the order of their numbers."""
         if topic.partition_count == 1:
             led = self.routes.leader(topic, 0)
             return [] if led is None else [led[0]]
@@ -118,11 +116,11 @@ class Leasing:
             look = await self._park(topic, request, wait_until, look)
             if look.deliveries:
                 return look.deliveries
-        elif isinstance(look.error, InFlightLimit) and request.wait_ms <= 0:
+        elif isinstance(look.error, errors.InFlightLimit) and request.wait_ms <= 0:
             raise look.error
         if look.has_reply or self.is_draining or look.error is None:
             return ()
-        if isinstance(look.error, Throttled):
+        if isinstance(look.error, errors.Throttled):
             raise look.error
         is_same = self._nodes(topic) == nodes
         tried = self.leaders.led(topic, range(topic.partition_count)) if is_same else {}
@@ -134,10 +132,10 @@ class Leasing:
         """Lease from one node after the other, without waiting, until it is enough."""
         nodes = self._order.order(topic.topic_id, led_by, now_s=self._loop.time())
         if not nodes:
-            return _Look(error=NotLeader(place_of(topic, 0)))
+            return _Look(error=errors.NotLeader(place_of(topic, 0)))
         deliveries: list[Delivery] = []
         has_reply = False
-        error: PenstockError | None = None
+        error: errors.PenstockError | None = None
         try:
             for node in nodes:
                 wanted = LeaseRequest(
@@ -154,19 +152,19 @@ class Leasing:
                             self._order.found_elsewhere(topic.topic_id, found)
                     has_reply = True
                     deliveries += found
-                except InFlightLimit as full:
+                except errors.InFlightLimit as full:
                     if topic.is_fifo:
                         has_reply = True
                     else:
                         error = full
                 except _NODE_ERRORS as failed:
-                    if isinstance(failed, NotLeader):
+                    if isinstance(failed, errors.NotLeader):
                         self.leaders.note(failed)
-                    if not isinstance(error, InFlightLimit):
+                    if not isinstance(error, errors.InFlightLimit):
                         error = failed
                 if len(deliveries) >= request.count:
                     break
-        except PenstockError:
+        except errors.PenstockError:
             if not deliveries:
                 raise
         except asyncio.CancelledError:
@@ -193,7 +191,6 @@ class Leasing:
         return _Look(deliveries, has_reply, parked.error or look.error)
 
     def end_waits(self) -> None:
-        """End the receives that are parked at several nodes: this node is draining."""
         self.is_draining = True
         for parked in self._parked:
             parked.wake()
@@ -212,19 +209,9 @@ class Leasing:
             self.give_back(topic, task.result())
 
     def give_back(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
-        by_partition: dict[int, list[tuple[Claim, int]]] = {}
-        for each in deliveries:
-            claim = Claim(each.partition, each.record.offset, each.lease_seq)
-            by_partition.setdefault(each.partition, []).append((claim, 0))
-        for partition, claims in by_partition.items():
-            self.leaders.spawn(self._release(topic, partition, claims), "give back")
-
-    async def _release(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
-    ) -> None:
-        # Strict: the lease may have expired, and another consumer may have the message.
-        call = Extend(topic, partition, claims, is_strict=True)
-        await self.leaders.at_leader(topic, partition, call)
+        for call in releases(topic, [each.claim for each in deliveries]):
+            work = self.leaders.at_leader(call.topic, call.partition, call)
+            self.leaders.spawn(work, "give back")
 
     async def close(self) -> None:
         self.end_waits()
@@ -233,11 +220,9 @@ class Leasing:
 
 
 class _Parked:
-    """A receive that is parked at all nodes of its queue."""
-
     def __init__(self, leasing: Leasing, topic: Topic, request: LeaseRequest, until: float) -> None:
         self.has_reply = False
-        self.error: PenstockError | None = None
+        self.error: errors.PenstockError | None = None
         self._leasing = leasing
         self._leaders = leasing.leaders
         self._topic = topic
@@ -258,7 +243,7 @@ class _Parked:
         try:
             while True:
                 left = self._until - self._loop.time()
-                is_late = left * 1_000 <= LAST_MS
+                is_late = left * 1_000 <= call_times.LAST_MS
                 if not is_late:
                     self._spread(left)
                 if self._leasing.is_draining or (is_late and not self._tasks):
@@ -295,7 +280,7 @@ class _Parked:
         return await self._leaders.send(node, Lease(self._topic, request))
 
     def _seconds_to_next(self, left_s: float) -> float:
-        last = left_s + REPLY_SECONDS
+        last = left_s + call_times.REPLY_SECONDS
         due = [at for node, at in self._retry_at.items() if node not in self._tasks]
         if not due or left_s <= 0:
             return last
@@ -308,10 +293,12 @@ class _Parked:
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
             is_cancelled = task.cancelled()
-            error = Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
+            error = errors.Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
             if error is None:
                 self._take(node, task.result(), deliveries)
-            elif isinstance(error, TopicNotFound) or not isinstance(error, PenstockError):
+            elif isinstance(error, errors.TopicNotFound) or not isinstance(
+                error, errors.PenstockError
+            ):
                 raised = error
             else:
                 self._note(node, error)
@@ -322,16 +309,82 @@ class _Parked:
     def _take(self, node: int, taken: Sequence[Delivery], deliveries: list[Delivery]) -> None:
         self.has_reply = True
         self._pauses.pop(node, None)
-        self._retry_at[node] = self._loop.time() + LEASE_PAUSE_SECONDS_MIN
+        self._retry_at[node] = self._loop.time() + call_times.LEASE_PAUSE_SECONDS_MIN
         if len(deliveries) + len(taken) <= self._request.count:
             deliveries += taken
         else:
             self._leasing.give_back(self._topic, taken)
 
-    def _note(self, node: int, error: PenstockError) -> None:
+    def _note(self, node: int, error: errors.PenstockError) -> None:
         self.error = error
-        if isinstance(error, NotLeader):
+        if isinstance(error, errors.NotLeader):
             self._leaders.note(error)
-        pause = self._pauses.get(node, LEASE_PAUSE_SECONDS_MIN)
-        self._pauses[node] = min(2 * pause, LEASE_PAUSE_SECONDS_MAX)
+        pause = self._pauses.get(node, call_times.LEASE_PAUSE_SECONDS_MIN)
+        self._pauses[node] = min(2 * pause, call_times.LEASE_PAUSE_SECONDS_MAX)
         self._retry_at[node] = self._loop.time() + pause
+
+
+# ── The order of the nodes ───────────────────────────────────────────────────────────────────
+
+
+class _Queue:
+    __slots__ = ("begin", "every", "here_ms", "since", "stayed")
+
+    def __init__(self, now_s: float) -> None:
+        self.begin = 0  # index of the other node that comes first
+        self.every = EVERY_MIN
+        self.stayed = 0  # how often this node came first since another did
+        self.since = now_s
+        self.here_ms = 0  # age of the messages last found here; 0: none were found
+
+
+class NodeOrder:
+    """The order in which the nodes of a queue are asked for messages. Pure. Usually this node comes
+    first, because asking it costs no network call. Now and then another node does, or messages
+    there would wait as long as there are messages here: every fourth time while the messages found
+    there have waited longer than those here; otherwise half as often each time, down to every
+    thirty-second time, but at least once a second. Ages are by the clock of the message's node."""
+
+    def __init__(self, own_node: int) -> None:
+        self._own = own_node
+        self._queues: dict[str, _Queue] = {}
+
+    def order(self, topic_id: str, nodes: Sequence[int], *, now_s: float) -> Sequence[int]:
+        if len(nodes) < 2:
+            return nodes
+        queue = self._queues.get(topic_id)
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                self._queues.clear()
+            queue = self._queues[topic_id] = _Queue(now_s)
+        others = [node for node in nodes if node != self._own]
+        begin = queue.begin % len(others)
+        others = others[begin:] + others[:begin]
+        if len(others) == len(nodes):
+            queue.begin += 1
+            return others
+        queue.stayed += 1
+        if queue.stayed < queue.every and now_s - queue.since < SECONDS_MAX:
+            return [self._own, *others]
+        queue.stayed, queue.since = 0, now_s
+        queue.begin += 1
+        return [*others, self._own]
+
+    def found_here(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
+        queue = self._queues.get(topic_id)
+        if queue is not None:
+            queue.here_ms = _age_ms(deliveries)
+
+    def found_elsewhere(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
+        """Note the messages of a node that was asked before this one."""
+        queue = self._queues.get(topic_id)
+        if queue is not None:
+            longer_ms = max(LONGER_MS, queue.here_ms // LONGER_SHARE)
+            is_older = _age_ms(deliveries) > queue.here_ms + longer_ms
+            queue.every = EVERY_MIN if is_older else min(2 * queue.every, EVERY_MAX)
+
+
+def _age_ms(deliveries: Sequence[Delivery]) -> int:
+    if not deliveries:
+        return 0
+    return deliveries[0].first_leased_at_ms - deliveries[0].record.appended_at_ms

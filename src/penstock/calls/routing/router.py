@@ -8,25 +8,16 @@ of the first partition of their source. That leader also creates the shares of a
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.calls.bulkhead import Bulkhead
-from penstock.calls.routing.appending import Appending
-from penstock.calls.routing.joining import Joining
-from penstock.calls.routing.leader_changes import FollowingListener, LeaderChanges, Listener, Remove
-from penstock.calls.routing.leaders import Leaders, Routes
-from penstock.calls.routing.leasing import Leasing
-from penstock.model.call_times import RETRY_SECONDS_MAX
-from penstock.model.calls import (
-    Append,
-    BrokerCall,
-    BrokerPort,
-    CancelMove,
-    CloseShare,
-    LeadersCall,
-    Lease,
-    PartitionCall,
-    R,
-    StartMove,
+from penstock.calls.routing.appending import Appending, Joining
+from penstock.calls.routing.leaders import (
+    FollowingListener,
+    LeaderChanges,
+    Leaders,
+    Listener,
+    Remove,
 )
+from penstock.calls.routing.leasing import Leasing
+from penstock.model import calls
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Kind, Topic
@@ -35,48 +26,25 @@ Route = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 class Router:
-    def __init__(
-        self,
-        local: BrokerPort,
-        *,
-        own_node: int,
-        routes: Routes,
-        remote: Callable[[int], BrokerPort],
-        bulkhead: Callable[[int], Bulkhead],
-        find_arn: Callable[[str], Topic | None],
-        retry_seconds_max: float = RETRY_SECONDS_MAX,
-    ) -> None:
-        """``local``: the broker of this node. ``remote``: returns the broker of another node; may
-        raise Unreachable. ``bulkhead``: returns that of another node, which counts Unreachable and
-        DeadlineExceeded as failures."""
-        self._routes = routes
-        self._own = own_node
+    def __init__(self, leaders: Leaders, find_arn: Callable[[str], Topic | None]) -> None:
+        self._leaders = leaders
         self._find_arn = find_arn
-        self._leaders = Leaders(
-            local,
-            own_node=own_node,
-            routes=routes,
-            remote=remote,
-            bulkhead=bulkhead,
-            retry_seconds_max=retry_seconds_max,
-        )
-        self._changes = LeaderChanges(routes)
-        self._appending = Appending(self._leaders)
-        self._leasing = Leasing(self._leaders, self._changes)
-        self._routes_of: dict[type[BrokerCall[Any]], Route] = {
-            Append: self._append,
-            Lease: self._leasing.lease,
-            StartMove: self._start_move,
-            CancelMove: self._cancel_move,
-            CloseShare: local.call,  # deletes an entry of the catalog
+        self._changes = LeaderChanges(leaders.routes)
+        self._appending = Appending(leaders)
+        self._leasing = Leasing(leaders, self._changes)
+        local = leaders.local
+        # Ends the receives that are parked at several nodes, when this node is draining. The broker
+        # ends those at its own partitions only.
+        self.end_waits = self._leasing.end_waits
+        self._routes_of: dict[type[calls.BrokerCall[Any]], Route] = {
+            calls.Append: self._append,
+            calls.Lease: self._leasing.lease,
+            calls.StartMove: self._start_move,
+            calls.CancelMove: self._cancel_move,
+            calls.CloseShare: local.call,  # deletes an entry of the catalog
         }
         self.moves = local.moves
         self.find_share = local.find_share
-
-    def end_waits(self) -> None:
-        """End the receives that are parked at several nodes: this node is draining. The broker ends
-        those at its own partitions only."""
-        self._leasing.end_waits()
 
     async def close(self) -> None:
         """Release leases without a receiver first."""
@@ -84,40 +52,39 @@ class Router:
         await self._leaders.close()
         await self._changes.close()
 
-    def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
+    def call(self, call: calls.BrokerCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         route = self._routes_of.get(type(call)) or self._add_route(type(call))
         return route(call)
 
-    def _add_route(self, kind: type[BrokerCall[Any]]) -> Route:
-        is_of_partition = issubclass(kind, PartitionCall)
-        route: Route = self._to_leader if is_of_partition else self._to_leaders
-        self._routes_of[kind] = route
-        return route
+    def _add_route(self, kind: type[calls.BrokerCall[Any]]) -> Route:
+        route = self._to_leader if issubclass(kind, calls.PartitionCall) else self._to_leaders
+        return self._routes_of.setdefault(kind, route)
 
-    def _to_leader(self, call: PartitionCall[R]) -> Coroutine[Any, Any, R]:
+    def _to_leader(self, call: calls.PartitionCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         return self._leaders.at_leader(call.topic, call.partition, call)
 
-    def _to_leaders(self, call: LeadersCall[R]) -> Coroutine[Any, Any, R]:
+    def _to_leaders(self, call: calls.LeadersCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         return self._leaders.retry(call, Joining(self._leaders, call).attempt)
 
-    def _append(self, call: Append) -> Coroutine[Any, Any, Any]:
+    def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
         topic = call.topic
         if topic.partition_count > 1 and topic.kind is Kind.STANDARD:
             return self._leaders.retry(call, self._appending.attempt)
         return self._leaders.at_leader(topic, call.partition, call)
 
-    def _start_move(self, call: StartMove) -> Coroutine[Any, Any, None]:
+    def _start_move(self, call: calls.StartMove) -> Coroutine[Any, Any, None]:
         source = self._find_arn(call.task.source_arn)
         if source is None:
             raise TopicNotFound(call.task.source_arn)
         return self._leaders.at_leader(source, 0, call)
 
-    async def _cancel_move(self, call: CancelMove) -> MoveTask | None:
+    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
         """Ask every node: the leader may have moved since the task began."""
         error: PenstockError | None = None
-        for node in sorted(self._routes.nodes(), key=lambda node: node != self._own):
+        leaders = self._leaders
+        for node in sorted(leaders.routes.nodes(), key=lambda node: node != leaders.own_node):
             try:
-                task = await self._leaders.send(node, call)
+                task = await leaders.send(node, call)
             except PenstockError as failed:
                 error = failed
                 continue
@@ -128,22 +95,17 @@ class Router:
         return None
 
     def on_advance(self, topic: Topic, partition: int, listener: Listener) -> Remove:
-        def add(broker: BrokerPort, listener: Listener) -> Remove:
-            return broker.on_advance(topic, partition, listener)
-
-        return self._follow(topic, partition, listener, add)
+        return self._follow("on_advance", topic, partition, listener)
 
     def on_available(self, share: Topic, partition: int, listener: Listener) -> Remove:
-        def add(broker: BrokerPort, listener: Listener) -> Remove:
-            return broker.on_available(share, partition, listener)
+        return self._follow("on_available", share, partition, listener)
 
-        return self._follow(share, partition, listener, add)
+    def _follow(self, add: str, topic: Topic, partition: int, listener: Listener) -> Remove:
+        def attach(broker: calls.BrokerPort) -> Remove:
+            end: Remove = getattr(broker, add)(topic, partition, listener)
+            return end
 
-    def _follow(
-        self,
-        topic: Topic,
-        partition: int,
-        listener: Listener,
-        add: Callable[[BrokerPort, Listener], Remove],
-    ) -> Remove:
-        return FollowingListener(self._leaders, self._changes, topic, partition, listener, add).end
+        follower = FollowingListener(
+            self._leaders, self._changes, topic, partition, listener, attach
+        )
+        return follower.end

@@ -17,7 +17,7 @@ from penstock.cli.topics import group_lag
 from penstock.cli.topics.group_offsets import commit, committed, share_starts
 from penstock.cli.topics.positions import offsets_at, target_of
 from penstock.model.names import is_bookkeeping_group
-from penstock.wire.kafka.consumer_protocol import decode_assignment
+from penstock.wire.kafka.consumer_records import decode_assignment
 from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
 from penstock.wire.kafka.generated.delete_groups import DeleteGroupsRequest
 from penstock.wire.kafka.generated.describe_groups import DescribeGroupsRequest

@@ -32,7 +32,7 @@ from penstock.model.limits import MIB, WHOLE_BODY_BYTES_MAX
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import in_slices
 from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.large_json import check_large
+from penstock.wire.aws.json10 import check_large
 from penstock.wire.facts.audit import DENIED, AuditEntry
 
 BODY_BYTES_MAX = MIB

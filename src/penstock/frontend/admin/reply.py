@@ -6,8 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.model import errors
-from penstock.net.http.exchange import HttpReply, HttpRequest
-from penstock.net.http.reply import TURN_BYTES_MAX
+from penstock.net.http.exchange import TURN_BYTES_MAX, HttpReply, HttpRequest
 from penstock.net.slices import in_slices
 
 JSON = "application/json"

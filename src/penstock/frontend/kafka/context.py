@@ -38,8 +38,7 @@ from penstock.model.ports import Catalog, Clock, Identities
 from penstock.model.stream import TopicDefaults
 from penstock.net.kafka.listener import KafkaConnection
 from penstock.net.slices import Slices, Turns
-from penstock.wire.kafka.apis import Api
-from penstock.wire.kafka.frame import RequestHeader
+from penstock.wire.kafka.apis import Api, RequestHeader
 
 
 class ProducerIds(Protocol):

@@ -33,7 +33,7 @@ from penstock.record.batch import (
 from penstock.record.control import KEY, KEY_VERSION, TYPE_COMMIT
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, iter_records
-from penstock.wire.kafka.offset_records import encode_key, encode_value
+from penstock.wire.kafka.consumer_records import encode_key, encode_value
 
 STEP: Final = 64  # rows between two checks of the time slice
 ID_BYTES: Final = 16

@@ -47,19 +47,16 @@ from penstock.wire.kafka.apis import (
     SHARE_FETCH,
     Api,
     Codec,
-)
-from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch import encode_fetch_reply
-from penstock.wire.kafka.frame import (
     RequestHeader,
     is_unknown_api_versions,
     parse_request_header,
     response_header,
 )
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import encode_fetch_reply, encode_share_fetch_reply
 from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
 from penstock.wire.kafka.primitives import Message
 from penstock.wire.kafka.produce import decode_produce_request
-from penstock.wire.kafka.share_fetch import encode_share_fetch_reply
 
 log = logging.getLogger("penstock.frontend.kafka")
 

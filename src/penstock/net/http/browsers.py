@@ -14,11 +14,10 @@ tell such requests apart, because a page cannot change them:
   machine as well, but browsers do not treat them as trustworthy, so they are rejected.
 
 What remains is a GET by a page, which carries no ``Origin``, to a name that is not trustworthy,
-such as ``localhost.localstack.cloud`` or ``penstock``. On a port where a GET can change something,
-a query string from a browser without ``Sec-Fetch-Site`` is rejected.
+such as ``localhost.localstack.cloud``. On a port where a GET can change something, a query string
+from a browser without ``Sec-Fetch-Site`` is rejected.
 
-Every HTTP listener has one guard (``node/listening/http_listener.py``). With authentication on, a
-page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
+With authentication on, a page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
 """
 
 import ipaddress
@@ -27,7 +26,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.net.http.head import Parser
+from penstock.net.http.exchange import Parser
 
 HOSTS_MAX: Final = 1_024  # accepted Host values remembered by one guard, about 100 bytes each
 
@@ -52,8 +51,7 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """``is_open``: requests are served without authentication. ``external_url``: the host of
-        this URL is served too. ``acts_on_get``: a GET can change something."""
+        """``is_open``: without authentication. ``acts_on_get``: a GET can change something."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
@@ -66,7 +64,12 @@ class BrowserGuard:
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
-        elif b"?" in url and self._is_open and self._acts_on_get and _is_browser(headers):
+        elif (
+            b"?" in url
+            and self._is_open
+            and self._acts_on_get
+            and headers.get("user-agent", "").lstrip().lower().startswith(_BROWSER)
+        ):
             return (
                 "Actions in the query string are rejected when a browser does not say which page "
                 "sent them: use localhost or an SQS client."
@@ -111,10 +114,6 @@ def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 def _is_own(origin: str, host: str) -> bool:
     scheme, _, place = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
-
-
-def _is_browser(headers: Mapping[str, str]) -> bool:
-    return headers.get("user-agent", "").lstrip().lower().startswith(_BROWSER)
 
 
 def _is_foreign(headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:

@@ -1,8 +1,26 @@
-"""An HTTP request and its reply as values, between the listener and the handlers."""
+"""An HTTP request and its reply as values, between the listener and the handlers; checks that the
+head of a request is unambiguous and has a valid Host; and replies as bytes."""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final, Protocol
 
 import msgspec
 
 from penstock.net.listener import Peer
+
+# A Host is returned in queue URLs. Accepted values are remembered.
+_HOST = re.compile(r"[A-Za-z0-9._~%:\[\]-]*")
+_HOSTS: set[str] = set()
+HOSTS_MAX: Final = 1_024
+HOST_CHARS_MAX: Final = 260
+
+TURN_BYTES_MAX: Final = 256 * 1_024  # written in one turn of the loop: well below a millisecond
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 class HttpRequest(msgspec.Struct, gc=False):
@@ -23,3 +41,138 @@ class HttpReply(msgspec.Struct, gc=False):
     content_type: str = "application/x-amz-json-1.0"
     headers: tuple[tuple[str, str], ...] = ()
     pieces: tuple[bytes, ...] = ()  # of a large body, after ``body``: joining them takes long
+
+
+class Parser(Protocol):
+    def get_http_version(self) -> str: ...
+    def get_method(self) -> bytes: ...
+    def should_upgrade(self) -> bool: ...
+
+
+class Refused(Exception):
+    """Raised inside parser callbacks, with the status of the error reply."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) -> None:
+    host = headers.get("host")
+    if host not in _HOSTS:
+        _check_host(host, parser)
+    length = headers.get("content-length")
+    encoding = headers.get("transfer-encoding")
+    if length is not None:
+        if encoding is not None:
+            raise Refused(400, "content-length and transfer-encoding together")
+        if int(length) > body_bytes_max:
+            raise Refused(413, "request body too large")
+    elif encoding is not None and (
+        encoding.strip().lower() != "chunked" or parser.get_http_version() != "1.1"
+    ):
+        raise Refused(400, "the only supported transfer-encoding is chunked, in HTTP/1.1")
+
+
+def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
+    """Return a head that makes a second parser read the body of a request that offers an upgrade.
+    The first parser takes the body for bytes of the other protocol, and bytes in it that look like
+    a request must not become one. Empty if there is no body."""
+    method = parser.get_method()
+    if method == b"CONNECT":
+        raise Refused(400, "this server is not a proxy")
+    length = headers.get("content-length")
+    if length is not None and int(length):
+        framing = f"Content-Length: {length}"
+    elif "transfer-encoding" in headers:
+        framing = "Transfer-Encoding: chunked"
+    else:
+        return b""
+    head = f" / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{framing}\r\n\r\n"
+    return method + head.encode("latin-1")
+
+
+def _check_host(host: str | None, parser: Parser) -> None:
+    if host is None:
+        if parser.get_http_version() != "1.0":
+            raise Refused(400, "header host is missing")
+    elif len(host) > HOST_CHARS_MAX or _HOST.fullmatch(host.strip()) is None:
+        raise Refused(400, "header host is not a host name")
+    elif len(_HOSTS) < HOSTS_MAX:
+        _HOSTS.add(host)
+
+
+def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
+    """Return the head and ``reply.body``. ``last_line`` ends the head and contains the date."""
+    status, size = reply.status, len(reply.body)
+    if reply.pieces:
+        size += sum(map(len, reply.pieces))
+    head = (
+        f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+        f"Content-Type: {reply.content_type}\r\n"
+        f"Content-Length: {size}\r\n"
+    )
+    for name, value in reply.headers:
+        head += f"{name}: {value}\r\n"
+    if not keep_alive:
+        head += "Connection: close\r\n"
+    return (head + last_line).encode("latin-1", "replace") + reply.body
+
+
+def plain(status: int, message: str) -> bytes:
+    body = (message + "\n").encode("utf-8", "replace")
+    return (
+        f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+        "Content-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode("latin-1") + body
+
+
+class PieceWriter:
+    """Writes the pieces of one reply: at most ``TURN_BYTES_MAX`` in one turn of the loop, and
+    nothing while the transport asks for a pause. ``done`` is called after the last piece."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.WriteTransport,
+        pieces: Sequence[bytes],
+        *,
+        is_paused: bool,
+        done: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._pieces: deque[bytes | memoryview] = deque(pieces)
+        self._is_paused = is_paused
+        self._done = done
+        self._again: asyncio.Handle | None = None
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._again is None:
+            self._again = self._loop.call_soon(self.write)
+
+    def stop(self) -> None:
+        self._pieces.clear()
+        if self._again is not None:
+            self._again.cancel()
+
+    def write(self) -> None:
+        self._again = None
+        pieces, left = self._pieces, TURN_BYTES_MAX
+        while pieces and left and not self._is_paused:
+            piece = pieces.popleft()
+            if len(piece) > left:
+                whole = memoryview(piece)
+                pieces.appendleft(whole[left:])
+                piece = whole[:left]
+            left -= len(piece)
+            self._transport.write(piece)
+        if not pieces:
+            self._done()
+        elif not self._is_paused and self._again is None:
+            self._again = self._loop.call_soon(self.write)

@@ -18,9 +18,16 @@ import httptools
 from penstock.model import limits
 from penstock.model.quotas import SharedLimit
 from penstock.net.http.browsers import BrowserGuard
-from penstock.net.http.exchange import HttpReply, HttpRequest
-from penstock.net.http.head import Refused, body_after_upgrade, check_head
-from penstock.net.http.reply import PieceWriter, encode, plain
+from penstock.net.http.exchange import (
+    HttpReply,
+    HttpRequest,
+    PieceWriter,
+    Refused,
+    body_after_upgrade,
+    check_head,
+    encode,
+    plain,
+)
 from penstock.net.listener import Connection, Listener, source_of
 
 Handle = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
@@ -68,8 +75,7 @@ class HttpConfig:
 
 
 class HttpListener(Listener):
-    """Listens on one address. ``handle`` is called once per request, in a task that is cancelled
-    when the client disconnects."""
+    """``handle`` runs in a task that is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -405,7 +411,6 @@ class _HttpConnection(Connection):
             self._next(self._keep_alive and not self._listener.is_draining)
 
     def _next(self, keep_alive: bool) -> None:
-        """Continue after a reply."""
         if not keep_alive:
             self._close()
             return
@@ -469,8 +474,7 @@ class _HttpConnection(Connection):
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error and end the connection. Later bytes are ignored, so that a second request
-        hidden after a malformed first one is never executed."""
+        """Later bytes are ignored: no request hidden after a malformed one is executed."""
         if self._phase == LINGERING or self._transport.is_closing():
             return
         if self._task is not None:

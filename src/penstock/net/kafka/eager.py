@@ -12,8 +12,7 @@ T = TypeVar("T")
 
 
 class EagerCoroutine(Generic[T]):
-    """Raises what the first step raises. If ``is_done``, ``result`` is set; otherwise await it
-    once."""
+    """Raises what the first step raises. If not ``is_done``, await it once."""
 
     __slots__ = ("_awaited", "_coroutine", "is_done", "result")
 

@@ -59,8 +59,6 @@ class SliceSender:
         self._unwatch()
         self._socket.close()
 
-    # ── Sending ──────────────────────────────────────────────────────────────────────────────
-
     def _push(self) -> bool:
         """Send as much as the socket accepts, up to TURN_BYTES_MAX."""
         left = TURN_BYTES_MAX

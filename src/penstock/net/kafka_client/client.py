@@ -9,8 +9,7 @@ A client belongs to one thread of one process.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from penstock.net.kafka_client.errors import (
     STALE_LEADER_CODES,
@@ -23,23 +22,17 @@ from penstock.net.kafka_client.errors import (
 )
 from penstock.net.kafka_client.login import Security, SecurityInvalid, security_from
 from penstock.net.kafka_client.node import Dialling, KafkaNode
-from penstock.net.kafka_client.values import (
-    Fetched,
-    Place,
-    by_topic,
-    fetched_of,
-    parse_addresses,
-)
 from penstock.wire.kafka.apis import FETCH, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    AbortedTransaction,
     FetchPartition,
+    FetchPartitionResponse,
     FetchRequest,
     FetchTopic,
 )
-from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import (
     ProducePartition,
     ProducePartitionResponse,
@@ -79,9 +72,41 @@ _COORDINATOR_ALONE_MAX: Final = 3  # newer versions look up several coordinators
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 _PARTITION_BYTES: Final = 1_048_576
 _ANSWER_BYTES: Final = 8 * 1_048_576
+_NO_RECORDS: Final = memoryview(b"")
 _ANYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 
 T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}, {self.partition}"
+
+
+class Fetched(NamedTuple):
+    """The fetched batches of one partition."""
+
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    records: memoryview  # batches; the last one may be incomplete
+    aborted: Sequence[AbortedTransaction]  # skipped by readers of committed records
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Parse ``HOST:PORT`` separated by commas. Raises ValueError."""
+    return [_address(part.strip()) for part in text.split(",")]
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError(f"'{text}' is not HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 class KafkaClient:
@@ -95,8 +120,7 @@ class KafkaClient:
         timeout_s: float = 30.0,
         client_id: str = "penstock",
     ) -> None:
-        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError for an
-        invalid address and SecurityInvalid for unusable files."""
+        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError."""
         security = security or Security()
         tls = security.tls_context() if security.is_tls else None
         self._dialling = Dialling(security, tls, timeout_s, client_id)
@@ -109,12 +133,7 @@ class KafkaClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -136,8 +155,7 @@ class KafkaClient:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> Any:
-        """Send a request once, to any node or to ``node``, and return the decoded reply.
-        ``version_max``: for requests that have another form in newer versions."""
+        """Send a request once, to any node or to ``node``, and return the decoded reply."""
         at = self._any() if node is None else self._nodes[node]
         return at.call(key, request, wait_s=wait_s, version_max=version_max)
 
@@ -245,20 +263,13 @@ class KafkaClient:
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
-            topics = [
-                api.ListOffsetsTopic(
-                    name,
-                    [
-                        api.ListOffsetsPartition(number, -1, wanted[Place(name, number)])
-                        for number in numbers
-                    ],
-                )
-                for name, numbers in by_topic(places).items()
-            ]
+            def part(place: Place) -> Any:
+                return api.ListOffsetsPartition(place.partition, -1, wanted[place])
+
             return api.ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
-                topics=topics,
+                topics=_topics(places, api.ListOffsetsTopic, part),
                 timeout_ms=self.timeout_ms,
             )
 
@@ -278,28 +289,14 @@ class KafkaClient:
     # ── Records ──────────────────────────────────────────────────────────────────────────────
 
     def fetch(
-        self,
-        wanted: Mapping[Place, int],
-        *,
-        wait_ms: int = 500,
-        bytes_min: int = 1,
-        bytes_max: int = _ANSWER_BYTES,
-        partition_bytes_max: int = _PARTITION_BYTES,
-        is_committed: bool = True,
+        self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
         """Return batches from these offsets on, perhaps none; the first may begin before the
         requested offset. Partitions with a new leader are left out if others have a reply. Lasting
-        errors, such as OFFSET_OUT_OF_RANGE, are in the reply."""
+        errors, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits``: as for ``try_fetch``."""
 
         def ask() -> dict[Place, Fetched]:
-            replies = self.try_fetch(
-                wanted,
-                wait_ms=wait_ms,
-                bytes_min=bytes_min,
-                bytes_max=bytes_max,
-                partition_bytes_max=partition_bytes_max,
-                is_committed=is_committed,
-            )
+            replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
             trouble = {
                 place: refusal
                 for place, reply in replies.items()
@@ -324,21 +321,13 @@ class KafkaClient:
         """One attempt, with whatever errors it brings."""
 
         def request(places: Sequence[Place]) -> FetchRequest:
-            topics = [
-                FetchTopic(
-                    name,
-                    ZERO_UUID,
-                    [
-                        FetchPartition(number, wanted[Place(name, number)], partition_bytes_max)
-                        for number in numbers
-                    ],
-                )
-                for name, numbers in by_topic(places).items()
-            ]
+            def part(place: Place) -> FetchPartition:
+                return FetchPartition(place.partition, wanted[place], partition_bytes_max)
+
             return FetchRequest(
                 wait_ms_max=wait_ms,
                 bytes_min=bytes_min,
-                topics=topics,
+                topics=_topics(places, FetchTopic, part),
                 bytes_max=bytes_max,
                 isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
             )
@@ -349,7 +338,7 @@ class KafkaClient:
         for reply in replies:
             if reply.error_code:
                 raise KafkaRefused(reply.error_code)
-        return {place: fetched_of(part) for place, part in self._by_place(replies).items()}
+        return {place: _fetched(part) for place, part in self._by_place(replies).items()}
 
     def produce(
         self,
@@ -393,14 +382,10 @@ class KafkaClient:
         assert acks, "with acks=0 there is no reply"
 
         def request(places: Sequence[Place]) -> ProduceRequest:
-            topics = [
-                ProduceTopic(
-                    name,
-                    ZERO_UUID,
-                    [ProducePartition(number, batches[Place(name, number)]) for number in numbers],
-                )
-                for name, numbers in by_topic(places).items()
-            ]
+            def part(place: Place) -> ProducePartition:
+                return ProducePartition(place.partition, batches[place])
+
+            topics = _topics(places, ProduceTopic, part)
             return ProduceRequest(transactional_id, acks, self.timeout_ms, topics)
 
         replies = self.at_leaders(PRODUCE, list(batches), request, version_max=_BY_NAME_MAX)
@@ -461,3 +446,30 @@ class KafkaClient:
         # A given address and an advertised one of the same node use one connection.
         same = [node for node in self._first if node.name == made.name]
         self._nodes[node_id] = same[0] if same else made
+
+
+def _fetched(part: FetchPartitionResponse) -> Fetched:
+    records = [piece for piece in part.records if isinstance(piece, memoryview)]
+    return Fetched(
+        part.error_code,
+        part.high_watermark,
+        part.last_stable_offset,
+        part.log_start_offset,
+        records[0] if records else _NO_RECORDS,
+        part.aborted or (),
+    )
+
+
+def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+    grouped: dict[str, list[int]] = {}
+    for place in places:
+        grouped.setdefault(place.topic, []).append(place.partition)
+    return grouped
+
+
+def _topics(places: Sequence[Place], topic: Any, part: Callable[[Place], Any]) -> list[Any]:
+    """Return the topics of a request. ``topic`` is their class."""
+    return [
+        topic(name=name, partitions=[part(Place(name, number)) for number in numbers])
+        for name, numbers in by_topic(places).items()
+    ]

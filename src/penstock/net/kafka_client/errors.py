@@ -1,12 +1,4 @@
-"""The errors of the Kafka client. All can be pickled, for Spark workers.
-
-KafkaTrouble
-├── KafkaRefused       the server replied with an error code
-└── Unreachable        no connection
-    ├── HungUp         the server closed the connection without a reply: outcome unknown
-    ├── TimedOut       no reply in time
-    └── NotKafka       another protocol than configured, or an untrusted certificate
-"""
+"""The errors of the Kafka client. All can be pickled, for Spark workers."""
 
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -25,67 +17,52 @@ STALE_LEADER_CODES = frozenset(
 
 
 class KafkaTrouble(Exception):
-    @property
-    def is_passing(self) -> bool:
-        """Whether a retry may succeed."""
-        return False
+    is_passing = False  # whether a retry may succeed
 
 
 class KafkaRefused(KafkaTrouble):
-    """``subject``: the rejected part of the call, such as a topic and partition; empty: all."""
+    """The server replied with an error code. ``subject``: the rejected part of the call, such as a
+    topic and partition; empty: all."""
 
     def __init__(self, code: int, message: str = "", subject: str = "") -> None:
         super().__init__(code, message, subject)
         self.code = code
         self.message = message
         self.subject = subject
-
-    @property
-    def name(self) -> str:
-        return ErrorCode(self.code).name if self._is_known else f"code {self.code}"
-
-    @property
-    def is_passing(self) -> bool:
+        known = ErrorCode(code) if code in ErrorCode._value2member_map_ else None
+        self.name = f"code {code}" if known is None else known.name
+        self._meaning = "" if known is None else known.message
         # Other clients wait for a missing topic, which may be about to be created. Here a user has
         # named the topic, and gets the error at once.
-        return (
-            self._is_known
-            and ErrorCode(self.code).is_retriable
-            and self.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-        )
-
-    @property
-    def _is_known(self) -> bool:
-        return self.code in ErrorCode._value2member_map_
+        missing = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+        self.is_passing = known is not None and known.is_retriable and known not in missing
 
     def __str__(self) -> str:
-        text = self.message or (ErrorCode(self.code).message if self._is_known else "")
+        text = self.message or self._meaning
         reason = f"{text} ({self.name})" if text else self.name
         return f"{self.subject}: {reason}" if self.subject else reason
 
 
 class Unreachable(KafkaTrouble):
+    is_passing = True
+
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason)
         self.address = address
         self.reason = reason
-
-    @property
-    def is_passing(self) -> bool:
-        return True
 
     def __str__(self) -> str:
         return f"cannot reach {self.address}: {self.reason}"
 
 
 class HungUp(Unreachable):
-    pass
+    """The server closed the connection without a reply: outcome unknown."""
 
 
 class NotKafka(Unreachable):
-    @property
-    def is_passing(self) -> bool:
-        return False
+    """Another protocol than configured, or an untrusted certificate."""
+
+    is_passing = False
 
 
 class TimedOut(Unreachable):

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from penstock.net.kafka_client.errors import KafkaRefused
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramRefused
-from penstock.wire.kafka.scram_client import ScramClient
+from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramClient, ScramRefused
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, *DIGESTS)
@@ -98,14 +97,15 @@ class Security:
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Return the security of Kafka client properties. Others are ignored, but an unsupported
-    security property raises SecurityInvalid."""
+    """Raises SecurityInvalid for an unsupported security property; others are ignored."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")
     protocol = properties.get("security.protocol", "PLAINTEXT").upper()
     mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or SHA_512
-    jaas = _jaas(properties.get("sasl.jaas.config", ""))
+    # The two options of a line like ``…ScramLoginModule required username="u" …;``.
+    options = _JAAS.findall(properties.get("sasl.jaas.config", ""))
+    jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in options}
     check = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if check not in ("https", "none", ""):
         raise SecurityInvalid("ssl.endpoint.identification.algorithm is https or none")
@@ -120,11 +120,6 @@ def security_from(properties: Mapping[str, str]) -> Security:
         key_file=properties.get("ssl.key.location", ""),
         is_hostname_checked=check == "https",
     )
-
-
-def _jaas(text: str) -> dict[str, str]:
-    """Return the two options of a line like ``…ScramLoginModule required username="u" …;``."""
-    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS.findall(text)}
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:

@@ -11,17 +11,18 @@ import ssl
 import time
 from typing import Any, Final, NamedTuple
 
-from penstock.net.kafka_client.errors import (
-    HungUp,
-    KafkaRefused,
-    NotKafka,
-    TimedOut,
-    Unreachable,
-)
+from penstock.net.kafka_client import errors
 from penstock.net.kafka_client.login import Security, log_in
-from penstock.wire.kafka.apis import API_VERSIONS, APIS, FETCH, Api
+from penstock.wire.kafka.apis import (
+    API_VERSIONS,
+    APIS,
+    FETCH,
+    LENGTH_BYTES,
+    Api,
+    encode_request_frame,
+    parse_response_header,
+)
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.frame import LENGTH_BYTES, encode_request_frame, parse_response_header
 from penstock.wire.kafka.malformed import Malformed
 
 REPLY_BYTES_MAX: Final = 256 * 1_048_576
@@ -60,8 +61,7 @@ class KafkaNode:
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
     ) -> Any:
-        """Return the decoded reply. ``wait_s``: how long the server may hold the request. Raises
-        KafkaTrouble."""
+        """``wait_s``: how long the server may hold the request. Raises KafkaTrouble."""
         self.open()
         timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
         return self._ask(key, request, timeout_s, version_max)
@@ -93,17 +93,17 @@ class KafkaNode:
             self._socket.close()
             self._socket = None
 
-    # ── Connecting ───────────────────────────────────────────────────────────────────────────
-
     def _connected(self, timeout_s: float) -> socket.socket:
         try:
             plain = socket.create_connection((self.host, self._port), timeout=timeout_s)
         except TimeoutError:
-            raise TimedOut(self.name, timeout_s) from None
+            raise errors.TimedOut(self.name, timeout_s) from None
         except ConnectionRefusedError:
-            raise Unreachable(self.name, "connection refused: nothing listens there") from None
+            raise errors.Unreachable(
+                self.name, "connection refused: nothing listens there"
+            ) from None
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            raise Unreachable(self.name, str(error) or type(error).__name__) from None
+            raise errors.Unreachable(self.name, str(error) or type(error).__name__) from None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         dialling = self._dialling
         if dialling.tls is None:
@@ -113,25 +113,25 @@ class KafkaNode:
             return dialling.tls.wrap_socket(plain, server_hostname=server_name)
         except TimeoutError:
             plain.close()
-            raise TimedOut(self.name, timeout_s) from None
+            raise errors.TimedOut(self.name, timeout_s) from None
         except ssl.SSLCertVerificationError as error:
             plain.close()
             reason = f"its certificate is not trusted: {error.verify_message}"
-            raise NotKafka(self.name, reason) from None
+            raise errors.NotKafka(self.name, reason) from None
         except (ConnectionError, ssl.SSLEOFError):
             plain.close()
             reason = "the server closed the connection; does the listener speak TLS?"
-            raise HungUp(self.name, reason) from None
+            raise errors.HungUp(self.name, reason) from None
         except (OSError, ValueError) as error:
             plain.close()
-            raise NotKafka(self.name, f"no TLS there: {_reason(error)}") from None
+            raise errors.NotKafka(self.name, f"no TLS there: {_reason(error)}") from None
 
     def _ask_versions(self, timeout_s: float) -> dict[int, int]:
         from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
 
         reply = self._exchange(APIS[API_VERSIONS], 0, ApiVersionsRequest(), timeout_s)
         if reply.error_code:
-            raise KafkaRefused(reply.error_code, subject=self.name)
+            raise errors.KafkaRefused(reply.error_code, subject=self.name)
         return {
             row.api_key: min(row.max_version, APIS[row.api_key].version_max)
             for row in reply.api_keys
@@ -139,8 +139,7 @@ class KafkaNode:
         }
 
     def _is_dead(self) -> bool:
-        """Return whether the server has closed the connection: it sends nothing else between two
-        requests, except for messages of TLS itself."""
+        """The server sends nothing between two requests, except for messages of TLS itself."""
         assert self._socket is not None
         try:
             self._socket.setblocking(False)
@@ -151,15 +150,13 @@ class KafkaNode:
             return True
         return True  # the end, or a reply without a request
 
-    # ── One exchange ─────────────────────────────────────────────────────────────────────────
-
     def _ask(self, key: int, request: Any, timeout_s: float, version_max: int | None = None) -> Any:
         api = APIS[key]
         version = self._versions.get(key, -1)
         if version_max is not None:
             version = min(version, version_max)
         if version < api.version_min:
-            raise KafkaRefused(
+            raise errors.KafkaRefused(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "It supports no version that this client supports.",
                 f"{self.name} does not serve {api.name}",
@@ -189,14 +186,14 @@ class KafkaNode:
             hint = self._hint()
             self.close()
             if isinstance(error, TimeoutError):
-                raise TimedOut(self.name, timeout_s) from None
+                raise errors.TimedOut(self.name, timeout_s) from None
             if isinstance(error, Malformed):
                 reason = f"it does not reply like a Kafka listener: {error}"
-                raise NotKafka(self.name, reason) from None
+                raise errors.NotKafka(self.name, reason) from None
             if isinstance(error, ConnectionError | ssl.SSLEOFError):
-                raise HungUp(self.name, f"the server closed the connection{hint}") from None
+                raise errors.HungUp(self.name, f"the server closed the connection{hint}") from None
             if isinstance(error, OSError):
-                raise Unreachable(self.name, _reason(error)) from None
+                raise errors.Unreachable(self.name, _reason(error)) from None
             raise
 
     def _hint(self) -> str:

@@ -3,8 +3,8 @@ verified by the name in its certificate."""
 
 from collections.abc import Callable
 
-from penstock.calls.internal.certificates import NodeCertificates
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeCertificates, NodeEnd
 from penstock.calls.remote.broker import no_outcomes
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry
@@ -60,12 +60,9 @@ class ClusterPeers:
         client = InternalClient(
             host,
             port,
-            own_id=self._own_name,
-            cluster_id=self._cluster,
-            levels=self._levels,
+            NodeEnd(self._own_name, self._cluster, levels=self._levels, secret=self._secret),
             node_id=entry.name,
             tls=self._tls,
-            secret=self._secret,
         )
         self._clients[node, purpose] = (entry, client)
         return client

@@ -12,9 +12,11 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.callees import Callees
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
+from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Manager
@@ -42,7 +44,7 @@ from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.election import Standing
 from penstock.wire.internal.broker_calls import ANY_EPOCH
 from penstock.wire.internal.calls import CallHandlers
-from penstock.wire.internal.replica_calls import NOT_HERE, STANDINGS, StandingsRequest
+from penstock.wire.internal.node_calls import NOT_HERE, STANDINGS, StandingsRequest
 
 DRAIN_SECONDS_MAX = 2.0
 STANDINGS_MS = 3_000
@@ -118,11 +120,13 @@ class ClusterRole:
         answers = self.answers = CallHandlers()
         self._listener = InternalListener(
             answers,
-            node_id=setup.name,
-            cluster_id=config.internal.cluster,
-            levels=self.level.levels,
-            check_hello=self.level.check_hello,
-            secret=setup.worker_secret,
+            NodeEnd(
+                setup.name,
+                config.internal.cluster,
+                levels=self.level.levels,
+                check_hello=self.level.check_hello,
+                secret=setup.worker_secret,
+            ),
         )
         nodes = self._certificates.nodes
         host, port = parse_listen(config.internal.listen)
@@ -259,12 +263,14 @@ class ClusterRole:
 
         def make(local: BrokerPort) -> Router:
             router = Router(
-                local,
-                own_node=self.node,
-                routes=self.routes,
-                remote=remote,
-                bulkhead=lambda node: callees.remote(f"node {node}"),
-                find_arn=self._metadata.topics.find_arn,
+                Leaders(
+                    local,
+                    own_node=self.node,
+                    routes=self.routes,
+                    remote=remote,
+                    bulkhead=lambda node: callees.remote(f"node {node}"),
+                ),
+                self._metadata.topics.find_arn,
             )
             self._routers.append(router)
             return router

@@ -2,7 +2,7 @@
 
 The processes talk to each other over ports on the loopback address, which every user of the machine
 can connect to. So the parent draws a secret, and both ends of each connection prove that they know
-it (``wire/internal/proof.py``). A process finds the secret in a pipe, as its standard input: other
+it (``wire/internal/frame.py``). A process finds the secret in a pipe, as its standard input: other
 users can read the arguments of a process, and the owner's other programs its environment and files.
 The secret is new with each start of the parent and kept nowhere else than in memory.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.model.errors import PenstockError
-from penstock.wire.internal.proof import SECRET_BYTES
+from penstock.wire.internal.frame import SECRET_BYTES
 
 _VARIABLE: Final = "PENSTOCK_WORKER_SECRET_FD"
 _STDIN: Final = 0

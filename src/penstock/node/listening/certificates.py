@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.calls.internal.certificates import NodeCertificates
+from penstock.calls.internal.connection import NodeCertificates
 from penstock.model.troubles import CERTIFICATE_WARN_DAYS, Trouble, certificate_ending
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.node.configuration.cluster_config import InternalConfig

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.calls.internal.certificates import NodeCertificates
+from penstock.calls.internal.connection import NodeCertificates
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteConfig
 from penstock.metadata.sqlite import SqliteStore

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
@@ -104,10 +105,12 @@ class MetadataNode:
         nodes = self._certificates.nodes
         self._listener = InternalListener(
             answers,
-            node_id=self._setup.name,
-            cluster_id=internal.cluster,
-            features=(self._store_feature,),
-            secret=self._setup.worker_secret,
+            NodeEnd(
+                self._setup.name,
+                internal.cluster,
+                features=(self._store_feature,),
+                secret=self._setup.worker_secret,
+            ),
         )
         host, port = parse_listen(internal.listen)
         with binding("other nodes", "--internal", host, port):

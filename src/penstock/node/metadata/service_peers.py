@@ -8,8 +8,8 @@ each have a store.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.calls.internal.certificates import NodeCertificates
 from penstock.calls.internal.client import FirstReachable, InternalClient
+from penstock.calls.internal.connection import NodeCertificates, NodeEnd
 from penstock.node.configuration.addresses import NodeAddress
 from penstock.node.process.node_setup import NodeSetup
 from penstock.wire.internal.calls import Caller
@@ -88,12 +88,14 @@ class Peers:
             client = self._clients[address] = InternalClient(
                 address.host,
                 address.port,
-                own_id=self._setup.name,
-                cluster_id=self._setup.config.internal.cluster,
+                NodeEnd(
+                    self._setup.name,
+                    self._setup.config.internal.cluster,
+                    check_hello=self._check_hello,
+                    secret=self._setup.worker_secret,
+                ),
                 node_id=address.name or None,
                 tls=self._tls,
-                check_hello=self._check_hello,
-                secret=self._setup.worker_secret,
             )
         return client
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.broker.calls import Broker
-from penstock.calls.callees import Callees
-from penstock.calls.guarded import GuardedBroker
+from penstock.calls.callees import Callees, GuardedBroker
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.cursor.tenants import CoordinatorUsage
 from penstock.frontend.kafka.context import ProducerIds

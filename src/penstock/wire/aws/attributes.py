@@ -32,9 +32,6 @@ _FORBIDDEN_BYTES = bytes(code for code in range(0x20) if code not in (0x09, 0x0A
 _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
 
-# ── Bodies ───────────────────────────────────────────────────────────────────────────────────
-
-
 def body_bytes(text: str | None) -> bytes:
     """Return the body as stored. Raises MissingParameter or InvalidMessageContents."""
     if not text:
@@ -67,9 +64,6 @@ def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> in
     )
 
 
-# ── MD5 ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def md5_of_body(body: bytes) -> str:
     return md5(body, usedforsecurity=False).hexdigest()
 
@@ -87,9 +81,6 @@ def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
     return digest.hexdigest()
 
 
-# ── Sending ──────────────────────────────────────────────────────────────────────────────────
-
-
 def read_attributes(
     values: Mapping[str, MessageAttributeValue] | None,
 ) -> dict[str, Attribute] | None:
@@ -105,8 +96,6 @@ def read_attributes(
 
 
 def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Attribute | None:
-    """Return the only system attribute that can be sent. Its MD5 is ``md5_of_attributes`` of a map
-    with only ``AWSTraceHeader``."""
     if not values:
         return None
     for name in values:
@@ -119,8 +108,7 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
 
 
 def trace_of_request(header: str | None) -> str | None:
-    """Return the trace of messages from the ``X-Amzn-Trace-Id`` header of their request. An invalid
-    value is ignored, not rejected, because tracing must not break sending."""
+    """An invalid ``X-Amzn-Trace-Id`` is ignored: tracing must not break sending."""
     if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
         return None
     return header if header.isascii() and header.isprintable() else None
@@ -213,9 +201,6 @@ def _invalid(message: str) -> Fault:
     return fault("InvalidParameterValue", message)
 
 
-# ── Receiving ────────────────────────────────────────────────────────────────────────────────
-
-
 def select(
     attributes: Mapping[str, Attribute] | None, names: Iterable[str]
 ) -> dict[str, Attribute]:
@@ -236,7 +221,6 @@ def select(
 
 
 def write_attributes(attributes: Mapping[str, Attribute]) -> dict[str, MessageAttributeValue]:
-    """Return the attributes in the form of a received message."""
     return {name: _write_value(attribute) for name, attribute in attributes.items()}
 
 

@@ -2,11 +2,7 @@
 
 A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
 use the SDKs' compatibility layer, read the code. Both are in one row here, so they cannot differ.
-The texts are those of SQS where clients or their tests check the text.
-
-Fault
-├── modelled                 the 28 shapes of the service model
-└── unmodelled               other errors of the service: parameters, signatures, internal errors"""
+The texts are those of SQS where clients or their tests check the text."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,8 +24,6 @@ class FaultSpec(msgspec.Struct, frozen=True):
 
 
 class Fault(Exception):
-    """An error, ready to be encoded in either protocol."""
-
     def __init__(self, spec: FaultSpec, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.shape = spec.shape
@@ -232,8 +226,7 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 
 
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
-    """Return the fault for ``error``. With ``receipt``, the handle that the client sent, errors
-    about receipts name the handle as SQS does."""
+    """``receipt``: the handle that the client sent, which errors about receipts name."""
     if isinstance(error, errors.Throttled):
         retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
         return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)

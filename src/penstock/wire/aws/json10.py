@@ -4,14 +4,19 @@ A body is decoded directly into the operation's typed request, by a decoder buil
 be strings, unknown members are ignored, null means absent. Nesting is bounded by the decoder's
 recursion limit, which a body of a million brackets reaches long before memory is short.
 
-Authorization, and whether the fields make sense together, are checked by the frontend."""
+A decoder cannot be interrupted, and may need a second for 8 MiB of JSON. So a large body is first
+scanned: the number of strings and the bytes outside of strings are bounded, which bounds the lists
+and maps that the decoder builds. Strings above 64 KiB are decoded in pieces; a token replaces each
+of them while the rest is decoded. Generators yield None at least every few milliseconds."""
 
+import re
 from collections.abc import Generator, Mapping
+from typing import Any
 
 import msgspec
 
+from penstock.model import limits
 from penstock.wire.aws.faults import Fault, fault
-from penstock.wire.aws.large_json import decode_large
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
@@ -25,6 +30,19 @@ _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
     for operation in OPERATIONS.values()
 }
 _encode = msgspec.json.Encoder().encode
+
+PIECE_BYTES = 64 * limits.KIB
+_QUOTE, _BACKSLASH = b'"', b"\\"
+# Characters and escapes up to the size of a piece. No match ends inside an escape or between the
+# two escapes of a surrogate pair.
+_PIECE = re.compile(
+    rb"(?:[^\\]{1,64}+|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.){1,1024}+", re.DOTALL
+)
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_any = msgspec.json.Decoder().decode
+
+Steps = Generator[None, None, Any]
+Span = tuple[int, int]
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -43,8 +61,7 @@ def unknown_operation(target: str) -> Fault:
 
 
 def decode(operation: Operation, body: bytes) -> Request:
-    """Return the typed request in ``body``; an empty body is an empty object. Raises a
-    SerializationException fault that states what is wrong and where."""
+    """An empty body is an empty object. Raises SerializationException."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
     except _UNREADABLE as error:
@@ -54,8 +71,7 @@ def decode(operation: Operation, body: bytes) -> Request:
 def decode_in_steps(
     operation: Operation, body: bytes, token: str
 ) -> Generator[None, None, Request]:
-    """``decode`` for a large body, which yields after every few milliseconds of work. ``token`` is
-    random text (``large_json.py``)."""
+    """``decode`` for a large body. ``token``: see ``decode_large``."""
     try:
         found = yield from decode_large(body, token)
         return msgspec.convert(found, operation.request, strict=False)
@@ -85,3 +101,103 @@ def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
     # The text may echo a rejected value, and half a surrogate pair must not turn a 400 into a 500.
     message = refusal.message.encode(errors="replace").decode()
     return _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message)), headers
+
+
+# ── Large bodies ─────────────────────────────────────────────────────────────────────────────
+
+
+def decode_large(body: bytes, token: str) -> Steps:
+    """Return the body as dicts and lists. ``token`` is a text that the body cannot contain: random,
+    and new for each body. Raises SerializationException, or errors of msgspec."""
+    masked = yield from _masked(body)
+    yield None
+    parts: list[bytes] = []
+    texts: dict[str, str] = {}
+    end = 0
+    for start, stop in _long_strings(masked):
+        key = f"{token}{len(texts)}"
+        texts[key] = yield from _decode_string(body, start, stop)
+        parts += (body[end:start], key.encode())
+        end = stop
+    parts.append(body[end:])
+    return _restored(_decode_any(b"".join(parts)), texts)
+
+
+def check_large(body: bytes) -> Generator[None, None, None]:
+    """Raise SerializationException for a body with too many strings or too much structure."""
+    masked = yield from _masked(body)
+    yield None
+    _long_strings(masked)
+
+
+def _masked(body: bytes) -> Generator[None, None, bytes]:
+    r"""Blank ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
+    pieces: list[bytes] = []
+    start, total, quotes = 0, len(body), 0
+    while start < total:
+        piece = body[start : start + 4 * PIECE_BYTES]
+        # Do not separate a pair of backslashes: cut at an even distance from the first of the run.
+        run = len(piece) - len(piece.rstrip(_BACKSLASH))
+        if run % 2 and len(piece) > 1:
+            piece = piece[:-1]
+        start += len(piece)
+        piece = piece.replace(rb"\\", b"__").replace(rb"\"", b"__")
+        quotes += piece.count(_QUOTE)
+        if quotes > 2 * limits.JSON_STRINGS_MAX:
+            raise _too_many(f"more than {limits.JSON_STRINGS_MAX} names and values")
+        pieces.append(piece)
+        yield None
+    return b"".join(pieces)
+
+
+def _long_strings(masked: bytes) -> list[Span]:
+    """Return the positions of the content of each string above ``PIECE_BYTES``."""
+    spans: list[Span] = []
+    structure, end = 0, 0
+    while (opening := masked.find(_QUOTE, end)) >= 0:
+        closing = masked.find(_QUOTE, opening + 1)
+        if closing < 0:
+            raise fault("SerializationException", "The body is not valid JSON: it is truncated.")
+        structure += opening - end
+        if closing - opening > PIECE_BYTES:
+            spans.append((opening + 1, closing))
+        end = closing + 1
+    structure += len(masked) - end
+    if structure > limits.JSON_STRUCTURE_BYTES_MAX:
+        raise _too_many(f"more than {limits.JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
+    return spans
+
+
+def _too_many(what: str) -> Fault:
+    return fault("SerializationException", f"The body has {what}. Send less in one request.")
+
+
+def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, str]:
+    texts: list[str] = []
+    size = 0
+    while start < end:
+        match = _PIECE.match(body, start, end)
+        stop = end if match is None else match.end()
+        while stop < end and body[stop] & 0xC0 == 0x80:  # inside a character of several bytes
+            stop -= 1
+        if stop <= start:
+            stop = end  # not UTF-8: the decoder raises an error
+        texts.append(_decode_text(b'"%b"' % body[start:stop]))
+        size += len(texts[-1])
+        if size > limits.JSON_STRING_CHARS_MAX:
+            raise _too_many(f"a value of more than {limits.JSON_STRING_CHARS_MAX} characters")
+        start = stop
+        yield None
+    return "".join(texts)
+
+
+def _restored(value: Any, texts: dict[str, str]) -> Any:
+    if not texts:
+        return value
+    if isinstance(value, str):
+        return texts.get(value, value)
+    if isinstance(value, dict):
+        return {texts.get(k, k): _restored(v, texts) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_restored(one, texts) for one in value]
+    return value

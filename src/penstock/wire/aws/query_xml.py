@@ -59,8 +59,6 @@ def element(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-# ── Names ────────────────────────────────────────────────────────────────────────────────────
-
 _SINGULARS: Mapping[str, str] = {
     "AWSAccountIds": "AWSAccountId",
     "Actions": "ActionName",
@@ -86,8 +84,7 @@ _ENTRY_NAMES: Mapping[type[Shape], str] = {
 
 
 def singular(wire_name: str, element: type | None = None) -> str:
-    """Return the name of one element of the list or map ``wire_name``. A list of batch entries uses
-    the name of its entries."""
+    """A list of batch entries uses the name of its entries."""
     name = _SINGULARS.get(wire_name)
     if name is not None:
         return name
@@ -108,21 +105,17 @@ def without_none(type_info: inspect.Type) -> inspect.Type:
     return present[0] if len(present) == 1 else inspect.StrType()
 
 
-# ── Replies ──────────────────────────────────────────────────────────────────────────────────
-
-
 def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
     name = operation.name
-    result = "" if reply is None else _result(name, _write_struct(reply))
+    result = ""
+    if reply is not None:
+        content = _write_struct(reply)
+        # The short form for an empty result: clients that search the text for a pattern expect it.
+        result = f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
     return (
         f'{_DECLARATION}<{name}Response xmlns="{NAMESPACE}">{result}'
         f"<ResponseMetadata>{element('RequestId', request_id)}</ResponseMetadata></{name}Response>"
     ).encode()
-
-
-def _result(name: str, content: str) -> str:
-    # The short form for an empty result: clients that search the text for a pattern expect it.
-    return f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
 
 
 def fault_message(refusal: Fault) -> str:
@@ -147,9 +140,6 @@ def encode_fault(
     return document.encode(), headers
 
 
-# ── Writers, built once per type ─────────────────────────────────────────────────────────────
-
-
 class _FieldWriter(msgspec.Struct, frozen=True):
     field: str
     write: Writer
@@ -167,42 +157,20 @@ def _write_struct(struct: msgspec.Struct) -> str:
     return "".join(parts)
 
 
-def _write_boolean(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _write_binary(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+_CONTENTS: Mapping[type[inspect.Type], Writer] = {
+    inspect.StrType: escape,
+    inspect.BoolType: lambda value: "true" if value else "false",
+    inspect.IntType: str,
+    inspect.BytesType: lambda value: base64.b64encode(value).decode(),
+}
 
 
 def _content(type_info: inspect.Type) -> Writer:
-    """Return the writer of the content of an element of this type."""
-    if isinstance(type_info, inspect.StrType):
-        return escape
-    if isinstance(type_info, inspect.BoolType):
-        return _write_boolean
-    if isinstance(type_info, inspect.IntType):
-        return str
-    if isinstance(type_info, inspect.BytesType):
-        return _write_binary
+    if type(type_info) in _CONTENTS:
+        return _CONTENTS[type(type_info)]
     assert isinstance(type_info, inspect.StructType), f"no XML spelling for {type_info}"
     _prepare(type_info.cls)
     return _write_struct
-
-
-def _element_writer(name: str, content: Writer) -> Writer:
-    return lambda value: f"<{name}>{content(value)}</{name}>"
-
-
-def _list_writer(name: str, content: Writer) -> Writer:
-    return lambda values: "".join(f"<{name}>{content(value)}</{name}>" for value in values)
-
-
-def _map_writer(name: str, key: str, content: Writer) -> Writer:
-    return lambda entries: "".join(
-        f"<{name}>{element(key, one)}<Value>{content(value)}</Value></{name}>"
-        for one, value in entries.items()
-    )
 
 
 def _field_writer(field: inspect.Field) -> Writer:
@@ -210,12 +178,18 @@ def _field_writer(field: inspect.Field) -> Writer:
     type_info = without_none(field.type)
     if isinstance(type_info, inspect.DictType):
         content = _content(without_none(type_info.value_type))
-        return _map_writer(singular(name), key_name(name), content)
+        name, key = singular(name), key_name(name)
+        return lambda entries: "".join(
+            f"<{name}>{element(key, one)}<Value>{content(value)}</Value></{name}>"
+            for one, value in entries.items()
+        )
     if isinstance(type_info, inspect.ListType):
         item = without_none(type_info.item_type)
-        cls = item.cls if isinstance(item, inspect.StructType) else None
-        return _list_writer(singular(name, cls), _content(item))
-    return _element_writer(name, _content(type_info))
+        name = singular(name, item.cls if isinstance(item, inspect.StructType) else None)
+        content = _content(item)
+        return lambda values: "".join(f"<{name}>{content(value)}</{name}>" for value in values)
+    content = _content(type_info)
+    return lambda value: f"<{name}>{content(value)}</{name}>"
 
 
 def _prepare(struct: type[msgspec.Struct]) -> None:

@@ -1,17 +1,16 @@
 """Typed requests and replies of the 23 SQS operations, the same for both request styles.
 
-Field names are ours (snake_case); the AWS name is derived by ``wire_name`` and given only where AWS
-breaks its own rule (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every
-struct with the service model of the AWS SDK.
+The AWS name of a field is derived by ``wire_name`` and given only where AWS breaks its own rule
+(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every struct with the service
+model of the AWS SDK.
 
 Every request field is optional, and null means absent: the actions check required fields, because
 the errors differ. Requests are not frozen: the frontend sets ``queue_url`` of a request posted to a
-queue's own path. In replies None means "left out"; empty lists and maps should be None too, because
-clients expect the key to be missing."""
+queue's own path. In replies None means "left out", for empty lists and maps too."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -55,18 +54,14 @@ class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=w
     can be part of a cycle, and a busy node creates tens of thousands of them per second."""
 
 
-class Request(Shape):
-    """The request of an operation."""
+class Request(Shape): ...
 
 
 class QueueRequest(Request):
-    """A request about one queue."""
-
     queue_url: str | None = None
 
 
-class Reply(Shape):
-    """The reply of an operation; some operations have none."""
+class Reply(Shape): ...
 
 
 # ── Parts of requests and replies ────────────────────────────────────────────────────────────
@@ -357,38 +352,14 @@ class Operation(msgspec.Struct, frozen=True):
     reply: type[Reply] | None = None
 
 
-_OPERATIONS = (
-    Operation("AddPermission", AddPermissionRequest),
-    Operation("CancelMessageMoveTask", CancelMessageMoveTaskRequest, CancelMessageMoveTaskReply),
-    Operation("ChangeMessageVisibility", ChangeMessageVisibilityRequest),
-    Operation(
-        "ChangeMessageVisibilityBatch",
-        ChangeMessageVisibilityBatchRequest,
-        ChangeMessageVisibilityBatchReply,
-    ),
-    Operation("CreateQueue", CreateQueueRequest, CreateQueueReply),
-    Operation("DeleteMessage", DeleteMessageRequest),
-    Operation("DeleteMessageBatch", DeleteMessageBatchRequest, DeleteMessageBatchReply),
-    Operation("DeleteQueue", DeleteQueueRequest),
-    Operation("GetQueueAttributes", GetQueueAttributesRequest, GetQueueAttributesReply),
-    Operation("GetQueueUrl", GetQueueUrlRequest, GetQueueUrlReply),
-    Operation(
-        "ListDeadLetterSourceQueues",
-        ListDeadLetterSourceQueuesRequest,
-        ListDeadLetterSourceQueuesReply,
-    ),
-    Operation("ListMessageMoveTasks", ListMessageMoveTasksRequest, ListMessageMoveTasksReply),
-    Operation("ListQueueTags", ListQueueTagsRequest, ListQueueTagsReply),
-    Operation("ListQueues", ListQueuesRequest, ListQueuesReply),
-    Operation("PurgeQueue", PurgeQueueRequest),
-    Operation("ReceiveMessage", ReceiveMessageRequest, ReceiveMessageReply),
-    Operation("RemovePermission", RemovePermissionRequest),
-    Operation("SendMessage", SendMessageRequest, SendMessageReply),
-    Operation("SendMessageBatch", SendMessageBatchRequest, SendMessageBatchReply),
-    Operation("SetQueueAttributes", SetQueueAttributesRequest),
-    Operation("StartMessageMoveTask", StartMessageMoveTaskRequest, StartMessageMoveTaskReply),
-    Operation("TagQueue", TagQueueRequest),
-    Operation("UntagQueue", UntagQueueRequest),
-)
+def _named(base: type[Shape], suffix: str) -> dict[str, Any]:
+    kinds = (each for each in base.__subclasses__() if each is not QueueRequest)
+    return {each.__name__.removesuffix(suffix): each for each in kinds}
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType({each.name: each for each in _OPERATIONS})
+
+# Every subclass above is the request or the reply of the operation in its name.
+_REQUESTS = _named(Request, "Request") | _named(QueueRequest, "Request")
+_REPLIES = _named(Reply, "Reply")
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {name: Operation(name, _REQUESTS[name], _REPLIES.get(name)) for name in sorted(_REQUESTS)}
+)

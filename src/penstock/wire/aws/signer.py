@@ -33,8 +33,7 @@ class Signer:
     def sign(
         self, *, host: str, path: str, headers: Mapping[str, str], body: bytes, timestamp: str
     ) -> dict[str, str]:
-        """Return the given headers and those of the signature. ``timestamp`` has the form
-        ``20260102T030405Z``."""
+        """Return all headers. ``timestamp`` has the form ``20260102T030405Z``."""
         signed = {name.lower(): value for name, value in headers.items()}
         signed["host"] = host
         signed["x-amz-date"] = timestamp

@@ -1,16 +1,13 @@
 """Signature Version 4: parses who signed a request, in a header or a presigned URL, and verifies
 the signature.
 
-``parse`` only reads. It is needed even if signatures are not enforced, because the scope names the
-region, which is the namespace of queue names; so it accepts signatures that cannot be valid.
+``parse`` is needed even if signatures are not enforced, because the scope names the region, which
+is the namespace of queue names; so it accepts signatures that cannot be valid.
 
 ``check`` and ``is_genuine`` verify. The signed text is rebuilt from the request as received: path
 and query string still percent-encoded, and the hash of the body itself, never the one that a header
 claims. If two different requests could have the same signed text, the request is rejected, because
-a signature of one would be valid for the other. Names and values of the query are parsed exactly as
-in ``query``, including plus signs.
-
-Pure: clock and secret are arguments. ``frontend`` finds the secret of an access key."""
+a signature of one would be valid for the other. Pure: clock and secret are arguments."""
 
 import hashlib
 import hmac
@@ -26,10 +23,11 @@ import msgspec
 
 from penstock.model.names import is_region
 from penstock.wire.aws.faults import Fault, fault
-from penstock.wire.aws.form import text_pairs
+from penstock.wire.aws.query import text_pairs
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}\Z")
+_TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ACCESS_KEY_MAX = 128  # the limit of AWS
 _SIGNED_HEADERS_MAX = 100
@@ -53,8 +51,7 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class SignedHeaders(tuple[str, ...]):
-    """The names of signed headers, with precomputed parts of the signed text: similar requests
-    share one instance and differ only in the values."""
+    """Names of signed headers, with precomputed parts of the signed text; requests share them."""
 
     def __init__(self, _names: Iterable[str]) -> None:
         self.has_host = "host" in self
@@ -88,12 +85,12 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialScope | None:
-    """Return the scope of a request; None if it has no such signature. ``fields`` are those of the
-    query string, where a presigned URL has its signature."""
+    """None if there is no such signature. A presigned URL has its signature in ``fields``."""
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:
-        return _parse_presigned(fields)
+        values = [_required(fields, name, "AWS query-string") for name in _PRESIGNED]
+        return _scope(*values, is_presigned=True)
     return None
 
 
@@ -106,11 +103,6 @@ def _parse_header(authorization: str) -> CredentialScope:
     names = ("Credential", "SignedHeaders", "Signature")
     values = [_required(parts, name, "Authorization header") for name in names]
     return _scope(algorithm, *values, is_presigned=False)
-
-
-def _parse_presigned(fields: Mapping[str, str]) -> CredentialScope:
-    values = [_required(fields, name, "AWS query-string") for name in _PRESIGNED]
-    return _scope(*values, is_presigned=True)
 
 
 def _required(parts: Mapping[str, str], name: str, where: str) -> str:
@@ -168,7 +160,11 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
     IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
-    if (fields or scope.is_presigned) and _is_signed_twice(scope, headers, fields):
+    if scope.is_presigned:
+        is_twice = "authorization" in headers
+    else:
+        is_twice = bool(fields) and any(name in fields for name in _PRESIGNED)
+    if is_twice:
         raise _incomplete(
             "Only one auth mechanism allowed: the Authorization header or the X-Amz-* parameters "
             "of the query string."
@@ -302,21 +298,12 @@ def _query_fields(query: str) -> dict[str, str]:
     return fields
 
 
-def _is_signed_twice(
-    scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
-) -> bool:
-    if scope.is_presigned:
-        return "authorization" in headers
-    return any(name in fields for name in _PRESIGNED)
-
-
 # ── When it was signed ───────────────────────────────────────────────────────────────────────
 
 
 def _timestamp(
     scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
 ) -> str:
-    """Return the timestamp of a request without an X-Amz-Date header."""
     if scope.is_presigned:
         return _required(fields, "X-Amz-Date", "AWS query-string")
     date = headers.get("date")
@@ -356,16 +343,11 @@ def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _at_ms(text: str) -> int:
     """Parse ``20260102T030405Z`` into milliseconds since 1970. Requests of one second share it."""
-    day, clock = text[:8], text[9:15]
-    if len(text) == 16 and text[8] == "T" and text[15] == "Z":
-        digits = day + clock
-        if digits.isascii() and digits.isdigit():
-            try:
-                date = (int(day[:4]), int(day[4:6]), int(day[6:]))
-                time = (int(clock[:2]), int(clock[2:4]), int(clock[4:]))
-                return int(datetime(*date, *time, tzinfo=UTC).timestamp()) * 1_000
-            except ValueError:
-                pass  # no such day or hour
+    if _TIMESTAMP.match(text) is not None:
+        try:
+            return int(datetime.fromisoformat(text).timestamp()) * 1_000
+        except ValueError:
+            pass  # no such day or hour
     raise _incomplete(f"Date must be in ISO-8601 'basic format'. Got '{text[:64]}'.")
 
 

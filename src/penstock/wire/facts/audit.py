@@ -61,8 +61,6 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The value of one record."""
-
     v: int = VERSION
     node: str
     seq: int
@@ -91,7 +89,6 @@ _decoder = msgspec.json.Decoder(AuditRecord)
 
 
 def decode(value: bytes) -> AuditRecord:
-    """Raises AuditUnreadable."""
     try:
         record = _decoder.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -104,10 +101,7 @@ def decode(value: bytes) -> AuditRecord:
 def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
     """Return the entry as the record after ``link``, and the new end of the chain."""
     record = AuditRecord(
-        node=node,
-        seq=link.seq + 1,
-        prev_hash=link.hash.hex(),
-        **msgspec.structs.asdict(entry),
+        node=node, seq=link.seq + 1, prev_hash=link.hash.hex(), **msgspec.structs.asdict(entry)
     )
     try:
         value = _encoder.encode(record)
@@ -148,8 +142,7 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters as they may be recorded: values cut, probable secrets hidden, empty values
-    left out."""
+    """Return parameters as recorded: values cut, probable secrets hidden, empty ones left out."""
     return _redacted(params, levels=2)
 
 
@@ -181,7 +174,6 @@ def _hash(before: bytes, value: bytes) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """Return the value without halves of surrogate pairs."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

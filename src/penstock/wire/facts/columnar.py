@@ -19,7 +19,7 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """The head of every such record. (node, incarnation, flush) identifies the record."""
+    """(node, incarnation, flush) identifies a record, so that one written twice can be found."""
 
     v: int
     node: str
@@ -50,8 +50,7 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """``nothing``: the empty value of each column that a record may lack; other columns must be
-        in every record."""
+        """``nothing``: the empty value of each column that a record may lack."""
         self._noun = noun
         self._version = version
         self._nothing = nothing
@@ -77,7 +76,6 @@ class Form(Generic[Facts, Block]):
         return facts
 
     def block(self, value: bytes) -> Block:
-        """Raises ``unreadable`` if the head is invalid."""
         return self._read(self._block, value)
 
     def _read(self, decoder: msgspec.msgpack.Decoder[Either], value: bytes) -> Either:

@@ -1,16 +1,9 @@
 """Records of the topic ``__telemetry``: one record for each interval of a node.
 
-A head that applies to all rows, and the rows as columns (see ``columnar``):
-
-    head      v · node · incarnation · flush · from_ms · written_at_ms · left_out
-    columns   kind · account · region · resource · partition · op · group · requests · errors ·
-              messages · bytes_in · bytes_out · hist · depth · in_flight · oldest_age_ms ·
-              log_start · log_end · committed · size_bytes · cpu_ms · rss_bytes ·
-              disk_free_bytes
-
-``kind`` determines which columns are used: ``calls`` (sums of an operation on a queue or topic),
-``partition`` (sums of appends, and start and end of the log), ``queue`` (levels of a queue or
-share), ``lag`` (a group on a partition) and ``node`` (the process).
+A head that applies to all rows, and the rows as columns (see ``columnar``). ``kind`` determines
+which columns are used: ``calls`` (sums of an operation on a queue or topic), ``partition`` (sums of
+appends, and start and end of the log), ``queue`` (levels of a queue or share), ``lag`` (a group on
+a partition) and ``node`` (the process).
 
 **Durations** are counts in buckets that grow by the eighth root of two, so a value is known to 9 %
 and histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket
@@ -66,7 +59,6 @@ def bound(bucket: int) -> float:
 
 
 def packed(counts: Mapping[int, int]) -> list[int]:
-    """Return sparse counts in the form of a row."""
     if not counts:
         return []
     first, last = min(counts), max(counts)
@@ -133,15 +125,11 @@ class TelemetryHead(Head, gc=False):
 
 
 class TelemetryFacts(TelemetryHead, gc=False):
-    """The value of one record."""
-
     columns: TelemetryColumns
     left_out: int = 0  # rows of levels beyond the limit
 
 
 class TelemetryBlock(TelemetryHead, gc=False):
-    """The same, with undecoded columns."""
-
     columns: dict[str, msgspec.Raw]
 
 
@@ -159,7 +147,6 @@ encode = FORM.encode
 
 
 def decode(value: bytes) -> TelemetryFacts:
-    """Raises TelemetryUnreadable."""
     facts = FORM.decode(value)
     if not all(is_hist(hist) for hist in facts.columns.hist):
         raise TelemetryUnreadable("a histogram with a bucket that does not exist")

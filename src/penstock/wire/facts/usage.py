@@ -1,13 +1,6 @@
 """Records of the topic ``__usage``: one record for each flush of a node.
 
-A head that applies to all rows, and the rows as columns (see ``columnar``):
-
-    head      v · node · incarnation · flush · minute_ms · written_at_ms
-    columns   tenant · region · resource · kind · op · requests · messages · bytes_in · bytes_out ·
-              units64k · throttled · denied · failed · stored_bytes
-
-(node, incarnation, flush) identifies a record: flushes of an incarnation are numbered from 1
-without gaps, so readers can detect a record that was written twice by mistake. ``docs/usage.md``
+A head that applies to all rows, and the rows as columns (see ``columnar``). ``docs/usage.md``
 describes the fields."""
 
 from collections.abc import Iterator
@@ -29,8 +22,6 @@ class UsageUnreadable(Exception):
 
 
 class UsageRow(msgspec.Struct, frozen=True, gc=False):
-    """One row, for readers of single rows."""
-
     tenant: str
     region: str
     resource: str
@@ -48,8 +39,6 @@ class UsageRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageColumns(msgspec.Struct, gc=False):
-    """The fields of ``UsageRow`` as columns."""
-
     tenant: list[str] = []
     region: list[str] = []
     resource: list[str] = []
@@ -84,14 +73,10 @@ class UsageHead(Head, gc=False):
 
 
 class UsageFacts(UsageHead, gc=False):
-    """The value of one record."""
-
     columns: UsageColumns
 
 
 class UsageBlock(UsageHead, gc=False):
-    """The same, with undecoded columns."""
-
     columns: dict[str, msgspec.Raw]
 
 

@@ -1,5 +1,5 @@
-"""The protocol between nodes, without I/O: frames, kinds of calls, and errors.
+"""The protocol between nodes, without I/O.
 
-``frame`` has the bytes of a frame and the greeting, ``proof`` the proof of a shared secret,
-``calls`` the type of a call and its two ends, ``faults`` the errors. Each role defines its calls
-(``metadata/serving/calls.py``); sockets, deadlines and reconnecting are in ``net/internal``."""
+``frame`` has the bytes of a frame, the greeting and the proof of a shared secret, ``calls`` the
+type of a call and its two ends, ``faults`` the errors. Each role defines its calls; sockets,
+deadlines and reconnecting are in ``calls/internal``."""

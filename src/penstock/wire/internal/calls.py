@@ -57,7 +57,6 @@ class Call(Generic[Q, R]):
             raise InvalidRequest(f"{self.name}: unreadable request: {error}") from error
 
     def decode_reply(self, payload: bytes | memoryview) -> R:
-        """Raises MalformedFrame."""
         try:
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:
@@ -107,4 +106,3 @@ class Caller(Protocol):
         """Raises the error of the other side; Unreachable, OutcomeUnknown or DeadlineExceeded
         without a reply; Throttled if too many calls to that node wait. A call that is cancelled
         here is cancelled there."""
-        ...

@@ -3,16 +3,7 @@
 An error is sent as the names of its class and base classes, its text and its fields, and is raised
 on the other side as the first of those classes that is known there: an older node raises a new kind
 of conflict as a conflict. An error that is not a PenstockError is a bug; the node where it happened
-logs it, and the caller only learns that the call failed.
-
-PenstockError
-├── Overloaded
-│   ├── Unreachable          no connection to that node: the call was not carried out
-│   │   └── OutcomeUnknown   connection lost after the call was sent: outcome unknown
-│   └── DeadlineExceeded     no reply in time: outcome unknown
-├── PeerFailed               a bug on the other node
-├── MalformedFrame           not our protocol; ends the connection
-└── HelloRefused             wrong cluster, wrong version, or a name that its certificate lacks"""
+logs it, and the caller only learns that the call failed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -30,10 +21,14 @@ Scalar = bool | int | float | str | None
 
 
 class Unreachable(Overloaded):
+    """No connection to that node: the call was not carried out."""
+
     public = "Another node is not reachable; retry."
 
 
 class OutcomeUnknown(Unreachable):
+    """The connection was lost after the call was sent."""
+
     public = (
         "Outcome unknown: the connection to another node was lost. Retry only if the request is"
         " idempotent."
@@ -41,6 +36,8 @@ class OutcomeUnknown(Unreachable):
 
 
 class DeadlineExceeded(Overloaded):
+    """No reply in time: outcome unknown."""
+
     public = (
         "Outcome unknown: another node did not reply in time. Retry only if the request is"
         " idempotent."
@@ -48,15 +45,15 @@ class DeadlineExceeded(Overloaded):
 
 
 class PeerFailed(PenstockError):
-    pass
+    """A bug on the other node."""
 
 
 class MalformedFrame(PenstockError):
-    pass
+    """Not our protocol; ends the connection."""
 
 
 class HelloRefused(PenstockError):
-    pass
+    """Wrong cluster, wrong version, or a name that its certificate lacks."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -65,21 +62,14 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     fields: dict[str, Scalar] = {}
 
 
+_HERE: Final = (
+    *(Unreachable, OutcomeUnknown, DeadlineExceeded),
+    *(PeerFailed, MalformedFrame, HelloRefused),
+)
 _KNOWN: Final[Mapping[str, type[PenstockError]]] = {
     one.__name__: one
-    for one in (
-        *(
-            one
-            for one in vars(errors).values()
-            if isinstance(one, type) and issubclass(one, PenstockError)
-        ),
-        Unreachable,
-        OutcomeUnknown,
-        DeadlineExceeded,
-        PeerFailed,
-        MalformedFrame,
-        HelloRefused,
-    )
+    for one in (*vars(errors).values(), *_HERE)
+    if isinstance(one, type) and issubclass(one, PenstockError)
 }
 
 _decoder = msgspec.msgpack.Decoder(Failure)
@@ -109,8 +99,7 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """Return the error to raise. ``more``: classes that only some calls raise, by their names.
-    Raises MalformedFrame."""
+    """``more``: classes that only some calls raise, by name. Raises MalformedFrame."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

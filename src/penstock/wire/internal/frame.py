@@ -14,16 +14,35 @@ request ids; an id may not be reused while its request is in progress.
 A connection begins with one HELLO each way, the caller's first. HELLO has version 0 and its layout
 never changes: with it both nodes find the highest version that both support, which every later
 frame has. Between processes that share a secret there are two HELLO each way, and the first pair
-proves the secret (``proof.py``). To change other frames: raise VERSION_MAX, keep reading the
-version before, and raise VERSION_MIN in the release after next, so that a cluster can be upgraded
-node by node. New calls, and new fields with defaults at the end of a payload, need no new version.
-Anything that an older node would not understand is sent only at a feature level of the cluster
-which excludes such nodes; the greeting names the levels that a node supports.
+proves the secret. To change other frames: raise VERSION_MAX, keep reading the version before, and
+raise VERSION_MIN in the release after next, so that a cluster can be upgraded node by node. New
+calls, and new fields with defaults at the end of a payload, need no new version. Anything else is
+sent only at a feature level of the cluster which excludes older nodes.
 
-``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length."""
+``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length.
 
+Proof that both ends of a connection know one secret, without sending the secret:
+
+    caller                              answerer
+    HELLO nonce                      →
+                                     ←  HELLO nonce, proof of the answerer
+    HELLO nonce, proof of the caller →
+                                     ←  HELLO
+
+A proof is HMAC-SHA256, keyed with the secret, over the side that proves, the port that the answerer
+listens on, and both greetings with their nonces. Each part has a reason:
+
+- the nonces are new for each connection, so a recorded proof is useless;
+- the side prevents a caller from sending the answerer's own proof back;
+- the port prevents a process that took over a port from forwarding the greeting to another
+  listener: that listener proves another port than the one the caller connected to;
+- the greetings prevent changes to the ids and features in them.
+
+The caller sends its proof only to an answerer that has proved the secret first."""
+
+import hmac
 import struct
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
 import msgspec
@@ -42,6 +61,8 @@ HELLO_BYTES_MAX: Final = 16 * KIB  # from an unknown sender
 FEATURES_MAX: Final = 64
 ID_CHARS_MAX: Final = 255  # of a node or a cluster
 DEADLINE_MS_MAX: Final = 0xFFFF_FFFF
+SECRET_BYTES: Final = 32
+NONCE_BYTES: Final = 32
 
 _HEADER = struct.Struct(">IBBHQI")
 _BODY_HEADER = struct.Struct(">BBHQI")
@@ -84,7 +105,7 @@ class Hello(msgspec.Struct, frozen=True):
     level_min: int = LEVEL_FIRST  # feature levels it supports (``model/levels.py``)
     level_max: int = LEVEL_FIRST
     nonce: bytes = b""  # of this connection; empty: this end has no secret to prove
-    proof: bytes = b""  # that this end knows the secret (``proof.py``)
+    proof: bytes = b""  # that this end knows the secret
 
 
 def pack_header(
@@ -109,7 +130,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return a whole frame."""
     payload = _encode(hello)
     assert len(payload) <= HELLO_BYTES_MAX, "the node's hello is too long"
     return pack_header(VERSION_OF_HELLO, Kind.HELLO, 0, 0, 0, payload_bytes=len(payload)) + payload
@@ -150,3 +170,28 @@ def agree(own: Hello, other: Hello) -> int:
             f" the node protocol, {own.node_id} {own.version_min} to {own.version_max}."
         )
     return version
+
+
+class Side(StrEnum):
+    CALLER = "caller"
+    ANSWERER = "answerer"
+
+
+def prove(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> bytes:
+    """Return the proof of one side. Proofs inside the greetings are left out."""
+    said = (side, port, _plain(caller), _plain(answerer))
+    return hmac.digest(secret, _encode(said), "sha256")
+
+
+def check_proof(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> None:
+    """Check the proof in the greeting of one side. Raises HelloRefused."""
+    shown = caller if side is Side.CALLER else answerer
+    expected = prove(secret, side, caller=caller, answerer=answerer, port=port)
+    if len(shown.nonce) != NONCE_BYTES or not hmac.compare_digest(shown.proof, expected):
+        raise HelloRefused(
+            f"Node {shown.node_id} did not prove the secret that the workers of this server share."
+        )
+
+
+def _plain(hello: Hello) -> Hello:
+    return msgspec.structs.replace(hello, proof=b"")

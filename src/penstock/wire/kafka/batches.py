@@ -4,42 +4,18 @@
     │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
     └───────────┴─────────┴───────────┴─────────┴──
 
-Only headers are read and checksums verified; records are not decoded. This keeps a produce cheap,
-and is why a bad record inside a good batch is found by its reader. Topics with rules about single
-records decode their batches (``frontend/kafka/records/record_rules.py``). Base offset and leader
-epoch are ignored: the log sets them.
+Only headers are read and checksums verified, which keeps a produce cheap; a bad record inside a
+good batch is found by its reader. Topics with rules about single records decode their batches
+(``frontend/kafka/records/record_rules.py``). Base offset and leader epoch are set by the log.
 
 Control batches carry transaction markers and lease events. A client that could write one could
 forge a delete, so the control bit is rejected before anything else is checked.
-
-BatchRefused
-├── BatchCorrupt              length or checksum is wrong: CORRUPT_MESSAGE, clients send again
-├── MagicUnsupported          an old message set: UNSUPPORTED_FOR_MESSAGE_FORMAT
-├── BatchTooLarge             MESSAGE_TOO_LARGE: clients then split the batch
-├── CompressionUnsupported    UNSUPPORTED_COMPRESSION_TYPE
-├── TimestampInvalid          INVALID_TIMESTAMP
-└── BatchInvalid              any other rule: INVALID_RECORD
 """
 
 from typing import ClassVar
 
 from penstock.model.limits import OPENED_BATCH_RECORDS_MAX
-from penstock.record.batch import (
-    ATTR_APPEND_TIME,
-    ATTR_CODEC_MASK,
-    ATTR_CONTROL,
-    ATTR_DELETE_HORIZON,
-    ATTR_PRODUCED,
-    ATTR_SEALED,
-    ATTR_TRANSACTIONAL,
-    CRC_FROM,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    MAGIC,
-    NO_PRODUCER,
-    BatchHeader,
-    parse_header,
-)
+from penstock.record import batch
 from penstock.record.compression import Codec
 from penstock.record.crc32c import crc32c
 from penstock.wire.kafka.faults import ErrorCode
@@ -48,7 +24,13 @@ from penstock.wire.kafka.malformed import Malformed
 _MAGIC_AT = 16  # in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1
 _ZSTD_FROM = 7  # Produce version
-_SERVER_ONLY = ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME | ATTR_PRODUCED | ATTR_SEALED
+_SERVER_ONLY = (
+    batch.ATTR_CONTROL
+    | batch.ATTR_DELETE_HORIZON
+    | batch.ATTR_APPEND_TIME
+    | batch.ATTR_PRODUCED
+    | batch.ATTR_SEALED
+)
 
 
 class BatchRefused(Malformed):
@@ -56,7 +38,7 @@ class BatchRefused(Malformed):
 
 
 class BatchCorrupt(BatchRefused):
-    code = ErrorCode.CORRUPT_MESSAGE
+    code = ErrorCode.CORRUPT_MESSAGE  # clients send again
 
 
 class MagicUnsupported(BatchRefused):
@@ -64,7 +46,7 @@ class MagicUnsupported(BatchRefused):
 
 
 class BatchTooLarge(BatchRefused):
-    code = ErrorCode.MESSAGE_TOO_LARGE
+    code = ErrorCode.MESSAGE_TOO_LARGE  # clients then split the batch
 
 
 class CompressionUnsupported(BatchRefused):
@@ -76,25 +58,23 @@ class TimestampInvalid(BatchRefused):
 
 
 class BatchInvalid(BatchRefused):
-    code = ErrorCode.INVALID_RECORD
+    """Any other rule."""
 
 
 def check_batches(
     records: bytes | memoryview | None, *, version: int, bytes_max: int
-) -> list[tuple[memoryview, BatchHeader]]:
-    """Return the batches in a partition's records, each with its header. Raises BatchRefused.
-
-    ``version`` is that of the Produce request, ``bytes_max`` the limit of a batch of the topic."""
+) -> list[tuple[memoryview, batch.BatchHeader]]:
+    """``version`` is that of the Produce request, ``bytes_max`` the limit of a batch."""
     if not records:
         raise BatchInvalid("a partition has no batch")
     view = memoryview(records)
-    batches: list[tuple[memoryview, BatchHeader]] = []
+    batches: list[tuple[memoryview, batch.BatchHeader]] = []
     position = 0
     end = len(view)
     while position < end:
         header = _header_at(view, position)
         _, length, _, _, crc, attributes, delta, _, _, producer_id, _, _, count = header
-        stop = position + length + LENGTH_FROM
+        stop = position + length + batch.LENGTH_FROM
         if stop > end:
             raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
         if stop - position > bytes_max:
@@ -105,19 +85,19 @@ def check_batches(
             or attributes < 0
             or count <= 0
             or count != delta + 1
-            or producer_id != NO_PRODUCER
+            or producer_id != batch.NO_PRODUCER
         ):
             _check_rules(header, version)
-        if crc32c(view[position + CRC_FROM : stop]) != crc:
+        if crc32c(view[position + batch.CRC_FROM : stop]) != crc:
             raise BatchCorrupt("the batch does not match its checksum")
         batches.append((view[position:stop], header))
         position = stop
-    if len(batches) > 1 and any(header.producer_id != NO_PRODUCER for _, header in batches):
+    if len(batches) > 1 and any(header.producer_id != batch.NO_PRODUCER for _, header in batches):
         raise BatchInvalid("a producer with an id sends one batch per partition")
     return batches
 
 
-def check_opened_count(header: BatchHeader) -> None:
+def check_opened_count(header: batch.BatchHeader) -> None:
     """Check the number of records for a topic whose batches are decoded. Raises BatchTooLarge."""
     if header.count > OPENED_BATCH_RECORDS_MAX:
         raise BatchTooLarge(
@@ -126,26 +106,28 @@ def check_opened_count(header: BatchHeader) -> None:
         )
 
 
-def _header_at(view: memoryview, position: int) -> BatchHeader:
+def _header_at(view: memoryview, position: int) -> batch.BatchHeader:
     left = len(view) - position
-    if left >= HEADER_BYTES:
-        header = parse_header(view, position)
-        if header.magic == MAGIC and header.length >= HEADER_BYTES - LENGTH_FROM:
+    if left >= batch.HEADER_BYTES:
+        header = batch.parse_header(view, position)
+        if header.magic == batch.MAGIC and header.length >= batch.HEADER_BYTES - batch.LENGTH_FROM:
             return header
     # Magic first: an old message set is shorter than our header, and has its own error.
-    if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != MAGIC:
-        raise MagicUnsupported(f"magic {view[position + _MAGIC_AT]}, only {MAGIC} is supported")
-    if left < HEADER_BYTES:
+    if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != batch.MAGIC:
+        raise MagicUnsupported(
+            f"magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported"
+        )
+    if left < batch.HEADER_BYTES:
         raise BatchCorrupt(f"{left} bytes are too few for a batch")
     raise BatchCorrupt(f"length {header.length} is smaller than a batch header")
 
 
-def _check_rules(header: BatchHeader, version: int) -> None:
+def _check_rules(header: batch.BatchHeader, version: int) -> None:
     attributes = header.attributes
     if attributes & _SERVER_ONLY:
-        if attributes & ATTR_APPEND_TIME and not attributes & ATTR_CONTROL:
+        if attributes & batch.ATTR_APPEND_TIME and not attributes & batch.ATTR_CONTROL:
             raise TimestampInvalid("append time is set by the log, not by a producer")
-        if attributes & (ATTR_PRODUCED | ATTR_SEALED):
+        if attributes & (batch.ATTR_PRODUCED | batch.ATTR_SEALED):
             raise BatchInvalid(
                 f"attributes {attributes:#06x}: bits 13 and 14 are reserved for the server"
             )
@@ -154,11 +136,11 @@ def _check_rules(header: BatchHeader, version: int) -> None:
         raise BatchInvalid(
             f"{header.count} records and a last offset delta of {header.last_offset_delta}"
         )
-    codec = attributes & ATTR_CODEC_MASK
+    codec = attributes & batch.ATTR_CODEC_MASK
     if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):
         raise CompressionUnsupported(f"codec {codec} is not supported in version {version}")
-    if header.producer_id == NO_PRODUCER:
-        if attributes & ATTR_TRANSACTIONAL:
+    if header.producer_id == batch.NO_PRODUCER:
+        if attributes & batch.ATTR_TRANSACTIONAL:
             raise BatchInvalid("a transactional batch has no producer id")
     elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
         raise BatchInvalid(

@@ -1,18 +1,16 @@
 """Readers and writers of Kafka messages, compiled from the layouts of their classes (``fields``).
 
 ``codec`` makes the functions of a message. The code for a version is written and compiled when the
-version is first used, as ``dataclasses`` does it: a message has one reader and one writer per
-version. Nested structs are loops inside that function, and neighbouring fixed-size fields are one
-call of ``struct``, with the length of what follows in the same call. No field is looked up in a
-table while a request is read.
+version is first used: a message has one reader and one writer per version. Nested structs are loops
+inside that function, and neighbouring fixed-size fields are one call of ``struct``, with the length
+of what follows in the same call.
 
 Two rules make readers safe. The position only grows, and a read beyond the end either fails or
 leaves the position beyond the end, which the last line checks; and the count of an array is
 compared with the bytes left before the first element is made.
 
-Readers of requests also check a bound on the elements of each array before the first element is
-made (``bound_of``). A nested array is counted over the whole request: the partitions of all topics.
-Tagged fields are counted likewise.
+Readers of requests also check a bound on the elements of each array (``bound_of``). A nested array
+is counted over the whole request: the partitions of all topics. Tagged fields are counted likewise.
 """
 
 import linecache
@@ -21,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from penstock.model.file_slice import Piece
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka import primitives
 from penstock.wire.kafka.fields import (
     FIXED,
@@ -37,6 +37,12 @@ from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
+# The value for null, and the expression of the value between ``position`` and ``stop``.
+_FORMS = {
+    "string": ("None", 'str(data[position:stop], "utf-8")'),
+    "records": ("None", "view[position:stop]"),
+    "slices": ("()", "(view[position:stop],) if stop > position else ()"),
+}
 
 
 class _Code:
@@ -55,7 +61,6 @@ class _Code:
         self.lines += ["    " * self.depth + line for line in lines]
 
     def name(self, stem: str) -> str:
-        """Return a variable that the code does not use yet."""
         self._used[stem] += 1
         count = self._used[stem]
         return f"{stem}_" if count == 1 else f"{stem}_{count}"
@@ -116,31 +121,39 @@ class _Reader(_Code):
         if each.is_fixed:
             self.run.append((FIXED[each.type], name))
             return name
-        self.flush()
-        form = "compact" if self.is_flexible else "plain"
-        null = "nullable_" if self.version in each.nullable else ""
-        kind = {"string": "text", "slices": "slices"}.get(each.type, "bytes")
-        self.emit(f"{name}, position = read_{form}_{null}{kind}(data, position)")
+        self.bytes(each, name)
         return name
 
-    def refuse_null(self, what: str) -> None:
-        self.emit("if not length:" if self.is_flexible else "if length < 0:")
-        self.emit(f'    raise absent("{what}")')
+    def bytes(self, each: Field, name: str) -> None:
+        """Texts, byte strings and records: ``records`` and ``slices`` are views of the data."""
+        self.length("h" if each.type == "string" else "i")
+        empty, source = _FORMS.get(each.type, ("None", "data[position:stop]"))
+        self.begin_present(each, name, empty)
+        self.emit("stop = position + length" + (" - 1" if self.is_flexible else ""))
+        self.emit(f"{name} = {source}", "position = stop")
+        self.end_present(each)
 
-    def refuse_negative(self, what: str) -> None:
-        if not self.is_flexible:
-            self.emit("elif length != -1:", f'    raise absent("{what}")')
+    def begin_present(self, each: Field, name: str, empty: str) -> None:
+        """What follows reads a value of ``length``. Null is ``empty`` if the field may be null."""
+        if self.version in each.nullable:
+            self.emit(f"{name} = {empty}")
+            self.emit("if length:" if self.is_flexible else "if length >= 0:")
+            self.depth += 1
+        else:
+            self.emit("if not length:" if self.is_flexible else "if length < 0:")
+            self.emit(f'    raise absent("{each.name}")')
+
+    def end_present(self, each: Field) -> None:
+        if self.version in each.nullable:
+            self.depth -= 1
+            if not self.is_flexible:
+                self.emit("elif length != -1:", f'    raise absent("{each.name}")')
 
     def array(self, each: Field, name: str) -> str:
         self.length("i")
         is_nullable = self.version in each.nullable
         is_table = each.type in _TABLES
-        if is_nullable:
-            self.emit(f"{name} = None")
-            self.emit("if length:" if self.is_flexible else "if length >= 0:")
-            self.depth += 1
-        else:
-            self.refuse_null(each.name)
+        self.begin_present(each, name, "None")
         count = "length - 1" if self.is_flexible else "length"
         if is_table:
             size = struct.calcsize(FIXED[each.type])
@@ -163,17 +176,16 @@ class _Reader(_Code):
             self.emit(f"{name}.append({item})")
             self.loops -= 1
             self.depth -= 1
-        if is_nullable:
-            self.depth -= 1
-            self.refuse_negative(each.name)
-        if is_table:
+        self.end_present(each)
+        if is_table or self.api == "Produce":  # a tuple would be one more copy
             return name
         return f"None if {name} is None else tuple({name})" if is_nullable else f"tuple({name})"
 
     def check_bound(self, each: Field, count: str) -> None:
         if not self.api:
             return
-        bound = bound_of(self.api, each.name)
+        # Produce requests with many partitions are decoded in a thread: the caller gives the bound.
+        bound = "most" if self.api == "Produce" else bound_of(self.api, each.name)
         if self.loops:
             total = self.name(f"{each.name}_count")
             self.lines.insert(0, f"    {total} = 0")
@@ -293,6 +305,12 @@ class _Writer(_Code):
             if each.type == "uuid":
                 self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
             self.run.append((FIXED[each.type], expression))
+        elif each.type == "slices":  # not copied: the parts so far become a buffer before them
+            self.length("i", f"sum(map(len, {expression}))")
+            self.emit(
+                f"if {expression}:", '    buffers.append(b"".join(parts))', "    parts.clear()"
+            )
+            self.emit(f"    buffers += {expression}")
         else:
             self.text(each, expression)
 
@@ -389,7 +407,6 @@ class _Writer(_Code):
 
 
 def _differs(each: Field, expression: str) -> str:
-    """Return the condition that a field does not have its default."""
     if each.default == "()":  # any empty sequence will do
         return expression
     if each.default == "None":
@@ -402,6 +419,8 @@ def _differs(each: Field, expression: str) -> str:
 # ── Functions ────────────────────────────────────────────────────────────────────────────────
 
 T = TypeVar("T", bound=Message)
+Buffers = list[Piece]
+Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
 _NAMES: Final = {**vars(primitives), "Malformed": Malformed, "TooManyEntries": TooManyEntries}
 
 
@@ -410,33 +429,33 @@ def codec(
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
     """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
     from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message.
-    ``has_slices``: some fields are slices of the buffer, so a bytearray is not copied."""
+    ``has_slices``: some fields are views of the buffer, so it is not copied. A message with slices
+    is encoded into a list, given to ``encode``, and the bytes after the last slice."""
     name = kind.__name__
-    readers: dict[int, Callable[[Buffer, int], T]] = {}
-    writers: dict[int, Callable[[T, primitives.Add], None]] = {}
+    readers: dict[int, Callable[[Buffer, int, int], T]] = {}
+    writers: dict[int, Write[T]] = {}
 
     def is_flexible(version: int) -> bool:
         if not first <= version <= last:
             raise UnsupportedVersion(name, version)
         return flexible_from is not None and version >= flexible_from
 
-    def decode(buffer: Buffer, position: int, version: int) -> T:
+    def decode(buffer: Buffer, position: int, version: int, most: int = KAFKA_PARTITIONS_MAX) -> T:
         read = readers.get(version)
         if read is None:
             read = readers[version] = _reader(kind, version, is_flexible=is_flexible(version))
         try:
-            is_kept = has_slices and isinstance(buffer, bytearray)
-            return read(buffer if is_kept else bytes(buffer), position)
+            return read(buffer if has_slices else bytes(buffer), position, most)
         except BROKEN as error:
             raise malformed(name, error) from None
 
-    def encode(value: T, version: int) -> bytes:
+    def encode(value: T, version: int, buffers: Buffers | None = None) -> bytes:
         write = writers.get(version)
         if write is None:
             write = writers[version] = _writer(kind, version, is_flexible=is_flexible(version))
         parts: list[bytes | memoryview] = []
         try:
-            write(value, parts.append)
+            write(value, parts, buffers)
         except UNFIT as error:
             raise Unencodable(f"{name} version {version}: {error}") from error
         return b"".join(parts)
@@ -444,25 +463,26 @@ def codec(
     return decode, encode
 
 
-def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buffer, int], T]:
+def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[Buffer, int, int], T]:
     code = _Reader(version, is_flexible=is_flexible)
     if kind.__name__.endswith("Request"):
         code.api = kind.__name__.removesuffix("Request")
     made = code.fields(struct_of(kind))
     code.flush()
-    code.emit("if position > len(data):", "    raise short()", f"return {made}")
-    head = ["def read(data, position):", "    end = len(data)", "    tags = 0"]
+    code.emit("if position > end:", "    raise short()", f"return {made}")
+    head = ["def read(data, position, most):", "    end = len(data)", "    tags = 0"]
+    if any("view[" in line for line in code.lines):
+        head.append("    view = memoryview(data)")
     return _compile(kind, f"reader {version}", code, head)  # type: ignore[no-any-return]
 
 
-def _writer(
-    kind: type[T], version: int, *, is_flexible: bool
-) -> Callable[[T, primitives.Add], None]:
+def _writer(kind: type[T], version: int, *, is_flexible: bool) -> Write[T]:
     code = _Writer(version, is_flexible=is_flexible)
     code.is_strict = kind.__name__.endswith("Request")
     code.fields(struct_of(kind), "value")
     code.flush()
-    return _compile(kind, f"writer {version}", code, ["def write(value, add):", "    pass"])  # type: ignore[no-any-return]
+    head = ["def write(value, parts, buffers):", "    add = parts.append"]
+    return _compile(kind, f"writer {version}", code, head)  # type: ignore[no-any-return]
 
 
 def _compile(kind: type[Message], what: str, code: _Code, head: list[str]) -> Any:

@@ -1,55 +1,22 @@
-"""Fetch requests and replies. Requests are compiled from their classes, replies encoded by hand.
+"""Fetch requests and replies, and ShareFetch replies, compiled from their classes.
 
-A reply is a list of buffers: headers that are made here, and between them the batches as they were
-read, not copied. The connection writes them in order. The reply of a partition from version 12 on:
+A reply is a list of buffers: headers, and between them the batches as they were read, not copied.
+The connection writes them in order."""
 
-    ┌───────┬───────┬────────────┬────────────┬───────────┬──────────┬───────────┬─────────┬──────┐
-    │ index │ error │ high       │ last       │ log start │ aborted  │ preferred │ records │ tags │
-    │ i32   │ i16   │ watermark  │ stable i64 │ i64       │ compact  │ i32       │ compact │      │
-    └───────┴───────┴────────────┴────────────┴───────────┴──────────┴───────────┴─────────┴──────┘
-"""
-
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 from penstock.model.file_slice import Piece, in_memory
 from penstock.wire.kafka.compiler import codec
-from penstock.wire.kafka.endpoints import (
-    Leader,
-    NodeEndpoint,
-    encode_endpoints_tag,
-    encode_leader_tag,
-    encode_tags,
-)
-from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
-from penstock.wire.kafka.pieces import encode_count, encode_topic
-from penstock.wire.kafka.primitives import UNFIT, UVARINT, ZERO_UUID, Message
+from penstock.wire.kafka.primitives import ZERO_UUID, Leader, Message, NodeEndpoint
 
 VERSION_MIN = 4
 VERSION_MAX = 18
 FLEXIBLE_FROM = 12
-_LOG_START_FROM = 5
-_SESSION_FROM = 7
-_PREFERRED_FROM = 11
-_TOPIC_ID_FROM = 13
-_ENDPOINTS_FROM = 16
-
-_I32 = struct.Struct(">i")
-_EPOCH_END = struct.Struct(">iqx")
-_REPLY_4 = struct.Struct(">i")  # throttle
-_REPLY_7 = struct.Struct(">ihi")  # throttle, error, session
-_PARTITION_4 = struct.Struct(">ihqq")
-_PARTITION_5 = struct.Struct(">ihqqq")
-_PARTITION_12 = struct.Struct(">ihqqqxi")  # with null for the aborted transactions
-_ABORTED = struct.Struct(">qq")
-_ABORTED_12 = struct.Struct(">qqx")
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 HIGH_WATERMARK_UNKNOWN = 2**63 - 1
-
-# ── Request ──────────────────────────────────────────────────────────────────────────────────
 
 
 class FetchPartition(Message, frozen=True, gc=False):
@@ -115,9 +82,6 @@ decode_fetch_request, encode_fetch_request = codec(
 )
 
 
-# ── Response ─────────────────────────────────────────────────────────────────────────────────
-
-
 class AbortedTransaction(Message, frozen=True, gc=False):
     producer_id: Annotated[int, "int64", "0+"]
     first_offset: Annotated[int, "int64", "0+"]
@@ -169,20 +133,16 @@ class FetchResponse(Message, frozen=True, gc=False):
 
 
 # Records of a decoded reply are slices of the buffer.
-decode_fetch_response, _ = codec(
+_encode_response: Callable[..., bytes]
+decode_fetch_response, _encode_response = codec(
     FetchResponse, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
 )
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """Return the body as buffers in the order of writing, and their total size. The buffers of
-    ``records`` are in the list themselves."""
-    if not VERSION_MIN <= version <= VERSION_MAX:
-        raise UnsupportedVersion("FetchResponse", version)
-    try:
-        buffers = _reply_buffers(value, version)
-    except UNFIT as error:
-        raise Unencodable(f"FetchResponse version {version}: {error}") from error
+    """Return the buffers in the order of writing, with those of records, and their size."""
+    buffers: list[Piece] = []
+    buffers.append(_encode_response(value, version, buffers))
     return buffers, sum(map(len, buffers))
 
 
@@ -191,80 +151,53 @@ def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
-def _reply_buffers(value: FetchResponse, version: int) -> list[Piece]:
-    is_compact = version >= FLEXIBLE_FROM
-    is_id = version >= _TOPIC_ID_FROM
-    if version >= _SESSION_FROM:
-        head = [_REPLY_7.pack(value.throttle_time_ms, value.error_code, value.session_id)]
-    else:
-        head = [_REPLY_4.pack(value.throttle_time_ms)]
-    head.append(encode_count(len(value.topics), is_compact))
+class AcquiredRange(Message, frozen=True, gc=False):
+    first_offset: Annotated[int, "int64", "0+"]
+    last_offset: Annotated[int, "int64", "0+"]
+    delivery_count: Annotated[int, "int16", "0+"]
+
+
+class SharePartitionReply(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("index", "error_code", "error_message", "acknowledge_error_code"),
+        *("acknowledge_error_message", "current_leader", "records", "acquired"),
+    )
+
+    index: Annotated[int, "int32", "0+"]
+    error_code: Annotated[int, "int16", "0+"] = 0
+    acknowledge_error_code: Annotated[int, "int16", "0+"] = 0
+    records: Annotated[Sequence[bytes | memoryview], "slices", "0+"] = ()  # whole batches, in order
+    acquired: Annotated[Sequence[AcquiredRange], "[]AcquiredRange", "0+"] = ()
+    error_message: Annotated[str | None, "string", "0+", "null 0+"] = None
+    acknowledge_error_message: Annotated[str | None, "string", "0+", "null 0+"] = None
+    current_leader: Annotated[Leader, "Leader", "0+"] = Leader()  # it has not changed
+
+
+class ShareTopicReply(Message, frozen=True, gc=False):
+    topic_id: Annotated[bytes, "uuid", "0+"]
+    partitions: Annotated[Sequence[SharePartitionReply], "[]SharePartitionReply", "0+"]
+
+
+class ShareFetchReply(Message, frozen=True, gc=False):
+    WIRE_ORDER: ClassVar = (
+        *("throttle_time_ms", "error_code", "error_message", "lock_ms", "topics"),
+        "node_endpoints",
+    )
+
+    topics: Annotated[Sequence[ShareTopicReply], "[]ShareTopicReply", "0+"] = ()
+    error_code: Annotated[int, "int16", "0+"] = 0
+    error_message: Annotated[str | None, "string", "0+", "null 0+"] = None
+    lock_ms: Annotated[int, "int32", "0+"] = 0
+    throttle_time_ms: Annotated[int, "int32", "0+"] = 0
+    node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "0+"] = ()
+
+
+_encode_share: Callable[..., bytes]
+_, _encode_share = codec(ShareFetchReply, 1, 2, 0)
+
+
+def encode_share_fetch_reply(value: ShareFetchReply, version: int) -> list[Piece]:
+    """Return the body as ``encode_fetch_reply`` does."""
     buffers: list[Piece] = []
-    for topic in value.topics:
-        head += (
-            encode_topic(topic.name, topic.topic_id, is_id=is_id, is_compact=is_compact),
-            encode_count(len(topic.partitions), is_compact),
-        )
-        for each in topic.partitions:
-            if not is_compact or each.aborted is not None:
-                head.append(_partition_head(each, version))
-            else:
-                size = sum(map(len, each.records))
-                head += (
-                    _PARTITION_12.pack(
-                        each.index,
-                        each.error_code,
-                        each.high_watermark,
-                        each.last_stable_offset,
-                        each.log_start_offset,
-                        each.preferred_read_replica,
-                    ),
-                    UVARINT[size + 1],
-                )
-            if each.records:
-                buffers.append(b"".join(head))
-                buffers += each.records
-                head = []
-            if is_compact:
-                head.append(_partition_tags(each))
-        if is_compact:
-            head.append(b"\x00")
-    if is_compact:
-        if version >= _ENDPOINTS_FROM and value.node_endpoints:
-            head.append(encode_tags([encode_endpoints_tag(0, value.node_endpoints)]))
-        else:
-            head.append(b"\x00")
-    buffers.append(b"".join(head))
+    buffers.append(_encode_share(value, version, buffers))
     return buffers
-
-
-def _partition_head(each: FetchPartitionResponse, version: int) -> bytes:
-    """Return everything before the records, including their length."""
-    aborted = each.aborted
-    fixed = (each.index, each.error_code, each.high_watermark, each.last_stable_offset)
-    if version < _LOG_START_FROM:
-        parts = [_PARTITION_4.pack(*fixed)]
-    else:
-        parts = [_PARTITION_5.pack(*fixed, each.log_start_offset)]
-    if aborted is None:
-        parts.append(b"\xff\xff\xff\xff")
-    else:
-        layout = _ABORTED_12 if version >= FLEXIBLE_FROM else _ABORTED
-        parts.append(encode_count(len(aborted), version >= FLEXIBLE_FROM))
-        parts += [layout.pack(gone.producer_id, gone.first_offset) for gone in aborted]
-    if version >= _PREFERRED_FROM:
-        parts.append(_I32.pack(each.preferred_read_replica))
-    parts.append(encode_count(sum(map(len, each.records)), version >= FLEXIBLE_FROM))
-    return b"".join(parts)
-
-
-def _partition_tags(each: FetchPartitionResponse) -> bytes:
-    if each.diverging_epoch is None and each.current_leader is None:
-        return b"\x00"
-    tags = []
-    if each.diverging_epoch is not None:
-        body = _EPOCH_END.pack(each.diverging_epoch.epoch, each.diverging_epoch.end_offset)
-        tags.append(UVARINT[0] + UVARINT[len(body)] + body)
-    if each.current_leader is not None:
-        tags.append(encode_leader_tag(1, each.current_leader))
-    return encode_tags(tags)

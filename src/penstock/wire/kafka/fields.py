@@ -93,7 +93,6 @@ class Struct:
 
 @cache
 def struct_of(kind: type[msgspec.Struct]) -> Struct:
-    """Read the notes on the fields of a message class."""
     fields = {each.name: _field(kind, each) for each in msgspec.structs.fields(kind)}
     order = getattr(kind, "WIRE_ORDER", fields)
     return Struct(kind.__name__, tuple(fields[name] for name in order), tuple(fields.values()))
@@ -147,7 +146,6 @@ def tagged(fields: Sequence[Field], version: int) -> list[Field]:
 
 
 def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
-    """Return the number of bytes that a struct takes at least."""
     size = 1 if is_flexible else 0
     for each in present(fields, version):
         if each.is_fixed:
@@ -161,53 +159,28 @@ def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
     return size
 
 
-# ── Bounds ───────────────────────────────────────────────────────────────────────────────────
-
-# The arrays of a request with a bound other than KAFKA_ENTRIES_MAX; "*" is every array of the API.
-_BOUNDS: Final[dict[str, dict[str, int]]] = {
-    "AddPartitionsToTxn": {
-        "topics": KAFKA_PARTITIONS_MAX,
-        "v3_and_below_topics": KAFKA_PARTITIONS_MAX,
-    },
-    "AlterPartitionReassignments": {"topics": KAFKA_PARTITIONS_MAX},
-    "AlterReplicaLogDirs": {"topics": KAFKA_PARTITIONS_MAX},
-    "AlterShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
-    "AlterUserScramCredentials": {"*": KAFKA_USERS_MAX},
-    "ConsumerGroupHeartbeat": {"*": KAFKA_PARTITIONS_MAX},
-    "DeleteRecords": {"topics": KAFKA_PARTITIONS_MAX},
-    "DeleteShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
-    "DescribeConfigs": {"configuration_keys": KAFKA_PARTITIONS_MAX},
-    "DescribeLogDirs": {"topics": KAFKA_PARTITIONS_MAX},
-    "DescribeProducers": {"topics": KAFKA_PARTITIONS_MAX},
-    "DescribeQuorum": {"topics": KAFKA_PARTITIONS_MAX},
-    "DescribeShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
-    "DescribeTopicPartitions": {"topics": KAFKA_PARTITIONS_MAX},
-    "ElectLeaders": {"topic_partitions": KAFKA_PARTITIONS_MAX},
-    "Fetch": {"*": KAFKA_PARTITIONS_MAX},
-    "ListOffsets": {"topics": KAFKA_PARTITIONS_MAX},
-    "ListPartitionReassignments": {"topics": KAFKA_PARTITIONS_MAX},
-    "Metadata": {"topics": KAFKA_PARTITIONS_MAX},
-    "OffsetCommit": {"topics": KAFKA_PARTITIONS_MAX},
-    "OffsetDelete": {"topics": KAFKA_PARTITIONS_MAX},
-    "OffsetFetch": {"topics": KAFKA_PARTITIONS_MAX},
-    "OffsetForLeaderEpoch": {"topics": KAFKA_PARTITIONS_MAX},
-    "ShareAcknowledge": {"*": KAFKA_PARTITIONS_MAX},
-    "ShareFetch": {"*": KAFKA_PARTITIONS_MAX},
-    "ShareGroupHeartbeat": {"*": KAFKA_PARTITIONS_MAX},
-    "StreamsGroupHeartbeat": {
-        "source_topics": KAFKA_PARTITIONS_MAX,
-        "topic_configs": KAFKA_PARTITIONS_MAX,
-    },
-    "SyncGroup": {"assignments": KAFKA_ENTRIES_MAX},
-    "TxnOffsetCommit": {"topics": KAFKA_PARTITIONS_MAX},
-    "WriteTxnMarkers": {"topics": KAFKA_PARTITIONS_MAX},
-}
-# These are partitions in every API, or what belongs to one partition.
+# Besides the arrays of these names, which are partitions in every API or belong to one partition,
+# these are bounded by KAFKA_PARTITIONS_MAX; "*" is every array of the API.
 _OF_PARTITIONS = {"partitions", "partition_indexes", "assignments", "broker_ids", "replicas"}
+_TOPICS_OF: Final = (
+    "AddPartitionsToTxn AlterPartitionReassignments AlterReplicaLogDirs AlterShareGroupOffsets "
+    "DeleteRecords DeleteShareGroupOffsets DescribeLogDirs DescribeProducers DescribeQuorum "
+    "DescribeShareGroupOffsets DescribeTopicPartitions ListOffsets ListPartitionReassignments "
+    "Metadata OffsetCommit OffsetDelete OffsetFetch OffsetForLeaderEpoch TxnOffsetCommit "
+    "WriteTxnMarkers"
+)
+_OTHERS: Final = (
+    "AddPartitionsToTxn.v3_and_below_topics ConsumerGroupHeartbeat.* Fetch.* ShareAcknowledge.* "
+    "DescribeConfigs.configuration_keys ElectLeaders.topic_partitions ShareFetch.* "
+    "ShareGroupHeartbeat.* StreamsGroupHeartbeat.source_topics StreamsGroupHeartbeat.topic_configs"
+)
+_MANY: Final = {f"{api}.topics" for api in _TOPICS_OF.split()} | set(_OTHERS.split())
 
 
 def bound_of(api: str, array: str) -> int:
     """Return the bound on an array of a request. A nested array is counted over all of them."""
-    bounds = _BOUNDS.get(api, {})
-    default = KAFKA_PARTITIONS_MAX if array in _OF_PARTITIONS else KAFKA_ENTRIES_MAX
-    return bounds.get(array) or bounds.get("*") or default
+    if api == "AlterUserScramCredentials":
+        return KAFKA_USERS_MAX
+    is_many = array in _OF_PARTITIONS and (api, array) != ("SyncGroup", "assignments")
+    is_many = is_many or f"{api}.{array}" in _MANY or f"{api}.*" in _MANY
+    return KAFKA_PARTITIONS_MAX if is_many else KAFKA_ENTRIES_MAX

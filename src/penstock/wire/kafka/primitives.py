@@ -9,8 +9,8 @@ tagged fields         varint count, then per field: varint tag, varint size, byt
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Annotated, Final
 
 import msgspec
 
@@ -49,16 +49,13 @@ def encode_uvarint(value: int) -> bytes:
 
 
 class _Uvarints(dict[int, bytes]):
-    """A table of small numbers that computes others: one subscript for both, and no call of a
-    Python function for the usual ones."""
+    """One subscript for all numbers, and no call of a Python function for the usual ones."""
 
     def __missing__(self, value: int) -> bytes:
         return encode_uvarint(value)
 
 
 class _Ints(dict[int, struct.Struct]):
-    """Layouts of integer arrays by length."""
-
     def __init__(self, code: str) -> None:
         super().__init__((count, struct.Struct(f">{count}{code}")) for count in range(_INTS_MAX))
         self._code = code
@@ -77,8 +74,7 @@ INT64S: Final = _Ints("q")
 
 
 def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the value at ``position`` and the position after it. Callers handle the IndexError at
-    the end of the data."""
+    """Return the value and the position after it. Callers handle the IndexError at the end."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -113,83 +109,16 @@ def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
     return before, position
 
 
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
+class Leader(Message, frozen=True, gc=False):
+    leader_id: Annotated[int, "int32", "0+"] = -1
+    epoch: Annotated[int, "int32", "0+"] = -1
 
 
-def read_compact_text(data: bytes, position: int) -> tuple[str, int]:
-    length = data[position]
-    position += 1
-    if length > 127:
-        length, position = read_uvarint(data, position - 1)
-    if not length:
-        raise absent("a string")
-    stop = position + length - 1
-    return data[position:stop].decode(), stop
-
-
-def read_compact_nullable_text(data: bytes, position: int) -> tuple[str | None, int]:
-    return read_compact_text(data, position) if data[position] else (None, position + 1)
-
-
-def read_plain_text(data: bytes, position: int) -> tuple[str, int]:
-    (length,) = _I16.unpack_from(data, position)
-    if length < 0:
-        raise absent("a string")
-    position += 2
-    stop = position + length
-    return data[position:stop].decode(), stop
-
-
-def read_plain_nullable_text(data: bytes, position: int) -> tuple[str | None, int]:
-    is_null = data[position : position + 2] == b"\xff\xff"
-    return (None, position + 2) if is_null else read_plain_text(data, position)
-
-
-def read_compact_bytes(data: bytes, position: int) -> tuple[bytes, int]:
-    length, position = read_uvarint(data, position)
-    if not length:
-        raise absent("a byte string")
-    stop = position + length - 1
-    return data[position:stop], stop
-
-
-def read_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    return read_compact_bytes(data, position) if data[position] else (None, position + 1)
-
-
-def read_plain_bytes(data: bytes, position: int) -> tuple[bytes, int]:
-    (length,) = _I32.unpack_from(data, position)
-    if length < 0:
-        raise absent("a byte string")
-    position += 4
-    stop = position + length
-    return data[position:stop], stop
-
-
-def read_plain_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    is_null = data[position : position + 4] == b"\xff\xff\xff\xff"
-    return (None, position + 4) if is_null else read_plain_bytes(data, position)
-
-
-def read_compact_nullable_slices(data: bytes, position: int) -> tuple[Sequence[memoryview], int]:
-    """Return records as a slice of the data, or nothing."""
-    length, position = read_uvarint(data, position)
-    return _slices(data, position, length - 1)
-
-
-def read_plain_nullable_slices(data: bytes, position: int) -> tuple[Sequence[memoryview], int]:
-    (length,) = _I32.unpack_from(data, position)
-    if length < -1:
-        raise absent("records")
-    return _slices(data, position + 4, length)
-
-
-def _slices(data: bytes, position: int, length: int) -> tuple[Sequence[memoryview], int]:
-    if length <= 0:
-        return (), position
-    stop = position + length
-    return (memoryview(data)[position:stop],), stop
+class NodeEndpoint(Message, frozen=True, gc=False):
+    node_id: Annotated[int, "int32", "0+"] = 0
+    host: Annotated[str, "string", "0+"] = ""
+    port: Annotated[int, "int32", "0+"] = 0
+    rack: Annotated[str | None, "string", "0+", "null 0+"] = None
 
 
 def malformed(what: str, error: Exception) -> Malformed:

@@ -1,44 +1,21 @@
-"""Produce requests and replies.
+"""Produce requests and replies, compiled from their classes; the usual reply is written by hand.
 
-Requests are read by hand: the records of a partition are a slice of the frame, checked by
-``batches``; no object is made per record and nothing is copied. So is the usual reply written. The
-rest is compiled from the classes. If ``acks`` is 0 no reply is sent; the connection takes care of
-that."""
+The records of a partition are a view of the frame, checked by ``batches``; no object is made per
+record and nothing is copied. If ``acks`` is 0 no reply is sent; the connection takes care of that.
+"""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.compiler import codec
-from penstock.wire.kafka.endpoints import Leader, NodeEndpoint
-from penstock.wire.kafka.malformed import TooManyEntries, UnsupportedVersion
-from penstock.wire.kafka.primitives import (
-    BROKEN,
-    UUID_BYTES,
-    UVARINT,
-    ZERO_UUID,
-    Buffer,
-    Message,
-    absent,
-    count_tags,
-    malformed,
-    oversized,
-    read_uvarint,
-    short,
-)
+from penstock.wire.kafka.primitives import UVARINT, ZERO_UUID, Leader, Message, NodeEndpoint
 
 VERSION_MIN = 3
 VERSION_MAX = 13
 FLEXIBLE_FROM = 9
 _TOPIC_ID_FROM = 13
 
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
-_ACKS_TIMEOUT_COUNT = struct.Struct(">hii")
-_ACKS_TIMEOUT_BYTE = struct.Struct(">hiB")  # with the first byte of a varint
-_INDEX_SIZE = struct.Struct(">ii")
-_INDEX_BYTE = struct.Struct(">iB")
 # The usual end of a reply: index, error, base offset, append time, log start; then no bad records,
 # no text, no tagged fields of the partition and of its topic; throttle time; no tagged fields.
 _USUAL_END = struct.Struct(">ihqqqBxxxix")
@@ -92,7 +69,11 @@ class ProduceResponse(Message, frozen=True, gc=False):
     node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "10+", "tag 0 10+"] = ()
 
 
-_, encode_produce_request = codec(ProduceRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM)
+# The fourth argument is the bound on topics and on partitions: more raise TooManyEntries.
+decode_produce_request: Callable[..., ProduceRequest]
+decode_produce_request, encode_produce_request = codec(
+    ProduceRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
+)
 decode_produce_response, _encode_response = codec(
     ProduceResponse, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
 )
@@ -121,150 +102,3 @@ def _usual_response(name: str, one: ProducePartitionResponse, throttle_ms: int) 
         throttle_ms,
     )
     return b"".join((b"\x02", UVARINT[len(raw) + 1], raw, b"\x02", end))
-
-
-def decode_produce_request(
-    buffer: Buffer, position: int, version: int, entries_max: int = KAFKA_PARTITIONS_MAX
-) -> ProduceRequest:
-    """Raise TooManyEntries for more than ``entries_max`` topics or partitions."""
-    if not VERSION_MIN <= version <= VERSION_MAX:
-        raise UnsupportedVersion("ProduceRequest", version)
-    try:
-        if version < FLEXIBLE_FROM:
-            return _read_plain_request(buffer, position, entries_max)
-        return _read_compact_request(buffer, position, version, entries_max)
-    except BROKEN as error:
-        raise malformed("ProduceRequest", error) from None
-
-
-# The two readers take bytes unchanged, because single bytes of a memoryview cost more, and inline
-# one-byte varints. Only records are sliced from the view.
-
-
-def _read_plain_request(data: Buffer, position: int, entries_max: int) -> ProduceRequest:
-    view = memoryview(data)
-    end = len(data)
-    transactional_id: str | None = None
-    (size,) = _I16.unpack_from(data, position)
-    position += 2
-    if size >= 0:
-        stop = position + size
-        transactional_id = str(data[position:stop], "utf-8")
-        position = stop
-    elif size != -1:
-        raise absent("transactional_id")
-    acks, timeout_ms, topic_count = _ACKS_TIMEOUT_COUNT.unpack_from(data, position)
-    position += 10
-    if not 0 <= topic_count <= (end - position) // 6:
-        raise oversized("topics")
-    if topic_count > entries_max:
-        raise TooManyEntries("topics", topic_count, entries_max)
-    topics = []
-    partition_count = 0
-    for _ in range(topic_count):
-        (size,) = _I16.unpack_from(data, position)
-        if size < 0:
-            raise absent("name")
-        position += 2
-        stop = position + size
-        name = str(data[position:stop], "utf-8")
-        (count,) = _I32.unpack_from(data, stop)
-        position = stop + 4
-        if not 0 <= count <= (end - position) // 8:
-            raise oversized("partitions")
-        partition_count += count
-        if partition_count > entries_max:
-            raise TooManyEntries("partitions", partition_count, entries_max)
-        partitions = []
-        for _ in range(count):
-            index, size = _INDEX_SIZE.unpack_from(data, position)
-            position += 8
-            records: memoryview | None = None
-            if size >= 0:
-                stop = position + size
-                records = view[position:stop]
-                position = stop
-            elif size != -1:
-                raise absent("records")
-            partitions.append(ProducePartition(index, records))
-        topics.append(ProduceTopic(name, ZERO_UUID, partitions))
-    if position > end:
-        raise short()
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
-
-
-def _read_compact_request(
-    data: Buffer, position: int, version: int, entries_max: int
-) -> ProduceRequest:
-    view = memoryview(data)
-    end = len(data)
-    transactional_id: str | None = None
-    if data[position]:
-        size, position = read_uvarint(data, position)
-        stop = position + size - 1
-        transactional_id = str(data[position:stop], "utf-8")
-        position = stop
-    else:
-        position += 1
-    acks, timeout_ms, topic_count = _ACKS_TIMEOUT_BYTE.unpack_from(data, position)
-    position += 7
-    if topic_count > 127:
-        topic_count, position = read_uvarint(data, position - 1)
-    if not 1 <= topic_count <= (end - position) // 3 + 1:
-        raise oversized("topics")
-    if topic_count - 1 > entries_max:
-        raise TooManyEntries("topics", topic_count - 1, entries_max)
-    topics = []
-    partition_count = tags = 0
-    for _ in range(topic_count - 1):
-        name = ""
-        topic_id = ZERO_UUID
-        if version >= _TOPIC_ID_FROM:
-            stop = position + UUID_BYTES
-            topic_id = bytes(data[position:stop])
-        else:
-            size = data[position]
-            position += 1
-            if size > 127:
-                size, position = read_uvarint(data, position - 1)
-            if not size:
-                raise absent("name")
-            stop = position + size - 1
-            name = str(data[position:stop], "utf-8")
-        count = data[stop]
-        position = stop + 1
-        if count > 127:
-            count, position = read_uvarint(data, stop)
-        if not 1 <= count <= (end - position) // 6 + 1:
-            raise oversized("partitions")
-        partition_count += count - 1
-        if partition_count > entries_max:
-            raise TooManyEntries("partitions", partition_count, entries_max)
-        partitions = []
-        for _ in range(count - 1):
-            index, size = _INDEX_BYTE.unpack_from(data, position)
-            position += 5
-            if size > 127:
-                size, position = read_uvarint(data, position - 1)
-            records: memoryview | None = None
-            if size:
-                stop = position + size - 1
-                records = view[position:stop]
-                position = stop
-            if data[position]:
-                tags, position = count_tags(data, position, tags)
-            else:
-                position += 1
-            partitions.append(ProducePartition(index, records))
-        if data[position]:
-            tags, position = count_tags(data, position, tags)
-        else:
-            position += 1
-        topics.append(ProduceTopic(name, topic_id, partitions))
-    if data[position]:
-        tags, position = count_tags(data, position, tags)
-    else:
-        position += 1
-    if position > end:
-        raise short()
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)

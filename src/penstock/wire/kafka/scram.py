@@ -1,5 +1,5 @@
-"""The server's side of SCRAM (RFC 5802, RFC 7677): the messages, and what is stored of a password.
-Pure: nonces, salts and stored keys are arguments.
+"""SCRAM (RFC 5802, RFC 7677): the messages of both sides, and what is stored of a password. Pure:
+nonces, salts and stored keys are arguments.
 
     client                               server
     n,,n=user,r=C                ──►     is there such a user?
@@ -8,11 +8,13 @@ Pure: nonces, salts and stored keys are arguments.
                                  ◄──     v=signature, by which the client knows the server
 
 No reply reveals why a proof was refused: wrong password, wrong nonce and unknown user look the
-same. Channel binding is not offered, so a client that requires it is refused; a client that
-supports it (``y``) sees from the missing ``-PLUS`` mechanisms that the server does not."""
+same. Channel binding is not offered, so a client that requires it is refused.
+
+A client trusts a server only after its last message proves that it has the stored credential of the
+password. Iterations are bounded for a client too: with too few, a false server could guess the
+password from the proof, and too many would keep the client busy."""
 
 import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -33,8 +35,11 @@ NONCE_BYTES: Final = 24  # of the server's part, before base64
 NONCE_CHARS_MIN: Final = 8  # of the client's part: a shorter one could be guessed
 NONCE_CHARS_MAX: Final = 512
 NAME_CHARS_MAX: Final = 256
+CLIENT_ITERATIONS_MAX: Final = 1_000_000  # half a second; older servers stored up to as many
+SALT_BYTES_MAX: Final = 1_024
 
 _NO_KEY: Final = b"\0"
+_GS2_HEADER: Final = "n,,"  # no channel binding, no other user to act for
 
 
 class ScramRefused(Exception):
@@ -60,25 +65,19 @@ def salted_password(mechanism: str, password: bytes, *, salt: bytes, iterations:
 def credential_of(
     account: str, user: str, mechanism: str, *, salted: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
+    _, stored_key, server_key = _keys(mechanism, salted)
+    return ScramCredential(account, user, mechanism, iterations, salt, stored_key, server_key)
+
+
+def _keys(mechanism: str, salted: bytes) -> tuple[bytes, bytes, bytes]:
     digest = DIGESTS[mechanism]
     client_key = hmac.digest(salted, b"Client Key", digest)
-    return ScramCredential(
-        account=account,
-        user=user,
-        mechanism=mechanism,
-        iterations=iterations,
-        salt=salt,
-        stored_key=hashlib.new(digest, client_key).digest(),
-        server_key=hmac.digest(salted, b"Server Key", digest),
-    )
+    stored_key = hashlib.new(digest, client_key).digest()
+    return client_key, stored_key, hmac.digest(salted, b"Server Key", digest)
 
 
 def is_password(credential: ScramCredential, salted: bytes) -> bool:
-    """Return True if the credential was made from this salted password."""
-    digest = DIGESTS[credential.mechanism]
-    client_key = hmac.digest(salted, b"Client Key", digest)
-    stored_key = hashlib.new(digest, client_key).digest()
-    return hmac.compare_digest(stored_key, credential.stored_key)
+    return hmac.compare_digest(_keys(credential.mechanism, salted)[1], credential.stored_key)
 
 
 def invented(
@@ -87,23 +86,17 @@ def invented(
     """Return the credential of a user that does not exist: always the same salt, and keys that no
     password has, so that a client cannot find out who exists. ``counts`` is the number of existing
     users by their iterations: made-up users have each count as often as existing ones."""
-    digest = DIGESTS[mechanism]
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
-    drawn = hmac.digest(seed, b"iterations/" + place, digest)
-    return ScramCredential(
-        account=account,
-        user=user,
-        mechanism=mechanism,
-        iterations=_chosen(counts, drawn),
-        salt=hmac.digest(seed, b"salt/" + place, digest)[:SALT_BYTES],
-        stored_key=hmac.digest(seed, b"stored/" + place, digest),
-        server_key=hmac.digest(seed, b"server/" + place, digest),
+    drawn, salt, stored_key, server_key = (
+        hmac.digest(seed, what + place, DIGESTS[mechanism])
+        for what in (b"iterations/", b"salt/", b"stored/", b"server/")
     )
+    iterations, salt = _chosen(counts, drawn), salt[:SALT_BYTES]
+    return ScramCredential(account, user, mechanism, iterations, salt, stored_key, server_key)
 
 
 def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
-    """Choose one of ``counts`` by its weight. One user more or less changes the choice for few
-    values of ``drawn``, because these are scaled to the sum of the weights."""
+    """By weight. One user more or less changes the choice for few values of ``drawn``."""
     at = scaled(drawn, sum(counts.values()))
     for iterations in sorted(counts):
         at -= counts[iterations]
@@ -117,11 +110,10 @@ def scaled(drawn: bytes, size: int) -> int:
     return int.from_bytes(drawn, "big") * size >> 8 * len(drawn)
 
 
-# ── The exchange ─────────────────────────────────────────────────────────────────────────────
+# ── The server ───────────────────────────────────────────────────────────────────────────────
 
 
 def read_client_first(message: bytes) -> ClientFirst:
-    """Raises ScramRefused."""
     text = _text(message)
     binding, _, rest = text.partition(",")
     authorization, comma, bare = rest.partition(",")
@@ -136,7 +128,9 @@ def read_client_first(message: bytes) -> ClientFirst:
     # Extensions should be ignored, but one of Kafka's changes the meaning of the user.
     is_token = any(extension.lower() == "tokenauth=true" for extension in attributes[2:])
     nonce = attributes[1][2:]
-    if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not _is_printable(nonce):
+    if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not all(
+        "!" <= char <= "~" for char in nonce
+    ):
         raise ScramRefused("the nonce is too short, too long or not printable")
     return ClientFirst(f"{binding},{authorization},", bare, user, nonce, is_token)
 
@@ -179,8 +173,7 @@ class ScramExchange:
         return self._server_first.encode()
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
-        """Return the server's last message, if the proof was made with the password of
-        ``credential``. Raises ScramRefused."""
+        """Return the server's last message, if the proof fits. Raises ScramRefused."""
         if self._is_over:
             raise ScramRefused("the exchange is over")
         self._is_over = True
@@ -209,7 +202,6 @@ class ScramExchange:
 
 
 def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
-    """Return channel binding, nonce, proof, and the text before the proof."""
     text = _text(message)
     without_proof, mark, proof = text.rpartition(",p=")
     attributes = without_proof.split(",")
@@ -220,14 +212,91 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
     return _base64(attributes[0][2:]), attributes[1][2:], _base64(proof), without_proof
 
 
+# ── The client ───────────────────────────────────────────────────────────────────────────────
+
+
+class ScramClient:
+    """One login attempt of a client: ``first``, then ``final`` with the server's reply, then
+    ``verify`` with its last message. Each raises ScramRefused if the server cannot be trusted."""
+
+    __slots__ = ("_bare", "_mechanism", "_nonce", "_password", "_verifier")
+
+    def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
+        """``nonce``: new for each attempt, printable and without commas."""
+        assert mechanism in DIGESTS
+        assert NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX
+        assert "," not in nonce
+        self._mechanism = mechanism
+        self._nonce = nonce
+        # As in Kafka's clients: UTF-8 unchanged, without the normal forms of SASLprep.
+        self._password = password.encode()
+        written = user.replace("=", "=3D").replace(",", "=2C")
+        self._bare = f"n={written},r={nonce}"
+        self._verifier: bytes | None = None
+
+    @property
+    def first(self) -> bytes:
+        return f"{_GS2_HEADER}{self._bare}".encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        """Return the proof. Slow on purpose (milliseconds)."""
+        text = _text(server_first, "the server's message")
+        nonce, salt, iterations = _read_server_first(text)
+        if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
+            raise ScramRefused("the server's nonce does not extend the client's")
+        digest = DIGESTS[self._mechanism]
+        salted = salted_password(self._mechanism, self._password, salt=salt, iterations=iterations)
+        client_key, stored_key, server_key = _keys(self._mechanism, salted)
+        binding = base64.b64encode(_GS2_HEADER.encode()).decode("ascii")
+        without_proof = f"c={binding},r={nonce}"
+        signed = f"{self._bare},{text},{without_proof}".encode()
+        proof = _xor(client_key, hmac.digest(stored_key, signed, digest))
+        self._verifier = hmac.digest(server_key, signed, digest)
+        return f"{without_proof},p={base64.b64encode(proof).decode('ascii')}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        text = _text(server_final, "the server's message")
+        if text.startswith("e="):
+            raise ScramRefused(f"the server rejected the proof: {text[2:].partition(',')[0]}")
+        attribute = text.partition(",")[0]
+        if not attribute.startswith("v=") or self._verifier is None:
+            raise ScramRefused("the server's last message has no signature")
+        if not hmac.compare_digest(_base64(attribute[2:], "a value of the server"), self._verifier):
+            raise ScramRefused("the server does not know the password")
+
+
+def _read_server_first(text: str) -> tuple[str, bytes, int]:
+    attributes = text.split(",")
+    if attributes[0].startswith("m="):
+        raise ScramRefused("the server requires an extension, which is not supported")
+    if len(attributes) < 3 or [part[:2] for part in attributes[:3]] != ["r=", "s=", "i="]:
+        raise ScramRefused("the server's first message lacks nonce, salt or iterations")
+    nonce, salt, count = (
+        attributes[0][2:],
+        _base64(attributes[1][2:], "a value of the server"),
+        attributes[2][2:],
+    )
+    if len(nonce) > 2 * NONCE_CHARS_MAX or not 0 < len(salt) <= SALT_BYTES_MAX:
+        raise ScramRefused("the server's nonce or salt has an invalid size")
+    if not count.isascii() or not count.isdigit() or len(count) > 10:
+        raise ScramRefused("the server's iterations are not a number")
+    iterations = int(count)
+    if not SCRAM_ITERATIONS_MIN <= iterations <= CLIENT_ITERATIONS_MAX:
+        raise ScramRefused(
+            f"the server requests {iterations} iterations,"
+            f" {SCRAM_ITERATIONS_MIN} to {CLIENT_ITERATIONS_MAX} are allowed"
+        )
+    return nonce, salt, iterations
+
+
 # ── Parsing ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _text(message: bytes) -> str:
+def _text(message: bytes, what: str = "the message") -> str:
     try:
         return message.decode()
     except UnicodeDecodeError:
-        raise ScramRefused("the message is not UTF-8") from None
+        raise ScramRefused(f"{what} is not UTF-8") from None
 
 
 def _name(text: str) -> str:
@@ -240,15 +309,11 @@ def _name(text: str) -> str:
     return name
 
 
-def _is_printable(text: str) -> bool:
-    return all("!" <= char <= "~" for char in text)
-
-
-def _base64(text: str) -> bytes:
+def _base64(text: str, what: str = "a value") -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise ScramRefused("a value is not base64") from None
+    except ValueError:
+        raise ScramRefused(f"{what} is not base64") from None
 
 
 def _xor(left: bytes, right: bytes) -> bytes:

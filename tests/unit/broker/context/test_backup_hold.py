@@ -19,7 +19,7 @@ from penstock.model.calls import Ack, Append, Lease, StartMove, Stats
 from penstock.model.errors import InvalidRequest
 from penstock.model.ports import LeaseRequest, MoveTask
 from penstock.model.topic import QueueSettings, Redrive
-from penstock.wire.internal.backup_calls import HoldRequest, PositionsRequest
+from penstock.wire.internal.node_calls import HoldRequest, PositionsRequest
 
 
 async def test_crossings_wait_for_everybody_who_holds_them() -> None:

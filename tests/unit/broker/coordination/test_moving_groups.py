@@ -14,6 +14,7 @@ from tests.unit.broker.stage import HandClock
 from penstock.broker.coordination import remote_calls
 from penstock.broker.coordination.host import PARTITION_COUNT
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.cursor.coordinator_calls import BeatConsumer, Coordinators, FetchOffsets
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
@@ -53,9 +54,9 @@ async def pair(folder: Path, settings: GroupSettings = SETTINGS) -> AsyncIterato
     ):
         answers = CallHandlers()
         remote_calls.register(answers, groups=there.host, transactions=cast(Coordinators, None))
-        listener = InternalListener(answers, node_id="n2", cluster_id=CLUSTER)
+        listener = InternalListener(answers, NodeEnd("n2", CLUSTER))
         host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
-        client = callers[2] = InternalClient(host, int(port), own_id="n1", cluster_id=CLUSTER)
+        client = callers[2] = InternalClient(host, int(port), NodeEnd("n1", CLUSTER))
         try:
             yield Pair(here, there, leading)
         finally:

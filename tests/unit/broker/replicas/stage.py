@@ -17,6 +17,7 @@ from penstock.broker.context.disk import DiskBudget
 from penstock.broker.replicas.replicator import Replicator
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.log.log import LogConfig
 from penstock.membership.cluster_view import ClusterView
@@ -107,7 +108,7 @@ class ClusterNode:
         self.view = ClusterView(self._store)
         await self.view.start()
         answers = CallHandlers()
-        self.listener = InternalListener(answers, node_id=str(self.number), cluster_id="test")
+        self.listener = InternalListener(answers, NodeEnd(str(self.number), "test"))
         bound = await self.listener.start("127.0.0.1", 0)
         entry = NodeEntry(self.number, f"n{self.number}", bound, folder_id=str(self.folder))
         self.membership = Membership(
@@ -137,7 +138,7 @@ class ClusterNode:
         if client is None:
             host, _, port = entry.internal.rpartition(":")
             client = self._clients[entry.internal] = InternalClient(
-                host, int(port), own_id=str(self.number), cluster_id="test"
+                host, int(port), NodeEnd(str(self.number), "test")
             )
         return client
 

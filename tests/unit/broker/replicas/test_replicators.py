@@ -19,7 +19,7 @@ from penstock.model.topic import Fsync
 from penstock.replication.row import Change
 from penstock.wire.internal.calls import CallerInfo
 from penstock.wire.internal.faults import Unreachable
-from penstock.wire.internal.replica_calls import (
+from penstock.wire.internal.node_calls import (
     PartitionFetch,
     ReplicaFetch,
     ReplicaFetched,

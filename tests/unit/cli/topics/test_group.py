@@ -15,7 +15,7 @@ from penstock.cli.terminal.failure import ExitCode, Failure
 from penstock.cli.topics.positions import Target, target_of
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
-from penstock.wire.kafka.consumer_protocol import ConsumerProtocolAssignment, encode_assignment
+from penstock.wire.kafka.consumer_records import ConsumerProtocolAssignment, encode_assignment
 from penstock.wire.kafka.fetch import FetchPartitionResponse, FetchResponse, FetchTopicResponse
 from penstock.wire.kafka.generated import consumer_group_describe as consumer_api
 from penstock.wire.kafka.generated import consumer_protocol_assignment as assignment_api

@@ -9,8 +9,7 @@ from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.calls.routing_kit import on_nodes
 from tests.unit.frontend.memory import MemoryCatalog, MemoryIdentities
 
-from penstock.calls.callees import Callees
-from penstock.calls.guarded import GuardedBroker
+from penstock.calls.callees import Callees, GuardedBroker
 from penstock.frontend.limited_calls import GuardedCatalog, LimitedBroker
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.model.calls import Append, AppendBatches, BrokerPort, Lease, OpenShare

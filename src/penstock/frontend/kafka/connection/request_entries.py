@@ -10,9 +10,8 @@ from penstock.frontend.kafka.errors import error_response
 from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST
 from penstock.wire.kafka.apis import FETCH, PRODUCE, SHARE_FETCH, Api
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch import FetchResponse
+from penstock.wire.kafka.fetch import FetchResponse, ShareFetchReply
 from penstock.wire.kafka.primitives import Message
-from penstock.wire.kafka.share_fetch import ShareFetchReply
 
 _FETCH_ERROR_FROM = 7
 FEW = 32

@@ -39,8 +39,13 @@ from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import (
+    AcquiredRange,
+    ShareFetchReply,
+    SharePartitionReply,
+    ShareTopicReply,
+)
 from penstock.wire.kafka.generated import share_fetch as wire
-from penstock.wire.kafka.share_fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
 WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
@@ -328,7 +333,7 @@ async def _reply(
                     one.code,
                     ack_code,
                     one.batches,
-                    ranges(one.picks, batch_size),
+                    [AcquiredRange(*each) for each in ranges(one.picks, batch_size)],
                     error_message=one.code.message or None,
                     acknowledge_error_message=ack_code.message or None,
                 )

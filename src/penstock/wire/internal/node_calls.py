@@ -1,0 +1,207 @@
+"""Calls between the brokers of different nodes that are not in the table of ``broker_calls``.
+
+Replicas of a partition: with ``replica fetch`` followers get the log. One call requests many
+partitions of one leader; the reply comes as soon as there is news for any of them. Partitions
+without news are not in the reply and are requested again, so that over time busy and quiet
+partitions are in different calls. Every request for a partition has a number, which the reply
+repeats (R16).
+
+Coordinators: a group and a transaction that commits its offsets may be coordinated by different
+nodes, and so may a transaction and the partitions it writes to. Codes are Kafka's.
+
+Backups: first HOLD on every node; then POSITIONS, stage by stage; then HOLD again, which releases
+crossings (messages that move between logs) and still keeps the segments that are copied
+(``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from penstock.wire.internal.calls import Call
+
+# ── Replicas: 0x0300-0x03FF ──────────────────────────────────────────────────────────────────
+
+
+class PartitionFetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``replication.messages.Fetch`` for one partition; the call has node and incarnation."""
+
+    topic_id: str
+    index: int
+    epoch: int
+    offset: int
+    durable_offset: int
+    last_epoch: int
+    number: int
+    # Values that the follower knows: if they change, the leader replies after a while.
+    high_watermark: int = -1
+    start_offset: int = -1
+    low_watermark: int = 0  # as the follower stored it; 0: not stored
+
+
+class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
+    node: int
+    incarnation: int
+    wait_ms: int
+    bytes_max: int
+    partitions: Sequence[PartitionFetch]
+
+
+class ReplyKind(IntEnum):
+    DATA = 0
+    DIVERGE = 1  # epoch, offset: the leader's largest epoch up to the follower's, and its end
+    BEHIND = 2  # offset: the start of the leader's log
+    FENCED = 3  # epoch: that of the leader
+    NOT_YET = 4
+
+
+class PartitionReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    position: int  # of the PartitionFetch in the call
+    kind: ReplyKind
+    epoch: int = -1
+    offset: int = -1
+    high_watermark: int = -1
+    start_offset: int = -1  # of the leader's log: lower offsets are no longer needed
+    data: bytes = b""  # whole batches, one after the other
+    held_offset: int = 0  # end of what every replica has on disk
+    low_watermark: int = 0  # as the leader stored it; 0: not stored
+
+
+class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
+    replies: Sequence[PartitionReply] = ()
+
+
+class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
+    """Used from feature level 2 on (``model/levels.py``)."""
+
+    ends: Sequence[int] = ()  # of the leader's logs, one for each reply
+
+
+class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
+    places: Sequence[tuple[str, int]]
+
+
+class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
+    """For each partition: the epoch of its last batch, and its end; (-2, -1) if it is not here."""
+
+    incarnation: int
+    standings: Sequence[tuple[int, int]] = ()
+
+
+class DropRequest(msgspec.Struct, frozen=True, array_like=True):
+    """May a node delete its copy of a partition of which it is no longer a replica (R22)?"""
+
+    topic_id: str
+    index: int
+    node: int
+    epoch: int
+
+
+class DropReply(msgspec.Struct, frozen=True, array_like=True):
+    is_right: bool
+
+
+NOT_HERE: Final = (-2, -1)
+# Both replies are decoded as the longer one; the feature level determines which one is sent.
+REPLICA_FETCH: Final[Call[ReplicaFetch, ReplicaFetched]] = Call(
+    0x0300, "replica fetch", ReplicaFetch, ReplicaFetchedEnds, is_idempotent=True
+)
+STANDINGS: Final = Call(0x0301, "standings", StandingsRequest, StandingsReply, is_idempotent=True)
+DROP: Final = Call(0x0302, "drop a replica", DropRequest, DropReply, is_idempotent=True)
+
+
+# ── Coordinators: 0x0400-0x04FF ──────────────────────────────────────────────────────────────
+
+
+class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
+    """Add partitions to a transaction; ``is_check``: only check that they are in it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: Sequence[tuple[str, int]]
+    is_check: bool = False
+
+
+class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction has ended: its offsets for a group become valid, or are discarded."""
+
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+
+
+class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
+    """Read the committed offsets of a group. ``partitions`` None: all of them."""
+
+    group_id: str
+    partitions: Sequence[tuple[str, int]] | None
+    requires_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+class OffsetReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields here and below have the names of ``cursor.group.offsets``."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    code: int
+
+
+class GroupFetched(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+    partitions: tuple[OffsetReply, ...] = ()
+
+
+class CodeReply(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+
+
+TRANSACTION_ADD: Final = Call(
+    0x0400, "transaction.add", TransactionAdd, CodeReply, is_idempotent=True
+)
+GROUP_COMPLETE: Final = Call(0x0401, "group.complete", GroupComplete, CodeReply, is_idempotent=True)
+GROUP_FETCH: Final = Call(0x0402, "group.fetch", GroupFetch, GroupFetched, is_idempotent=True)
+
+
+# ── Backups: 0x0500-0x05FF ───────────────────────────────────────────────────────────────────
+
+
+class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
+    holder: str  # the same in all calls of a backup
+    crossings_ms: int  # 0: release crossings
+    segments_ms: int
+
+
+class HoldReply(msgspec.Struct, frozen=True, array_like=True):
+    is_held: bool
+
+
+class PartitionPositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    topic_id: str
+    index: int
+    start_offset: int
+    end_offset: int  # all records below are committed
+    epoch: int
+    is_settled: bool  # False: more records may be committed
+    size_bytes: int  # of all segments: about the size of the copy
+
+
+class PositionsRequest(msgspec.Struct, frozen=True, array_like=True):
+    holder: str
+    stage: int
+
+
+class PositionsReply(msgspec.Struct, frozen=True, array_like=True):
+    is_held: bool  # crossings were held until now
+    positions: Sequence[PartitionPositions] = ()
+
+
+HOLD: Final = Call(0x0500, "backup.hold", HoldRequest, HoldReply, is_idempotent=True)
+POSITIONS: Final = Call(0x0501, "backup.take", PositionsRequest, PositionsReply, is_idempotent=True)
