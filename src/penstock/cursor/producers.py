@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.cursor.frames import framed, unframed
+from penstock.cursor.rows import framed, unframed
 from penstock.model.ports import ProducerSeen
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.wire.kafka.faults import ErrorCode

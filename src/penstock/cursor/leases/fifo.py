@@ -22,9 +22,9 @@ from collections import deque
 from heapq import heappop, heappush
 from itertools import islice
 
-from penstock.cursor.leases.entry import LEASED, READY, TAKEN, UNKNOWN, Entry
+from penstock.cursor.leases.events import Selection
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.window import Selection
+from penstock.cursor.leases.parts import LEASED, READY, TAKEN, UNKNOWN, Entry
 from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
@@ -233,15 +233,7 @@ class FifoCursor(LeaseCursor):
         if entry.sent_at_ms != UNKNOWN:
             self._line_up(_key_of(entry.group, offset))
 
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        if entry.sent_at_ms != UNKNOWN:
-            self._line_up(_key_of(entry.group, offset))
-
-    def _on_leased(self, entry: Entry) -> None:
-        pass  # _walk checks the state
-
-    def _on_lease_ended(self, entry: Entry) -> None:
-        pass
+    _on_gone = _on_ready
 
     def next_wake_ms(self) -> int | None:
         ends_ms = super().next_wake_ms()

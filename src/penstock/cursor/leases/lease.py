@@ -5,44 +5,45 @@ events that the decision returns, and replies when they are durable. A decision 
 event when it returns, so two receives in a row never pick the same record, whatever the log does
 meanwhile.
 
-This module has what both kinds of queue share: ack, extend, purge, trim, expire, counts. Which
-records a receive gets is decided in standard.py (any order, fairness) and fifo.py (message groups).
+Both kinds of queue share this. Which records a receive gets is decided in standard.py (any order,
+fairness) and fifo.py (message groups).
 
 Retention is checked when a record would be delivered, and by ``expire``, which the broker calls
 periodically so that idle queues drop records too. Both write an event with the dropped offsets.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop
 from typing import NamedTuple
 
 import msgspec
 
-from penstock.cursor.leases.delay import due_at
-from penstock.cursor.leases.entry import DELAYED, LEASED, TAKEN, UNKNOWN, Entry
 from penstock.cursor.leases.events import (
     AckEvent,
     AckReason,
+    CursorStats,
     Event,
     ExtendEvent,
     LeaseDetail,
     LeaseEvent,
+    LeaseOutcome,
+    Outcome,
+    Pick,
+    Selection,
     StartEvent,
     TrimEvent,
 )
+from penstock.cursor.leases.fold import LeaseState
 from penstock.cursor.leases.obstacles import (
     ObstacleCounter,
     ObstacleSearch,
     QueueTerms,
     find_obstacles,
 )
-from penstock.cursor.leases.outcome import CursorStats, LeaseOutcome, Outcome, Pick
+from penstock.cursor.leases.parts import DELAYED, LEASED, TAKEN, UNKNOWN, Attempt, Entry, due_at
 from penstock.cursor.leases.redrive import HELD_PER_LEASE_MAX, is_dead
-from penstock.cursor.leases.window import LeaseWindow, Selection
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
-from penstock.model.limits import (
-    LEASE_MS_MAX,
-)
+from penstock.model.limits import LEASE_MS_MAX
 from penstock.model.message import Claim, Record
 from penstock.model.topic import PeekState
 
@@ -64,7 +65,17 @@ class RecordState(NamedTuple):
     blocked_by: int | None = None  # FIFO: the offset in flight that locks its group
 
 
-class LeaseCursor(LeaseWindow):
+class LeaseCursor(LeaseState):
+    # How the two kinds of queue choose:
+    _needs_feed: Callable[[int, bool], bool]  # whether to feed before records are chosen
+    # Returns the new head, and whether a bound on one event ended the search too early.
+    _select: Callable[[Selection], tuple[int, bool]]
+    _reads_on: Callable[[Selection], bool]  # whether to feed because too few records were found
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue_delay_ms = 0  # of the last lease; FIFO only
+
     # ── Lease ────────────────────────────────────────────────────────────────────────────────
     def lease(
         self,
@@ -114,19 +125,6 @@ class LeaseCursor(LeaseWindow):
             needs_feed=self._reads_on(selection),
             wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
         )
-
-    @abstractmethod
-    def _needs_feed(self, take: int, is_dry: bool) -> bool:
-        """Return whether to feed before records are chosen."""
-
-    @abstractmethod
-    def _select(self, selection: Selection) -> tuple[int, bool]:
-        """Choose records. Returns the new head, and whether a bound on one event ended the search
-        before the records did."""
-
-    @abstractmethod
-    def _reads_on(self, selection: Selection) -> bool:
-        """Return whether to feed because too few records were found."""
 
     def _consider(self, selection: Selection, offset: int, entry: Entry) -> bool:
         """Pick, hold as dead, or expire one available entry. False: the event is full."""
@@ -179,19 +177,11 @@ class LeaseCursor(LeaseWindow):
             return None
         for offset in attempt.offsets:
             entry = self._table.get(offset)
-            if entry is None or entry.state != LEASED or entry.is_changed:
+            if entry is None or entry.is_changed or not _is_held(entry, attempt):
                 return None
-            if entry.lease_seq != attempt.lease_seq:
-                return None
-        event = LeaseEvent(
-            attempt.lease_seq,
-            lease_ms,
-            self._head,
-            0,
-            attempt.offsets,
-            wall_ms,
-            LeaseDetail(attempt_id=attempt_id),
-        )
+        lease_seq, offsets = attempt.lease_seq, attempt.offsets
+        detail = LeaseDetail(attempt_id=attempt_id)
+        event = LeaseEvent(lease_seq, lease_ms, self._head, 0, offsets, wall_ms, detail)
         self._apply_lease(event, now_ms)
         return LeaseOutcome(tuple([self._pick_of(o) for o in attempt.offsets]), event=event)
 
@@ -359,14 +349,9 @@ class LeaseCursor(LeaseWindow):
         while deadlines:
             until_ms, offset = deadlines[0]
             entry = self._table.get(offset)
-            if (
-                entry is not None
-                and entry.until_ms == until_ms
-                and entry.state in (LEASED, DELAYED)
-            ):
+            if entry and entry.until_ms == until_ms and entry.state in (LEASED, DELAYED):
                 return until_ms
-            # A stale deadline of an acked or extended lease.
-            self._pop_deadline()
+            heappop(deadlines)  # of an acked or extended lease
         return None
 
     def low_offset(self) -> int:
@@ -404,9 +389,9 @@ class LeaseCursor(LeaseWindow):
         delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
         return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
 
-    @abstractmethod
-    def _blocker(self, group: str | None, offset: int) -> int | None:
+    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
         """Return the offset in flight that locks the group for a record at ``offset``, or None."""
+        return None
 
     def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
         """Find out why messages are not delivered; yields every millisecond or so."""
@@ -424,6 +409,6 @@ class LeaseCursor(LeaseWindow):
         return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
 
 
-def _is_held(entry: Entry, claim: Claim) -> bool:
+def _is_held(entry: Entry, claim: Claim | Attempt) -> bool:
     """Return whether the claim's lease is running; deadlines up to now have been applied."""
     return entry.state == LEASED and entry.lease_seq == claim.lease_seq

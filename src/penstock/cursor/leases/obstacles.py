@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from penstock.cursor.leases.entry import DELAYED, LEASED, Entry
+from penstock.cursor.leases.parts import DELAYED, LEASED, Entry
 from penstock.cursor.leases.redrive import is_dead
 from penstock.model.topic import GroupLock, Obstacles, worst_locks
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 
-from penstock.cursor.leases.delay import due_at
-from penstock.cursor.leases.entry import DELAYED, READY, TAKEN, Entry
+from penstock.cursor.leases.events import Selection
 from penstock.cursor.leases.fair import FairShare
+from penstock.cursor.leases.fold import size_of
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.window import Selection, size_of
+from penstock.cursor.leases.parts import READY, TAKEN, Entry, due_at
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024
@@ -133,11 +133,8 @@ class StandardCursor(LeaseCursor):
         elif due_ms > selection.now_ms:
             if not self._may_skip:
                 return None
-            entry.state = DELAYED
-            entry.until_ms = due_ms
-            self._delayed += 1
             self._table[offset] = entry
-            self._arm(due_ms, offset)
+            self._put_off(offset, entry, due_ms)
             selection.skipped.append(offset)
         else:
             self._table[offset] = entry
@@ -226,9 +223,6 @@ class StandardCursor(LeaseCursor):
                 selection.picked.append((record.offset, record))
         return head
 
-    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
-        return None
-
     # ── Callbacks of the fold ────────────────────────────────────────────────────────────────
     def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - for FIFO
         heappush(self._ready, offset)
@@ -242,9 +236,6 @@ class StandardCursor(LeaseCursor):
     def _on_lease_ended(self, entry: Entry) -> None:
         assert entry.group is not None
         self._fair.lease_ended(entry.group)
-
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        pass  # the heap drops stale offsets lazily
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms
