@@ -16,12 +16,12 @@ value with an epoch.
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
+    REVOKE,
     AssignedGroup,
+    Heartbeat,
     Kinds,
     MemberAssignment,
     MemberState,
@@ -54,24 +54,8 @@ from penstock.wire.kafka.faults import ErrorCode
 _NO_TOPICS = (
     "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 )
-_NOTHING = ConsumerValue(0, (), 0)
+_NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
 _NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
-
-
-class ConsumerHeartbeat(msgspec.Struct, frozen=True):
-    """None means "unchanged" in every field that may be None."""
-
-    member_id: str  # from the client; for clients of version 0, from the broker
-    member_epoch: int
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_ms: int = -1
-    topic_names: tuple[str, ...] | None = None
-    topic_regex: str | None = None
-    assignor: str | None = None
-    owned: Partitions | None = None
-    client_id: str = ""
-    client_host: str = ""
 
 
 class ConsumerReply(Reply, frozen=True):
@@ -82,39 +66,77 @@ class ConsumerReply(Reply, frozen=True):
     assignment: Partitions | None = None  # None: unchanged
 
 
+class ConsumerHeartbeat(Heartbeat, frozen=True):
+    """None means "unchanged" in every field that may be None. The member id is from the client; for
+    clients of version 0, from the broker."""
+
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int = -1
+    topic_names: tuple[str, ...] | None = None
+    topic_regex: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
+        return ConsumerReply(code, message)
+
+    def malformed(self, topics: Topics) -> Reply | None:
+        epoch, is_join, instance_id = self.member_epoch, self.member_epoch == JOIN, self.instance_id
+        # An empty list and an empty pattern are subscriptions to nothing.
+        no_topics = self.topic_names is None and self.topic_regex is None
+        has_owned = is_join and self.owned != frozenset()
+        errors = {
+            "MemberId can't be empty.": not self.member_id,
+            "InstanceId can't be empty.": instance_id == "",
+            "RackId can't be empty.": self.rack_id == "",
+            "MemberEpoch is invalid.": epoch < LEAVE_STATIC,
+            "InstanceId can't be null.": epoch == LEAVE_STATIC and instance_id is None,
+            _NO_TIMEOUT: is_join and self.rebalance_ms <= 0,
+            "TopicPartitions must be empty when (re-)joining.": has_owned,
+            _NO_TOPICS: is_join and no_topics,
+        }
+        if any(errors.values()):
+            return self.first_of(errors)
+        if self.assignor is not None and self.assignor not in ASSIGNORS:
+            known = ", ".join(sorted(ASSIGNORS, reverse=True))
+            text = f"ServerAssignor {self.assignor} is not supported. Supported assignors: {known}."
+            return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+        regex = self.topic_regex
+        if regex:
+            try:
+                topics.matches.check(regex)
+            except InvalidPattern as error:
+                text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
+                return ConsumerReply(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
+        return None
+
+
 class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
     kind = "consumer"
     _kinds = Kinds(
         RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
     )
+    _current_type = CurrentValue
     _without_epochs = ErrorCode.UNKNOWN_MEMBER_ID
+    _nothing = ConsumerValue(0, (), 0)
+    _read_times = staticmethod(consumer_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
-        times = consumer_settings({}, settings)
-        super().__init__(group_id, settings, times=times, nothing=_NOTHING)
+        super().__init__(group_id, settings)
         # Derived from the fold. A member owns a partition until it has given it up.
         self._owners: dict[TopicPartition, str] = {}
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
 
     # ── Rows ─────────────────────────────────────────────────────────────────────────────────
-    def _assignment_in(self, value: CurrentValue) -> MemberAssignment:
-        return MemberAssignment(
-            value.epoch,
-            value.previous_epoch,
-            MemberState(value.state),
-            from_map(value.assigned),
-            from_map(value.revoking),
-        )
+    def _held_in(self, value: CurrentValue) -> tuple[Partitions, Partitions]:
+        return from_map(value.assigned), from_map(value.revoking)
 
-    def _current_row(self, member_id: str, current: MemberAssignment) -> CurrentValue:  # noqa: ARG002
-        return CurrentValue(
-            current.epoch,
-            current.previous_epoch,
-            current.state,
-            to_map(current.assigned),
-            to_map(current.revoking),
-        )
+    def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:  # noqa: ARG002
+        return to_map(current.assigned), to_map(current.revoking)
 
     def _target_in(self, value: TargetOfValue) -> Partitions:
         return from_map(value.partitions)
@@ -143,11 +165,11 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             value = TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
-    def view(self) -> tuple[object, ...]:
-        maps = (self._owners, self._static)
-        return (*super().view(), *(dict(sorted(each.items())) for each in maps))
-
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def is_stored(self) -> bool:  # type: ignore[override]
+        return self.value.epoch > 0
+
     @property
     def assignor(self) -> str:
         """The assignor that most members request; the smaller name in a tie."""
@@ -155,26 +177,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
-            epoch=self.value.epoch,
-            target_epoch=self.target_epoch,
-            assignor=self.assignor,
-            consumer_members=tuple(
-                ConsumerMemberDescription(
-                    member_id,
-                    self._currents[member_id].epoch,
-                    member,
-                    self._currents[member_id].assigned,
-                    self._targets.get(member_id, frozenset()),
-                )
-                for member_id, member in self._members.items()
-            ),
-        )
+        members = tuple(ConsumerMemberDescription(*each) for each in self._described())
+        return self._describe(assignor=self.assignor, consumer_members=members)
 
     def subscribed(self) -> frozenset[str]:
         if not self._members:
@@ -193,7 +197,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         """Apply a heartbeat. ``visibility``: the topics that the member may see; None: all."""
         refusal = self._refusal(request)
         if refusal is not None:
-            decision.reply(ConsumerReply(*refusal))
+            decision.reply(refusal)
             return
         if request.member_epoch < JOIN:
             self._leave(request, decision)
@@ -248,27 +252,25 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         patterns = {member.topic_regex for member in self._members.values()}
         return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
 
-    def _refusal(self, request: ConsumerHeartbeat) -> tuple[ErrorCode, str] | None:
+    def _refusal(self, request: ConsumerHeartbeat) -> Reply | None:
         """Return an error if the member's id, instance id or epoch is wrong."""
-        member_id, epoch = request.member_id, request.member_epoch
-        if request.instance_id is not None:
-            known_id = self._static.get(request.instance_id)
-            if known_id is not None and known_id != member_id:
-                if epoch != JOIN:
-                    return ErrorCode.FENCED_INSTANCE_ID, "Another member uses this instance id."
-                if self._currents[known_id].epoch != LEAVE_STATIC:
-                    text = "Another member still uses this instance id."
-                    return ErrorCode.UNRELEASED_INSTANCE_ID, text
-                return None
-        if epoch == JOIN:
-            members_max = self._settings.members_max
-            if len(self._members) >= members_max and member_id not in self._members:
-                return (
-                    ErrorCode.GROUP_MAX_SIZE_REACHED,
-                    f"The group is full: {members_max} members.",
-                )
+        member_id, is_join = request.member_id, request.member_epoch == JOIN
+        known_id = self._static.get(request.instance_id or "", member_id)
+        if known_id != member_id:
+            if not is_join:
+                text = "Another member uses this instance id."
+                return ConsumerReply(ErrorCode.FENCED_INSTANCE_ID, text)
+            if self._currents[known_id].epoch != LEAVE_STATIC:
+                text = "Another member still uses this instance id."
+                return ConsumerReply(ErrorCode.UNRELEASED_INSTANCE_ID, text)
             return None
-        return self._epoch_refusal(member_id, epoch, request.owned)
+        if not is_join:
+            return self._epoch_refusal(request, request.owned)
+        members_max = self._settings.members_max
+        if len(self._members) < members_max or member_id in self._members:
+            return None
+        text = f"The group is full: {members_max} members."
+        return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Add a member that joins: for the first time, again, or in the place of a static member
@@ -296,19 +298,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Update the member's row. True if its subscription or assignor has changed."""
         old = self._members.get(request.member_id, _NEW_MEMBER)
-        names, rebalance_ms = request.topic_names, request.rebalance_ms
-        new = MemberValue(
-            old.instance_id if request.instance_id is None else request.instance_id,
-            old.rack_id if request.rack_id is None else request.rack_id,
-            request.client_id or old.client_id,
-            request.client_host or old.client_host,
-            min(rebalance_ms, self._settings.rebalance_ms_max)
-            if rebalance_ms > 0
-            else old.rebalance_ms,
-            old.topic_names if names is None else tuple(sorted(set(names))),
-            old.topic_regex if request.topic_regex is None else request.topic_regex,
-            old.assignor if request.assignor is None else request.assignor,
-        )
+        names = request.topic_names and tuple(sorted(set(request.topic_names)))
+        new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
         if new != old:
             self._put(decision, RowKind.MEMBER, new, request.member_id)
         return _subscription(new) != _subscription(old)
@@ -322,7 +313,9 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
                 LEAVE_STATIC, current.epoch, MemberState.STABLE, current.assigned
             )
             self._put_current(decision, member_id, away)
-            self._arm_away(member_id, decision.now_ms)
+            # It has its session timeout to return.
+            self._deadlines.drop((REVOKE, member_id))
+            self._arm_session(member_id, decision.now_ms)
         else:
             self._remove(member_id, decision)
         reply = ConsumerReply(member_id=member_id, member_epoch=request.member_epoch)
@@ -379,41 +372,3 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
 def _subscription(member: MemberValue) -> tuple[Any, ...]:
     return member.topic_names, member.topic_regex, member.assignor
-
-
-def malformed(request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
-    """Return the error of a request that no group accepts."""
-    epoch, is_join = request.member_epoch, request.member_epoch == JOIN
-    # An empty list and an empty pattern are subscriptions to nothing.
-    no_topics = request.topic_names is None and request.topic_regex is None
-    wrong = (
-        (not request.member_id, "MemberId can't be empty."),
-        (request.instance_id == "", "InstanceId can't be empty."),
-        (request.rack_id == "", "RackId can't be empty."),
-        (epoch < LEAVE_STATIC, "MemberEpoch is invalid."),
-        (epoch == LEAVE_STATIC and request.instance_id is None, "InstanceId can't be null."),
-        (
-            is_join and request.rebalance_ms <= 0,
-            "RebalanceTimeoutMs must be provided in first request.",
-        ),
-        (
-            is_join and (request.owned is None or bool(request.owned)),
-            "TopicPartitions must be empty when (re-)joining.",
-        ),
-        (is_join and no_topics, _NO_TOPICS),
-    )
-    for is_wrong, text in wrong:
-        if is_wrong:
-            return ConsumerReply(ErrorCode.INVALID_REQUEST, text)
-    if request.assignor is not None and request.assignor not in ASSIGNORS:
-        known = ", ".join(sorted(ASSIGNORS, reverse=True))
-        text = f"ServerAssignor {request.assignor} is not supported. Supported assignors: {known}."
-        return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
-    if request.topic_regex:
-        try:
-            topics.matches.check(request.topic_regex)
-        except InvalidPattern as error:
-            regex = request.topic_regex
-            text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
-            return ConsumerReply(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
-    return None

@@ -11,8 +11,9 @@ replies, like all replies marked so, until earlier appends are committed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-from penstock.cursor.groups.assigned import JOIN
+from penstock.cursor.groups.assigned import JOIN, Heartbeat
 from penstock.cursor.groups.assignors import TopicPartition
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import (
@@ -23,22 +24,14 @@ from penstock.cursor.groups.classic.classic_state import (
     SyncReply,
     SyncRequest,
 )
-from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat, ConsumerReply
-from penstock.cursor.groups.consumer import malformed as malformed_consumer
+from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat
 from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.describe import Description, Listing
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply, Offsets
-from penstock.cursor.groups.settings import share_settings
-from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat, ShareReply
-from penstock.cursor.groups.share import malformed as malformed_share
+from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat
 from penstock.cursor.groups.streams.streams import StreamsGroup
 from penstock.cursor.groups.streams.streams_assignment import Assignment, AssignmentInput
-from penstock.cursor.groups.streams.streams_requests import (
-    StreamsHeartbeat,
-    StreamsReply,
-    malformed,
-    unsupported,
-)
+from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
 from penstock.cursor.groups.table import Group, GroupTable
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.patterns.visibility import TopicVisibility
@@ -107,36 +100,44 @@ class Groups(GroupTable):
         return group, members if isinstance(members, ClassicGroup) else None
 
     # ── Heartbeats of groups that the coordinator assigns ────────────────────────────────────
-    def consumer_heartbeat(
+    def beat(
         self,
         group_id: str,
-        request: ConsumerHeartbeat,
+        request: Heartbeat,
         topics: Topics,
         decision: Decision,
-        *,
-        visibility: TopicVisibility | None = None,
+        **rights: TopicVisibility | None,
     ) -> None:
-        refusal = malformed_consumer(request, topics)
+        """``rights``: the ``visibility`` of topics for a member of a consumer group."""
+        refusal = request.malformed(topics)
         if refusal is not None:
             decision.reply(refusal)
             return
-        is_join = request.member_epoch == JOIN
-        group, code = self._find_or_create(group_id, may_create=is_join)
-        members = None if group is None else group.members
-        if group is not None and not isinstance(members, ConsumerGroup):
-            if is_join and group.is_idle_classic:
-                self._erase_members(group, decision)
-                members = ConsumerGroup(group_id, self._settings)
-            else:
-                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
-        if group is None or not isinstance(members, ConsumerGroup):
-            decision.reply(ConsumerReply(code, self._no_group(group_id, code, "consumer")))
+        kind = _KINDS[type(request)]
+        group, members, code = self._find(group_id, kind, is_join=request.member_epoch == JOIN)
+        if group is None or members is None:
+            text = self._no_group(group_id, code, kind.kind)
+            decision.reply(request.refused(code, text))
             return
-        self._set_times(members)
-        members.heartbeat(request, topics, decision, visibility=visibility)
-        if members.value.epoch:  # a rejected first join creates no group
-            group.members = members
+        members.set_times(self.configs(group_id))
+        members.heartbeat(request, topics, decision, **rights)
+        if members.is_stored and group.members is not members:
+            self._erase_members(group, decision)
+            group.members = members  # a rejected first join creates no group
         self._finish(group)
+
+    consumer_heartbeat = share_heartbeat = streams_heartbeat = beat
+
+    def _find(
+        self, group_id: str, kind: type[Any], *, is_join: bool
+    ) -> tuple[Group | None, Any, ErrorCode]:
+        """Find the group and its members; those of a new group are not stored yet."""
+        group, code = self._find_or_create(group_id, may_create=is_join)
+        if group is None or isinstance(group.members, kind):
+            return group, group and group.members, code
+        if is_join and (group.is_blank if kind is ShareGroup else group.is_idle_classic):
+            return group, kind(group_id, self._settings), code
+        return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
     def due_patterns(
         self,
@@ -152,33 +153,6 @@ class Groups(GroupTable):
             members = ConsumerGroup(group_id, self._settings)
         return members.due_patterns(request, topics, visibility)
 
-    def streams_heartbeat(
-        self, group_id: str, request: StreamsHeartbeat, topics: Topics, decision: Decision
-    ) -> None:
-        refusal = unsupported(request) or malformed(request)
-        if refusal is not None:
-            decision.reply(refusal)
-            return
-        is_join = request.member_epoch == JOIN
-        group, code = self._find_or_create(group_id, may_create=is_join)
-        members = None if group is None else group.members
-        if group is not None and not isinstance(members, StreamsGroup):
-            members = None
-            if is_join and group.is_idle_classic:
-                members = StreamsGroup(group_id, self._settings)
-            else:
-                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
-        if group is None or not isinstance(members, StreamsGroup):
-            text = self._no_group(group_id, code, "streams")
-            decision.reply(StreamsReply(code, text, request.member_epoch))
-            return
-        self._set_times(members)
-        members.heartbeat(request, topics, decision)
-        if members.topology is not None and group.members is not members:
-            self._erase_members(group, decision)
-            group.members = members  # a rejected first join creates no group
-        self._finish(group)
-
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
         """Return the assignment that a large streams group waits for. The caller computes it and
         passes the result to ``take_assignment``."""
@@ -192,44 +166,15 @@ class Groups(GroupTable):
             group.members.take_assignment(assignment, decision)
             self._finish(group)
 
-    def share_heartbeat(
-        self, group_id: str, request: ShareHeartbeat, topics: Topics, decision: Decision
-    ) -> None:
-        refusal = malformed_share(request)
-        if refusal is not None:
-            decision.reply(refusal)
-            return
-        group, share, code = self._share(group_id, may_create=request.member_epoch == JOIN)
-        if group is None or share is None:
-            decision.reply(ShareReply(code, self._no_group(group_id, code, "share")))
-            return
-        share.heartbeat(request, topics, share_settings(self.configs(group_id)), decision)
-        if share.epoch:  # a rejected first join creates no group
-            group.members = share
-        self._finish(group)
-
     def make_share(self, group_id: str, decision: Decision) -> None:
         """Create a share group without members, unless it exists. GROUP_ID_NOT_FOUND if a group of
         another kind has the name."""
-        group, share, code = self._share(group_id, may_create=True)
+        group, share, code = self._find(group_id, ShareGroup, is_join=True)
         if group is not None and share is not None and not share.epoch:
             share.begin(decision)
             group.members = share
         decision.reply(Reply(code), after_commit=share is not None)
         self._finish(group)
-
-    def _share(
-        self, group_id: str, *, may_create: bool
-    ) -> tuple[Group | None, ShareGroup | None, ErrorCode]:
-        """Find a share group; a new one has epoch 0 and is not stored yet."""
-        group, code = self._find_or_create(group_id, may_create=may_create)
-        if group is None:
-            return None, None, code
-        if isinstance(group.members, ShareGroup):
-            return group, group.members, ErrorCode.NONE
-        if group.is_blank:
-            return group, ShareGroup(group_id, self._settings), ErrorCode.NONE
-        return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
@@ -432,3 +377,10 @@ def _subscribed(group: Group | None) -> frozenset[str] | None:
     if group is None or group.members is None:
         return frozenset()
     return group.members.subscribed()
+
+
+_KINDS: dict[type[Heartbeat], type[ConsumerGroup | ShareGroup | StreamsGroup]] = {
+    ConsumerHeartbeat: ConsumerGroup,
+    ShareHeartbeat: ShareGroup,
+    StreamsHeartbeat: StreamsGroup,
+}

@@ -88,9 +88,6 @@ class Offsets:
         """Producers with a commit that waits for a marker."""
         return tuple(self._pending)
 
-    def view(self) -> tuple[object, ...]:
-        return self._committed, self._pending, self._unstable
-
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
         before = self._committed.pop(partition, None)
@@ -312,6 +309,3 @@ class Fences:
             if value.fenced_at_ms + FENCE_MS > decision.wall_ms:
                 return
             self._put(decision, producer_id, None)
-
-    def view(self) -> dict[int, FenceValue]:
-        return dict(sorted(self._fences.items()))

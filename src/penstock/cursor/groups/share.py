@@ -19,28 +19,23 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.cursor.deadlines import Deadlines
-from penstock.cursor.groups.assigned import JOIN, LEAVE, epoch_text
+from penstock.cursor.groups.assigned import JOIN, LEAVE, Heartbeat, epoch_text
 from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
 from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.describe import Description, ShareMemberDescription
 from penstock.cursor.groups.records import CODEC, RowKind, ShareValue
-from penstock.cursor.groups.settings import GENERATION_MAX, GroupSettings, ShareSettings
+from penstock.cursor.groups.settings import (
+    GENERATION_MAX,
+    SHARE_DEFAULT,
+    GroupSettings,
+    ShareSettings,
+    share_settings,
+)
 from penstock.cursor.patterns.matches import Topics
 from penstock.wire.kafka.faults import ErrorCode
 
 ASSIGNOR = "simple"
 _ASSIGNMENT = ""  # name of a deadline; others are member ids, which are not empty
-
-
-class ShareHeartbeat(msgspec.Struct, frozen=True):
-    """None means "unchanged"."""
-
-    member_id: str  # made by the client
-    member_epoch: int
-    rack_id: str | None = None
-    topic_names: tuple[str, ...] | None = None
-    client_id: str = ""
-    client_host: str = ""
 
 
 class ShareReply(Reply, frozen=True):
@@ -49,6 +44,28 @@ class ShareReply(Reply, frozen=True):
     settings: ShareSettings = ShareSettings()
     assignment: Partitions = frozenset()
     is_news: bool = False  # whether the reply includes the assignment
+
+
+class ShareHeartbeat(Heartbeat, frozen=True):
+    """None means "unchanged"."""
+
+    rack_id: str | None = None
+    topic_names: tuple[str, ...] | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    def refused(self, code: ErrorCode, message: str) -> ShareReply:
+        return ShareReply(code, message)
+
+    def malformed(self, topics: Topics) -> Reply | None:  # noqa: ARG002 - for consumer groups
+        has_no_topics = self.member_epoch == JOIN and not self.topic_names
+        errors = {
+            "MemberId can't be empty.": not self.member_id,
+            "MemberEpoch is invalid.": self.member_epoch < LEAVE,
+            "RackId can't be empty.": self.rack_id == "",
+            "SubscribedTopicNames must be set in first request.": has_no_topics,
+        }
+        return self.first_of(errors)
 
 
 class ShareMember(msgspec.Struct):
@@ -97,7 +114,7 @@ class ShareGroup:
         self._members: dict[str, ShareMember] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         self._assigned_at_ms: int | None = None
-        self._assignment_ms = 0  # minimum time between two assignments
+        self.times = SHARE_DEFAULT
         self._topics_epoch: int | None = None  # of the topics at the last heartbeat
         self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
 
@@ -105,6 +122,13 @@ class ShareGroup:
     @property
     def epoch(self) -> int:
         return self.value.epoch
+
+    @property
+    def is_stored(self) -> bool:
+        return self.value.epoch > 0
+
+    def set_times(self, configs: Mapping[str, str]) -> None:
+        self.times = share_settings(configs)
 
     @property
     def state(self) -> str:
@@ -152,22 +176,12 @@ class ShareGroup:
     def erase(self, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), None))
 
-    def view(self) -> object:
-        return self.value
-
     # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
-    def heartbeat(
-        self,
-        request: ShareHeartbeat,
-        topics: Topics,
-        settings: ShareSettings,
-        decision: Decision,
-    ) -> None:
+    def heartbeat(self, request: ShareHeartbeat, topics: Topics, decision: Decision) -> None:
         refusal = self._refusal(request)
         if refusal is not None:
             decision.reply(refusal)
             return
-        self._assignment_ms = settings.assignment_ms
         if request.member_epoch == LEAVE:
             self._remove(request.member_id, decision)
             decision.reply(ShareReply(member_epoch=LEAVE), after_commit=True)
@@ -176,13 +190,13 @@ class ShareGroup:
         self._refresh(topics, decision, has_changed=has_changed)
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch
-        self._deadlines.set(member.member_id, decision.now_ms + settings.session_ms)
+        self._deadlines.set(member.member_id, decision.now_ms + self.times.session_ms)
         is_full = request.topic_names is not None
         is_news = is_full or member.replied != member.assigned
         member.replied = member.assigned
         reply = ShareReply(
             member_epoch=member.epoch,
-            settings=settings,
+            settings=self.times,
             assignment=member.assigned,
             is_news=is_news,
         )
@@ -249,10 +263,10 @@ class ShareGroup:
     def _assign_in_time(self, decision: Decision) -> None:
         """Assign now, or when the last assignment is old enough."""
         at_ms = self._assigned_at_ms
-        if at_ms is None or decision.now_ms >= at_ms + self._assignment_ms or not self.epoch:
+        if at_ms is None or decision.now_ms >= at_ms + self.times.assignment_ms or not self.epoch:
             self._assign(decision)
         else:
-            self._deadlines.set(_ASSIGNMENT, at_ms + self._assignment_ms)
+            self._deadlines.set(_ASSIGNMENT, at_ms + self.times.assignment_ms)
 
     def _assign(self, decision: Decision) -> None:
         self._assigned_at_ms = decision.now_ms
@@ -265,20 +279,3 @@ class ShareGroup:
         counts = dict(self._topics.values())
         for member_id, share in assign_simple(specs, counts).items():
             self._members[member_id].assigned = share
-
-
-def malformed(request: ShareHeartbeat) -> ShareReply | None:
-    is_join = request.member_epoch == JOIN
-    wrong = (
-        (not request.member_id, "MemberId can't be empty."),
-        (request.member_epoch < LEAVE, "MemberEpoch is invalid."),
-        (request.rack_id == "", "RackId can't be empty."),
-        (
-            is_join and not request.topic_names,
-            "SubscribedTopicNames must be set in first request.",
-        ),
-    )
-    for is_wrong, text in wrong:
-        if is_wrong:
-            return ShareReply(ErrorCode.INVALID_REQUEST, text)
-    return None

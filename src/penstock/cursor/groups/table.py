@@ -20,8 +20,6 @@ from penstock.cursor.groups.records import CODEC, ConfigsValue, RowKind
 from penstock.cursor.groups.settings import (
     GROUP_ID_CHARS_MAX,
     GroupSettings,
-    consumer_settings,
-    streams_settings,
 )
 from penstock.cursor.groups.share import ShareGroup
 from penstock.cursor.groups.streams.streams import StreamsGroup
@@ -133,16 +131,9 @@ class GroupTable:
         """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
             if isinstance(group.members, ConsumerGroup | StreamsGroup):
-                self._set_times(group.members)
+                group.members.set_times(self.configs(group.id))
                 group.members.arm(decision.now_ms)
             self._arm(group)
-
-    def _set_times(self, members: ConsumerGroup | StreamsGroup) -> None:
-        configs = self.configs(members.group_id)
-        if isinstance(members, ConsumerGroup):
-            members.times = consumer_settings(configs, self._settings)
-        else:
-            members.times = streams_settings(configs, self._settings)
 
     # ── Configs ──────────────────────────────────────────────────────────────────────────────
     def configs(self, group_id: str) -> Mapping[str, str]:
@@ -264,17 +255,6 @@ class GroupTable:
         group.offsets.erase(decision)
         self._erase_members(group, decision)
         self._remove(group)
-
-    def view(self) -> dict[str, object]:
-        """Return the whole state; it must be equal for two folds of the same rows."""
-        found: dict[str, object] = {"fences": self._fences.view()}
-        for group_id, group in sorted(self._groups.items()):
-            members = None if group.members is None else group.members.view()
-            if members is not None or len(group.offsets):
-                found[f"group {group_id}"] = (members, group.offsets.view())
-        if self._configs:
-            found["configs"] = dict(sorted(self._configs.items()))
-        return found
 
 
 _GROUP_ROWS = (RowKind.CLASSIC, RowKind.CONSUMER, RowKind.SHARE, RowKind.STREAMS)

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of
+from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of, view_of
 from tests.unit.cursor.groups.test_offsets import subscription
 
 from penstock.cursor.deadlines import Deadlines
@@ -38,7 +38,7 @@ def test_an_empty_consumer_group_is_deleted_too() -> None:
     assert delete(shell) == ErrorCode.NON_EMPTY_GROUP
     shell.beat(topics_of(t=1), "a", -1)
     assert delete(shell) == ErrorCode.NONE
-    assert shell.groups.view() == {"fences": {}}
+    assert view_of(shell.groups) == {"fences": {}}
     shell.check_replay()
 
 

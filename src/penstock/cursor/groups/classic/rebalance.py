@@ -87,9 +87,6 @@ class Rebalance:
         if self.row is not None:
             decision.rows.append(CODEC.encode(RowKind.CLASSIC, (self.group_id,), None))
 
-    def view(self) -> object:
-        return self.row
-
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def is_idle(self) -> bool:

@@ -25,10 +25,9 @@ from penstock.cursor.groups.assigned import (
     AssignedGroup,
     Kinds,
     MemberAssignment,
-    MemberState,
 )
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision
+from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.describe import Description, StreamsMemberDescription
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
@@ -47,12 +46,11 @@ from penstock.cursor.groups.streams.streams_assignment import (
     compute_assignment,
 )
 from penstock.cursor.groups.streams.streams_requests import (
+    NEW_MEMBER,
     Endpoint,
     StreamsHeartbeat,
     StreamsReply,
     invalid_topology,
-    merged,
-    refuse,
 )
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
@@ -73,9 +71,6 @@ from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
 
-# Epochs begin at 1, as in Kafka: a member that waits for the first assignment has epoch 1, because
-# 0 means that it joins.
-_NOTHING = StreamsValue(1, (), False, 0, 0)
 _BEING_ASSIGNED = Status(
     StatusCode.ASSIGNMENT_DELAYED, "Assignment delayed: the group's tasks are being assigned."
 )
@@ -90,11 +85,15 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         RowKind.STREAMS_TARGET_OF,
         RowKind.STREAMS_CURRENT,
     )
+    _current_type = StreamsCurrentValue
     _without_epochs = ErrorCode.UNSUPPORTED_VERSION
+    # Epochs begin at 1, as in Kafka: a member that waits for the first assignment has epoch 1,
+    # because 0 means that it joins.
+    _nothing = StreamsValue(1, (), False, 0, 0)
+    _read_times = staticmethod(streams_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
-        times = streams_settings({}, settings)
-        super().__init__(group_id, settings, times=times, nothing=_NOTHING)
+        super().__init__(group_id, settings)
         self.topology: TopologyValue | None = None
         self._since: dict[str, dict[Task, int]] = {}  # member → epochs of its active tasks
         # Derived from the fold: members and roles, until they have given the task up.
@@ -116,16 +115,11 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         else:
             super().apply(kind, key, value)
 
-    def _assignment_in(self, value: StreamsCurrentValue) -> MemberAssignment:
-        return MemberAssignment(
-            value.epoch,
-            value.previous_epoch,
-            MemberState(value.state),
-            held_tasks(value.active, value.standby),
-            held_tasks(value.revoking_active, value.revoking_standby),
-        )
+    def _held_in(self, value: StreamsCurrentValue) -> tuple[Partitions, Partitions]:
+        revoking = held_tasks(value.revoking_active, value.revoking_standby)
+        return held_tasks(value.active, value.standby), revoking
 
-    def _current_row(self, member_id: str, current: MemberAssignment) -> StreamsCurrentValue:
+    def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:
         since = self._since.get(member_id, {})
         active, standby = maps_by_role(current.assigned)
         revoking_active, revoking_standby = maps_by_role(current.revoking)
@@ -135,26 +129,12 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             for part, partitions in tasks.items()
             for partition in partitions
         ]
-        return StreamsCurrentValue(
-            current.epoch,
-            current.previous_epoch,
-            current.state,
-            active,
-            standby,
-            revoking_active,
-            revoking_standby,
-            tuple(epochs),
-        )
+        return active, standby, revoking_active, revoking_standby, tuple(epochs)
 
     def _target_in(self, value: StreamsTargetOfValue) -> Partitions:
         return held_tasks(value.active, value.standby)
 
-    def _set_current(
-        self,
-        member_id: str,
-        new: MemberAssignment | None,
-        value: StreamsCurrentValue | None,
-    ) -> None:
+    def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:
         super()._set_current(member_id, new, value)
         self._since.pop(member_id, None)
         if value is not None:
@@ -190,11 +170,11 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._put(decision, RowKind.TOPOLOGY, None)
         super().erase(decision)
 
-    def view(self) -> tuple[object, ...]:
-        holders = {task: sorted(holders) for task, holders in sorted(self._holders.items())}
-        return (*super().view(), self.topology, dict(sorted(self._since.items())), holders)
-
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def is_stored(self) -> bool:  # type: ignore[override]
+        return self.topology is not None
+
     @property
     def state(self) -> str:
         return "NotReady" if self._members and not self.value.is_ready else super().state
@@ -205,25 +185,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return {name: count for name, _, count in self.value.topics}
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
-            epoch=self.value.epoch,
-            target_epoch=self.target_epoch,
-            streams_members=tuple(
-                StreamsMemberDescription(
-                    member_id,
-                    current.epoch,
-                    member,
-                    current.assigned,
-                    self._targets.get(member_id, frozenset()),
-                )
-                for member_id, member in self._members.items()
-                for current in (self._currents.get(member_id, MemberAssignment()),)
-            ),
+        return self._describe(
+            streams_members=tuple(StreamsMemberDescription(*each) for each in self._described()),
             topology=self.topology,
             partition_counts=self.counts if self.value.is_ready else {},
         )
@@ -234,12 +197,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return frozenset(name for part in self.topology.subtopologies for name in read_by(part))
 
     # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
-    def heartbeat(
-        self,
-        request: StreamsHeartbeat,
-        topics: Topics,
-        decision: Decision,
-    ) -> None:
+    def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
         refusal = self._refusal(request, owned)
         if refusal is not None:
@@ -261,7 +219,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._refresh(topics, decision, has_changed=has_changed)
         invalid = self._invalid_tasks(request)
         if invalid is not None:
-            decision.reply(refuse(request, ErrorCode.INVALID_REQUEST, invalid))
+            decision.reply(request.refused(ErrorCode.INVALID_REQUEST, invalid))
             return
         if was_empty:
             self._assigns_from_ms = decision.now_ms + self.times.delay_ms
@@ -318,20 +276,17 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             found.append(Status(StatusCode.SHUTDOWN_APPLICATION, text))
         return tuple(status for status in found if status is not None)
 
-    def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> StreamsReply | None:
-        """Return an error if the member is unknown, or has another epoch or topology than it
-        should."""
-        epoch = request.member_epoch
-        if epoch == JOIN:
+    def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> Reply | None:
+        """Return an error if the member is unknown or has a wrong epoch or topology."""
+        if request.member_epoch == JOIN:
             members_max = self._settings.members_max
             if len(self._members) >= members_max and request.member_id not in self._members:
                 text = (
                     f"The streams group has reached its maximum capacity of {members_max} members."
                 )
-                return refuse(request, ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+                return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
             return self._wrong_topology(request)
-        refusal = self._epoch_refusal(request.member_id, epoch, owned)
-        return None if refusal is None else refuse(request, *refusal)
+        return self._epoch_refusal(request, owned)
 
     def _wrong_topology(self, request: StreamsHeartbeat) -> StreamsReply | None:
         topology = request.topology
@@ -341,7 +296,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             return invalid_topology(request, topology)
         if topology.epoch >= known.epoch and topology != known:
             text = "Topology updates are not supported yet."
-            return refuse(request, ErrorCode.INVALID_REQUEST, text)
+            return request.refused(ErrorCode.INVALID_REQUEST, text)
         return None
 
     def _invalid_tasks(self, request: StreamsHeartbeat) -> str | None:
@@ -361,7 +316,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _update_member(self, request: StreamsHeartbeat, decision: Decision) -> bool:
         """Store the member's metadata. True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
-        new = merged(request, old, rebalance_ms_max=self._settings.rebalance_ms_max)
+        epoch = None if request.topology is None else request.topology.epoch
+        rebalance_ms_max = self._settings.rebalance_ms_max
+        new = request.merged_into(old or NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch)
         if new == old:
             return False
         self._put(decision, RowKind.STREAMS_MEMBER, new, request.member_id)

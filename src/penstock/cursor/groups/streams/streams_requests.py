@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.cursor.groups.assigned import JOIN, LEAVE_STATIC
+from penstock.cursor.groups.assigned import JOIN, LEAVE_STATIC, Heartbeat
 from penstock.cursor.groups.assignors import Partitions
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.groups.records import (
@@ -26,38 +26,13 @@ from penstock.cursor.groups.streams.task_assignor import (
     with_role,
 )
 from penstock.cursor.groups.streams.topology import InvalidTopology, Status, check
+from penstock.cursor.patterns.matches import Topics
 from penstock.model.limits import STREAMS_MEMBER_BYTES_MAX, STREAMS_TOPOLOGY_BYTES_MAX
 from penstock.wire.kafka.faults import ErrorCode
 
-
-class StreamsHeartbeat(msgspec.Struct, frozen=True):
-    """None means "unchanged" in every field that may be None."""
-
-    member_id: str  # made by the client
-    member_epoch: int
-    endpoint_epoch: int = -1
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_ms: int = -1
-    topology: TopologyValue | None = None
-    active: Tasks | None = None
-    standby: Tasks | None = None
-    warmup: Tasks | None = None
-    process_id: str | None = None
-    endpoint: tuple[str, int] | None = None
-    client_tags: tuple[tuple[str, str], ...] | None = None
-    has_patterns: bool = False  # sources are named by regular expressions
-    has_offsets: bool = False
-    has_end_offsets: bool = False
-    is_shutdown: bool = False  # of the whole application
-    client_id: str = ""
-    client_host: str = ""
-
-    @property
-    def owned(self) -> Partitions | None:
-        if self.active is None or self.standby is None:
-            return None
-        return with_role(ACTIVE, self.active) | with_role(STANDBY, self.standby)
+NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
+_NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
+_TOO_LARGE = f"The member's metadata exceed {STREAMS_MEMBER_BYTES_MAX:,} bytes: shorten its tags."
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -100,101 +75,76 @@ class StreamsReply(Reply, frozen=True):
         return of_role(ACTIVE, self.assigned), of_role(STANDBY, self.assigned)
 
 
-def refuse(request: StreamsHeartbeat, code: ErrorCode, message: str) -> StreamsReply:
-    return StreamsReply(code, message, request.member_epoch)
+class StreamsHeartbeat(Heartbeat, frozen=True):
+    """None means "unchanged" in every field that may be None."""
 
+    endpoint_epoch: int = -1
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int = -1
+    topology: TopologyValue | None = None
+    active: Tasks | None = None
+    standby: Tasks | None = None
+    warmup: Tasks | None = None
+    process_id: str | None = None
+    endpoint: tuple[str, int] | None = None
+    client_tags: tuple[tuple[str, str], ...] | None = None
+    has_patterns: bool = False  # sources are named by regular expressions
+    has_offsets: bool = False
+    has_end_offsets: bool = False
+    is_shutdown: bool = False  # of the whole application
+    client_id: str = ""
+    client_host: str = ""
 
-def unsupported(request: StreamsHeartbeat) -> StreamsReply | None:
-    for is_used, text in (
-        (request.instance_id is not None, "Static membership is not yet supported."),
-        (request.has_offsets, "TaskOffsets are not supported yet."),
-        (request.has_end_offsets, "TaskEndOffsets are not supported yet."),
-        (bool(request.warmup), "WarmupTasks are not supported yet."),
-        (request.has_patterns, "Regular expressions for source topics are not supported yet."),
-    ):
-        if is_used:
-            return refuse(request, ErrorCode.INVALID_REQUEST, text)
-    return None
+    @property
+    def owned(self) -> Partitions | None:
+        if self.active is None or self.standby is None:
+            return None
+        return with_role(ACTIVE, self.active) | with_role(STANDBY, self.standby)
 
+    def refused(self, code: ErrorCode, message: str) -> StreamsReply:
+        return StreamsReply(code, message, self.member_epoch)
 
-def malformed(request: StreamsHeartbeat) -> StreamsReply | None:
-    is_join = request.member_epoch == JOIN
-    owned = (request.active, request.standby, request.warmup)
-    for is_wrong, text in (
-        (not request.member_id, "MemberId can't be empty."),
-        (request.rack_id == "", "RackId can't be empty."),
-        (
-            is_join and request.rebalance_ms == -1,
-            "RebalanceTimeoutMs must be provided in first request.",
-        ),
-        (
-            is_join and (request.active is None or bool(request.active)),
-            "ActiveTasks must be empty when (re-)joining.",
-        ),
-        (
-            is_join and (request.standby is None or bool(request.standby)),
-            "StandbyTasks must be empty when (re-)joining.",
-        ),
-        (
-            is_join and (request.warmup is None or bool(request.warmup)),
-            "WarmupTasks must be empty when (re-)joining.",
-        ),
-        (is_join and request.topology is None, "Topology must be non-null when (re-)joining."),
-        (request.member_epoch == LEAVE_STATIC, "InstanceId can't be null."),
-        (
-            request.member_epoch < LEAVE_STATIC,
-            f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -2.",
-        ),
-        (
-            any(tasks is None for tasks in owned) and any(tasks is not None for tasks in owned),
-            "If one task-type is non-null, all must be non-null.",
-        ),
-        (
-            not is_join and request.topology is not None,
-            "Topology can only be provided when (re-)joining.",
-        ),
-        (
-            len(msgspec.msgpack.encode(merged(request, None))) > STREAMS_MEMBER_BYTES_MAX,
-            f"The member's metadata exceed {STREAMS_MEMBER_BYTES_MAX:,} bytes: shorten its tags.",
-        ),
-    ):
-        if is_wrong:
-            return refuse(request, ErrorCode.INVALID_REQUEST, text)
-    return None
+    def malformed(self, topics: Topics) -> Reply | None:  # noqa: ARG002 - for consumer groups
+        epoch, is_join = self.member_epoch, self.member_epoch == JOIN
+        owned = (self.active, self.standby, self.warmup)
+        active, standby, warmup = (is_join and tasks != frozenset() for tasks in owned)
+        given = sum(tasks is not None for tasks in owned)
+        size = len(msgspec.msgpack.encode(self.merged_into(NEW_MEMBER, 0)))
+        errors = {
+            "Static membership is not yet supported.": self.instance_id is not None,
+            "TaskOffsets are not supported yet.": self.has_offsets,
+            "TaskEndOffsets are not supported yet.": self.has_end_offsets,
+            "WarmupTasks are not supported yet.": bool(self.warmup),
+            "Regular expressions for source topics are not supported yet.": self.has_patterns,
+            "MemberId can't be empty.": not self.member_id,
+            "RackId can't be empty.": self.rack_id == "",
+            _NO_TIMEOUT: is_join and self.rebalance_ms == -1,
+            "ActiveTasks must be empty when (re-)joining.": active,
+            "StandbyTasks must be empty when (re-)joining.": standby,
+            "WarmupTasks must be empty when (re-)joining.": warmup,
+            "Topology must be non-null when (re-)joining.": is_join and self.topology is None,
+            "InstanceId can't be null.": epoch == LEAVE_STATIC,
+            f"MemberEpoch is {epoch}, but must be greater than or equal to -2.": epoch < -2,
+            "If one task-type is non-null, all must be non-null.": 0 < given < len(owned),
+            "Topology can only be provided when (re-)joining.": bool(self.topology) and not is_join,
+            _TOO_LARGE: size > STREAMS_MEMBER_BYTES_MAX,
+        }
+        return self.first_of(errors)
 
 
 def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> StreamsReply | None:
     if topology.epoch < 0:
         text = f"The topology epoch is {topology.epoch}, but must not be negative."
-        return refuse(request, ErrorCode.STREAMS_INVALID_TOPOLOGY_EPOCH, text)
+        return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY_EPOCH, text)
     size = len(msgspec.msgpack.encode(topology))
     if size > STREAMS_TOPOLOGY_BYTES_MAX:
         text = (
             f"The topology has {size:,} bytes, at most {STREAMS_TOPOLOGY_BYTES_MAX:,} are allowed."
         )
-        return refuse(request, ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+        return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     try:
         check(topology)
     except InvalidTopology as error:
-        return refuse(request, ErrorCode.STREAMS_INVALID_TOPOLOGY, str(error))
+        return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, str(error))
     return None
-
-
-def merged(
-    request: StreamsHeartbeat, old: StreamsMemberValue | None, *, rebalance_ms_max: int = 0
-) -> StreamsMemberValue:
-    """Return the member's metadata with the changes of a request."""
-    if old is None:
-        old = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
-    return StreamsMemberValue(
-        old.rack_id if request.rack_id is None else request.rack_id,
-        request.client_id or old.client_id,
-        request.client_host or old.client_host,
-        old.rebalance_ms
-        if request.rebalance_ms <= 0
-        else min(request.rebalance_ms, rebalance_ms_max),
-        old.topology_epoch if request.topology is None else request.topology.epoch,
-        old.process_id if request.process_id is None else request.process_id,
-        old.endpoint if request.endpoint is None else request.endpoint,
-        old.client_tags if request.client_tags is None else request.client_tags,
-    )
