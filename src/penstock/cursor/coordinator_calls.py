@@ -21,13 +21,12 @@ from penstock.cursor.groups.classic.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.groups.consumer import ConsumerHeartbeat, ConsumerReply
-from penstock.cursor.groups.decision import Reply
-from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.decision import Description, Listing, Reply
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
-from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.patterns.matches import TopicVisibility
 from penstock.cursor.transactions import TopicPartition as Place
 from penstock.cursor.transactions import TxnReply, TxnValue
 from penstock.wire.kafka.faults import ErrorCode

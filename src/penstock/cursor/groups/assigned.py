@@ -20,8 +20,7 @@ import msgspec
 
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description
+from penstock.cursor.groups.decision import Decision, Description, Reply
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
     CODEC,

@@ -9,7 +9,7 @@ The reply has the partitions that the member shall have now. No member waits for
 A member is removed if it does not give up partitions within its rebalance timeout, or sends no
 heartbeat within the session timeout.
 
-``patterns/visibility.py`` finds the topics that match a pattern; each call gets the topics as a
+``patterns/matches.py`` finds the topics that match a pattern; each call gets the topics as a
 value with an epoch.
 """
 
@@ -35,8 +35,7 @@ from penstock.cursor.groups.assignors import (
     from_map,
     to_map,
 )
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import ConsumerMemberDescription, Description
+from penstock.cursor.groups.decision import ConsumerMemberDescription, Decision, Description, Reply
 from penstock.cursor.groups.records import (
     ConsumerValue,
     CurrentValue,
@@ -46,9 +45,8 @@ from penstock.cursor.groups.records import (
     TargetValue,
 )
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
-from penstock.cursor.patterns.matches import Topics
+from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
 from penstock.cursor.patterns.pattern_syntax import InvalidPattern
-from penstock.cursor.patterns.visibility import TopicVisibility, VisibleMatches
 from penstock.wire.kafka.faults import ErrorCode
 
 _NO_TOPICS = (

@@ -25,16 +25,14 @@ from penstock.cursor.groups.classic.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.decision import Decision, Description, Listing, Reply
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply, Offsets
 from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat
 from penstock.cursor.groups.streams.streams import StreamsGroup
-from penstock.cursor.groups.streams.streams_assignment import Assignment, AssignmentInput
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
+from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
 from penstock.cursor.groups.table import Group, GroupTable
-from penstock.cursor.patterns.matches import Topics
-from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.patterns.matches import Topics, TopicVisibility
 from penstock.model.quotas import OFFSET_BYTES
 from penstock.wire.kafka.faults import ErrorCode
 

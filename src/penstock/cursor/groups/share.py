@@ -21,8 +21,7 @@ import msgspec
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assigned import JOIN, LEAVE, Heartbeat, epoch_text
 from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, ShareMemberDescription
+from penstock.cursor.groups.decision import Decision, Description, Reply, ShareMemberDescription
 from penstock.cursor.groups.records import CODEC, RowKind, ShareValue
 from penstock.cursor.groups.settings import (
     GENERATION_MAX,

@@ -7,27 +7,28 @@ opaque here: eager and cooperative consumers are served alike.
 A member with an instance id is static: it may leave and return with a new member id within its
 session timeout without a rebalance.
 
-This module has the decisions for each request, ``rebalance.py`` the phases that they start,
-``classic_state.py`` the states and data types. ``groups.py`` finds and creates groups.
+This module has the decisions for each request, ``classic_state.py`` the phases that they start.
 """
 
+import struct
 from collections.abc import Sequence
 
 import msgspec
 
 from penstock.cursor.groups.classic.classic_state import (
+    PENDING,
+    SESSION,
     JoinReply,
     JoinRequest,
     LeaveReply,
     Member,
+    Rebalance,
     State,
     SyncReply,
     SyncRequest,
     Trigger,
     shared_protocols,
-    subscribed_topics,
 )
-from penstock.cursor.groups.classic.rebalance import PENDING, SESSION, Rebalance
 from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.settings import MEMBER_PROTOCOLS_MAX, NEW_MEMBER_MS_MAX
@@ -292,3 +293,38 @@ class ClassicGroup(Rebalance):
                     return None
                 names |= topics
         return frozenset(names)
+
+
+# The beginning of a consumer's metadata, in all versions; further fields of the version follow:
+#     version i16 · count i32 · count x (length i16 · UTF-8)
+_HEAD = struct.Struct(">hi")
+_LENGTH = struct.Struct(">h")
+_LENGTH_BYTES = 2
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """Return the topic names in a consumer's metadata, the only part that a coordinator reads: to
+    reject the deletion of offsets in use, and to let the offsets of topics without subscribers
+    expire. None if this is not the metadata of a plain consumer."""
+    if len(metadata) < _HEAD.size:
+        return None
+    version, count = _HEAD.unpack_from(metadata)
+    # Every name has at least its length field: reject a larger count before looping over it.
+    if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
+        return None
+    names = set()
+    position = _HEAD.size
+    for _ in range(count):
+        if position + _LENGTH_BYTES > len(metadata):
+            return None
+        (length,) = _LENGTH.unpack_from(metadata, position)
+        position += _LENGTH_BYTES
+        name = metadata[position : position + max(length, 0)]
+        if length < 0 or len(name) < length:
+            return None
+        position += length
+        try:
+            names.add(name.decode())
+        except UnicodeDecodeError:
+            return None
+    return frozenset(names)

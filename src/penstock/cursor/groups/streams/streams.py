@@ -27,8 +27,7 @@ from penstock.cursor.groups.assigned import (
     MemberAssignment,
 )
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, StreamsMemberDescription
+from penstock.cursor.groups.decision import Decision, Description, Reply, StreamsMemberDescription
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
     RowKind,
@@ -40,11 +39,6 @@ from penstock.cursor.groups.records import (
     TopologyValue,
 )
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
-from penstock.cursor.groups.streams.streams_assignment import (
-    Assignment,
-    AssignmentInput,
-    compute_assignment,
-)
 from penstock.cursor.groups.streams.streams_requests import (
     NEW_MEMBER,
     Endpoint,
@@ -54,7 +48,10 @@ from penstock.cursor.groups.streams.streams_requests import (
 )
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
+    Assignment,
+    AssignmentInput,
     Task,
+    compute_assignment,
     held_tasks,
     maps_by_role,
 )

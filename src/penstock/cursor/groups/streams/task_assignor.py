@@ -5,7 +5,8 @@ member of a process that has its state, as active or standby task, and only then
 the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
 and the other copies. State is in a folder of the process, so any member of that process can use it.
 
-The result depends only on the arguments, not on their order.
+The result depends only on the arguments, not on their order. Input and result are immutable values:
+a thread works out the assignment of a large group while the group serves heartbeats.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.cursor.groups.assignors import Partitions, TopicPartition, from_map, to_map
-from penstock.cursor.groups.records import PartitionMap
+from penstock.cursor.groups.records import CODEC, PartitionMap, RowKind, StreamsTargetOfValue
+from penstock.cursor.rows import Row
+from penstock.model.limits import STREAMS_TASKS_AT_ONCE_MAX
 
 Task: TypeAlias = tuple[str, int]  # subtopology id, partition
 Tasks: TypeAlias = frozenset[Task]
@@ -221,3 +224,58 @@ class _Assignment:
     def _copy(self, task: Task, member_id: str, held: set[str]) -> None:
         self._add(self.standby[member_id], task, member_id)
         held.add(self._process_of[member_id])
+
+
+class AssignmentInput(msgspec.Struct, frozen=True):
+    """Everything that an assignment depends on."""
+
+    group_id: str
+    epoch: int  # of the group
+    tasks: Mapping[str, int]  # subtopology id → number of tasks
+    stateful: frozenset[str]  # ids of the subtopologies that have standby tasks
+    standbys: int
+    members: tuple[tuple[str, str, Partitions | None], ...]  # id, process, previous target
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the assignment takes too long for the event loop."""
+        before = sum(len(tasks or ()) for _, _, tasks in self.members)
+        after = sum(self.tasks.values()) * (1 + self.standbys)
+        return max(before, after) + len(self.members) > STREAMS_TASKS_AT_ONCE_MAX
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The tasks that a member shall have, and the row that states them."""
+
+    member_id: str
+    tasks: Partitions
+    row: Row
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    input: AssignmentInput
+    targets: tuple[Target, ...]  # that differ from the previous ones
+
+
+def compute_assignment(given: AssignmentInput) -> Assignment:
+    shares = assign_sticky(
+        [
+            StreamsMemberSpec(
+                member_id, process_id, of_role(ACTIVE, before or ()), of_role(STANDBY, before or ())
+            )
+            for member_id, process_id, before in given.members
+        ],
+        given.tasks,
+        stateful=given.stateful,
+        standbys=given.standbys,
+    )
+    targets = []
+    for member_id, _, before in given.members:
+        share = shares[member_id]
+        tasks = with_role(ACTIVE, share.active) | with_role(STANDBY, share.standby)
+        if tasks != before:
+            value = StreamsTargetOfValue(to_map(share.active), to_map(share.standby))
+            key = (given.group_id, member_id)
+            row = CODEC.encode(RowKind.STREAMS_TARGET_OF, key, value)
+            targets.append(Target(member_id, tasks, row))
+    return Assignment(given, tuple(targets))

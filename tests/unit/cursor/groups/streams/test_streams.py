@@ -24,11 +24,18 @@ from penstock.cursor.groups.settings import (
     GroupSettings,
 )
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
-from penstock.cursor.groups.streams import streams_assignment
+from penstock.cursor.groups.streams import task_assignor
 from penstock.cursor.groups.streams.streams import StreamsGroup
-from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
-from penstock.cursor.groups.streams.task_assignor import ACTIVE, STANDBY, Tasks, of_role, with_role
+from penstock.cursor.groups.streams.task_assignor import (
+    ACTIVE,
+    STANDBY,
+    AssignmentInput,
+    Tasks,
+    compute_assignment,
+    of_role,
+    with_role,
+)
 from penstock.cursor.groups.streams.topology import StatusCode
 from penstock.model.limits import (
     STREAMS_MEMBER_BYTES_MAX,
@@ -343,7 +350,7 @@ def test_a_wrong_epoch_is_told_before_an_unknown_group(epoch: int) -> None:
 # ── Large groups ─────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(task_assignor, "STREAMS_TASKS_AT_ONCE_MAX", 0)
 
 
 def settle(shell: Shell) -> None:
