@@ -54,6 +54,15 @@ UNREADABLE: Final = PlacementRequest(())
 log = logging.getLogger(__name__)
 
 
+async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event, at most so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
 class Times(msgspec.Struct, frozen=True):
     """Delays and intervals of the manager."""
 
@@ -173,11 +182,7 @@ class ActiveManager:
         if self.state.is_plan_old and self._planning is None:
             at_ms = min(at_ms, self._next_plan_ms())
         seconds = max(0, at_ms - self._clock.mono_ms()) / 1_000
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_for(self._wake, seconds)
         if self._clock.mono_ms() >= self._round_at_ms:
             self._go_round()
 

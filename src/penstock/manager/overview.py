@@ -1,5 +1,5 @@
 """A summary of a cluster: counts, and the names of affected partitions. Pure; computed from a
-manager's state or from one read of the store (``state_reader.py``)."""
+manager's state or from one read of the store (``cluster_state.py``)."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -9,7 +9,7 @@ from tests.unit.manager.cluster import topic
 from penstock.manager import moving
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, wanted
-from penstock.manager.reassigning import (
+from penstock.manager.operator_requests import (
     Reassignment,
     Refused,
     cancelled,
