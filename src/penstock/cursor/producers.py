@@ -18,6 +18,7 @@ from collections.abc import Collection
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
 from penstock.cursor.rows import framed, unframed
 from penstock.model.ports import ProducerSeen
@@ -106,7 +107,7 @@ class Producers:
         self._open: dict[int, int] = {}  # first offset → producer; ascending, as appended
         self._ended: deque[tuple[int, int]] = deque()  # (first, marker) above the high watermark
         self._aborted: list[Aborted] = []  # by marker
-        self._next_offset = 0
+        self.next_offset = 0  # from which a scan must continue
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -156,11 +157,9 @@ class Producers:
         """Return NONE or why a marker is rejected. Repeated markers are accepted: a coordinator
         that does not know whether it wrote a marker writes it again. Older epochs are rejected."""
         producer = self._producers.get(producer_id)
-        if producer is None:
-            return ErrorCode.NONE
-        if producer_epoch < producer.epoch:
+        if producer is not None and producer_epoch < producer.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
-        if coordinator_epoch < producer.coordinator_epoch:
+        if producer is not None and coordinator_epoch < producer.coordinator_epoch:
             return ErrorCode.TRANSACTION_COORDINATOR_FENCED
         return ErrorCode.NONE
 
@@ -195,8 +194,8 @@ class Producers:
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
         """Apply a batch of the log. ``at_ms``: wall clock of the append, or of the scan if that is
         unknown."""
-        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
-        self._next_offset = header.next_offset
+        assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
+        self.next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
             return
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
@@ -215,8 +214,8 @@ class Producers:
     ) -> None:
         """Apply a transaction marker of the log."""
         assert header.is_control, "a marker must be a control batch"
-        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
-        self._next_offset = header.next_offset
+        assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
+        self.next_offset = header.next_offset
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
         producer.raise_epoch(header.producer_epoch)
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
@@ -239,16 +238,11 @@ class Producers:
         if producer is None:
             producer = _Producer(epoch)
             if len(self._producers) >= self._producers_max:
-                self._evict()
+                silent = (i for i, each in self._producers.items() if not each.is_open)
+                self._producers.pop(next(silent, NO_PRODUCER), None)
         producer.seen_at_ms = max(producer.seen_at_ms, at_ms)
         self._producers[producer_id] = producer
         return producer
-
-    def _evict(self) -> None:
-        for producer_id, producer in self._producers.items():
-            if not producer.is_open:
-                del self._producers[producer_id]
-                return
 
     # ── Isolation ────────────────────────────────────────────────────────────────────────────
     def last_stable_offset(self, high_watermark: int) -> int:
@@ -281,11 +275,7 @@ class Producers:
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
         """Forget aborted transactions that have no record in the log any more, given as producer,
         first offset and marker. Their remaining batches and markers have no records to hide."""
-        self._aborted = [
-            each
-            for each in self._aborted
-            if (each.producer_id, each.first_offset, each.last_offset) not in gone
-        ]
+        self._aborted = [each for each in self._aborted if astuple(each)[:3] not in gone]
 
     def expire(self, *, wall_ms: int) -> int:
         """Forget producers silent for a day; return how many. A producer with an open transaction
@@ -302,40 +292,22 @@ class Producers:
         return len(old)
 
     # ── Snapshot ─────────────────────────────────────────────────────────────────────────────
-    @property
-    def next_offset(self) -> int:
-        """Offset from which a scan must continue."""
-        return self._next_offset
-
     def snapshot(self, *, wall_ms: int) -> bytes:
         """Encode the state. A snapshot only makes the next start faster: it may be deleted."""
-        rows = [
-            (
-                producer_id,
-                p.epoch,
-                list(p.batches),
-                max(0, wall_ms - p.seen_at_ms),
-                p.first_offset,
-                p.coordinator_epoch,
-            )
-            for producer_id, p in self._producers.items()
-        ]
-        value = _Snapshot(self._next_offset, rows, list(self._ended), self._aborted)
+        rows = []
+        for producer_id, p in self._producers.items():
+            age_ms = max(0, wall_ms - p.seen_at_ms)
+            known = (list(p.batches), age_ms, p.first_offset, p.coordinator_epoch)
+            rows.append((producer_id, p.epoch, *known))
+        value = _Snapshot(self.next_offset, rows, list(self._ended), self._aborted)
         return framed(_MAGIC, value)
 
     @classmethod
-    def restore(
-        cls,
-        data: bytes,
-        *,
-        wall_ms: int,
-        producers_max: int = PRODUCERS_MAX,
-        aborted_max: int = ABORTED_MAX,
-    ) -> "Producers":
+    def restore(cls, data: bytes, *, wall_ms: int, **limits: int) -> "Producers":
         """Decode a snapshot. Raises Damaged unless ``snapshot`` made these bytes."""
         value = unframed(data, _MAGIC, _decoder, "producer snapshot")
-        self = cls(producers_max=producers_max, aborted_max=aborted_max)
-        self._next_offset = value.next_offset
+        self = cls(**limits)
+        self.next_offset = value.next_offset
         self._ended.extend(value.ended)
         self._aborted = value.aborted
         for producer_id, epoch, batches, age_ms, first_offset, coordinator_epoch in value.producers:

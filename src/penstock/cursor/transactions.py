@@ -18,8 +18,8 @@ of the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE f
 """
 
 from collections.abc import Iterable
-from enum import Enum, IntEnum, auto
-from typing import TypeAlias
+from enum import IntEnum
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,33 +50,18 @@ class TxnState(IntEnum):
     COMPLETE_ABORT = 5
 
 
-class _Trigger(Enum):
-    ADD = auto()
-    COMMIT = auto()
-    ABORT = auto()
-    MARKED = auto()
-    INIT = auto()
-
-
-_S, _T = TxnState, _Trigger
-TRANSITIONS: dict[tuple[TxnState, _Trigger], TxnState] = {
-    (_S.EMPTY, _T.ADD): _S.ONGOING,
-    (_S.ONGOING, _T.ADD): _S.ONGOING,
-    (_S.COMPLETE_COMMIT, _T.ADD): _S.ONGOING,
-    (_S.COMPLETE_ABORT, _T.ADD): _S.ONGOING,
-    (_S.ONGOING, _T.COMMIT): _S.PREPARE_COMMIT,
-    (_S.ONGOING, _T.ABORT): _S.PREPARE_ABORT,
+_S = TxnState
+_PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
+_IDLE = (_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
+BEFORE: dict[TxnState, tuple[TxnState, ...]] = {  # the states that each state may follow
+    _S.EMPTY: _IDLE,
+    _S.ONGOING: (*_IDLE, _S.ONGOING),
+    _S.PREPARE_COMMIT: (_S.ONGOING,),
     # A version 2 client may abort without a transaction, to get a new epoch.
-    (_S.EMPTY, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.COMPLETE_COMMIT, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.COMPLETE_ABORT, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.PREPARE_COMMIT, _T.MARKED): _S.COMPLETE_COMMIT,
-    (_S.PREPARE_ABORT, _T.MARKED): _S.COMPLETE_ABORT,
-    (_S.EMPTY, _T.INIT): _S.EMPTY,
-    (_S.COMPLETE_COMMIT, _T.INIT): _S.EMPTY,
-    (_S.COMPLETE_ABORT, _T.INIT): _S.EMPTY,
+    _S.PREPARE_ABORT: (*_IDLE, _S.ONGOING),
+    _S.COMPLETE_COMMIT: (_S.PREPARE_COMMIT,),
+    _S.COMPLETE_ABORT: (_S.PREPARE_ABORT,),
 }
-_PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 
 class TxnValue(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +78,10 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     last_epoch: int = NO_EPOCH
     # The producer id to use after the markers of the last epoch are written.
     next_producer_id: int = NO_PRODUCER
+
+    def moved(self, state: TxnState, wall_ms: int, **changes: Any) -> "TxnValue":
+        assert self.state in BEFORE[state], f"{self.state!r} must not become {state!r}"
+        return msgspec.structs.replace(self, state=state, changed_at_ms=wall_ms, **changes)
 
 
 _TXN = 1  # the only kind of row
@@ -223,29 +212,22 @@ class Transactions:
             return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
         if is_repeat and txn.epoch < EPOCH_MAX:
             return self._outcome(TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch))
-        next_id, next_epoch = _raised(txn, fresh_producer_id)
-        value = TxnValue(
-            next_id,
-            next_epoch,
-            timeout_ms,
-            TRANSITIONS[txn.state, _Trigger.INIT],
-            wall_ms,
-            last_producer_id=txn.producer_id if has_given else NO_PRODUCER,
-            last_epoch=txn.epoch if has_given else NO_EPOCH,
-        )
+        assert txn.state in BEFORE[TxnState.EMPTY]
+        last = (txn.producer_id, txn.epoch) if has_given else (NO_PRODUCER, NO_EPOCH)
+        raised = _raised(txn, fresh_producer_id)
+        value = TxnValue(*raised, timeout_ms, TxnState.EMPTY, wall_ms, -1, (), *last)
         self._put(transactional_id, value)
-        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
+        return self._outcome(TxnReply(ErrorCode.NONE, *raised))
 
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
         """Abort on behalf of the coordinator, with an epoch that no client has. ``is_own``:
         requested by the producer, which may then continue with that epoch."""
-        value = msgspec.structs.replace(
-            txn,
+        value = txn.moved(
+            TxnState.PREPARE_ABORT,
+            wall_ms,
             epoch=min(txn.epoch + 1, EPOCH_MAX),
-            state=TRANSITIONS[txn.state, _Trigger.ABORT],
-            changed_at_ms=wall_ms,
             last_producer_id=txn.producer_id if is_own else NO_PRODUCER,
             last_epoch=txn.epoch if is_own else NO_EPOCH,
         )
@@ -278,10 +260,9 @@ class Transactions:
             return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if wanted == known:
             return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
-        value = msgspec.structs.replace(
-            txn,
-            state=TRANSITIONS[txn.state, _Trigger.ADD],
-            changed_at_ms=wall_ms,
+        value = txn.moved(
+            TxnState.ONGOING,
+            wall_ms,
             started_at_ms=txn.started_at_ms if is_ongoing else wall_ms,
             partitions=tuple(sorted(wanted)),
             last_producer_id=NO_PRODUCER,
@@ -351,27 +332,12 @@ class Transactions:
                 return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
             if is_commit:
                 return self._outcome(ErrorCode.INVALID_TXN_STATE)
-        return self._prepare(
-            transactional_id, txn, is_commit, raises_epoch, fresh_producer_id, wall_ms
+        value = txn.moved(
+            TxnState.PREPARE_COMMIT if is_commit else TxnState.PREPARE_ABORT,
+            wall_ms,
+            partitions=txn.partitions if txn.state is TxnState.ONGOING else (),
         )
-
-    def _prepare(
-        self,
-        transactional_id: str,
-        txn: TxnValue,
-        is_commit: bool,
-        raises_epoch: bool,
-        fresh_producer_id: int,
-        wall_ms: int,
-    ) -> TxnOutcome:
-        is_ongoing = txn.state is TxnState.ONGOING
-        value = msgspec.structs.replace(
-            txn,
-            state=TRANSITIONS[txn.state, _Trigger.COMMIT if is_commit else _Trigger.ABORT],
-            changed_at_ms=wall_ms,
-            partitions=txn.partitions if is_ongoing else (),
-        )
-        reply = TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
+        next_id, next_epoch = txn.producer_id, txn.epoch
         if raises_epoch:
             next_id, next_epoch = _raised(txn, fresh_producer_id)
             value = msgspec.structs.replace(
@@ -381,11 +347,10 @@ class Transactions:
                 last_epoch=txn.epoch,
                 next_producer_id=next_id if next_id != txn.producer_id else NO_PRODUCER,
             )
-            reply = TxnReply(ErrorCode.NONE, next_id, next_epoch)
         self._deadlines.drop(transactional_id)
         self._put(transactional_id, value)
         self._send_markers(transactional_id, wall_ms)
-        return self._outcome(reply)
+        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
 
     # ── Markers ──────────────────────────────────────────────────────────────────────────────
     def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
@@ -395,17 +360,11 @@ class Transactions:
             self._complete(transactional_id, txn, wall_ms)
             return
         self._unmarked[transactional_id] = set(txn.partitions)
-        self._markers.extend(self._marker(transactional_id, txn, p) for p in txn.partitions)
-
-    def _marker(self, transactional_id: str, txn: TxnValue, partition: TopicPartition) -> Marker:
-        return Marker(
-            transactional_id,
-            *partition,
-            txn.producer_id,
-            txn.epoch,
-            txn.state is TxnState.PREPARE_COMMIT,
-            self._coordinator_epoch,
-        )
+        is_commit = txn.state is TxnState.PREPARE_COMMIT
+        producer, coordinator = (txn.producer_id, txn.epoch), self._coordinator_epoch
+        self._markers += [
+            Marker(transactional_id, *p, *producer, is_commit, coordinator) for p in txn.partitions
+        ]
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
         """Note that a marker is committed in its partition. Repeated confirmations, and those for a
@@ -423,13 +382,13 @@ class Transactions:
 
     def _complete(self, transactional_id: str, txn: TxnValue, wall_ms: int) -> None:
         has_next = txn.next_producer_id != NO_PRODUCER
-        value = msgspec.structs.replace(
-            txn,
+        is_commit = txn.state is TxnState.PREPARE_COMMIT
+        value = txn.moved(
+            TxnState.COMPLETE_COMMIT if is_commit else TxnState.COMPLETE_ABORT,
+            wall_ms,
             producer_id=txn.next_producer_id if has_next else txn.producer_id,
             epoch=0 if has_next else txn.epoch,
             next_producer_id=NO_PRODUCER,
-            state=TRANSITIONS[txn.state, _Trigger.MARKED],
-            changed_at_ms=wall_ms,
             started_at_ms=-1,
             partitions=(),
         )
@@ -446,12 +405,10 @@ class Transactions:
         """Forget ids that were idle for a week. For a periodic job."""
         bound_ms = wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
-            is_busy = txn.state is TxnState.ONGOING or txn.state in _PREPARED
-            if not is_busy and txn.changed_at_ms < bound_ms:
+            if txn.state in _IDLE and txn.changed_at_ms < bound_ms:
                 self._put(transactional_id, None)
         return self._outcome(TxnReply())
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def describe(self, transactional_id: str) -> TxnValue | None:
         return self._txns.get(transactional_id)
 
@@ -475,7 +432,5 @@ def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
     return TxnReply(ErrorCode.INVALID_TXN_STATE)
 
 
-def _is_last(txn: TxnValue, producer_id: int, producer_epoch: int) -> bool:
-    if txn.last_producer_id == NO_PRODUCER:
-        return False
-    return (producer_id, producer_epoch) == (txn.last_producer_id, txn.last_epoch)
+def _is_last(txn: TxnValue, *producer: int) -> bool:
+    return producer == (txn.last_producer_id, txn.last_epoch) and producer[0] != NO_PRODUCER
