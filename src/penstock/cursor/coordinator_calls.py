@@ -56,8 +56,7 @@ class GroupCoordinators(Coordinators, Protocol):
 
     @property
     def has_stored_configs(self) -> bool:
-        """Whether configs are in the metadata store. If not, only those that older versions know
-        can be set (``CONFIGS_OF_ROWS``)."""
+        """If not, only configs that older versions know can be set (``CONFIGS_OF_ROWS``)."""
         ...
 
 
@@ -69,8 +68,7 @@ class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
 
 
 class Join(GroupCall[JoinReply], frozen=True):
-    """Wait for the members of the next generation. After a cancelled call the member stays until
-    its session timeout."""
+    """After a cancelled call the member stays until its session timeout."""
 
     request: JoinRequest
 
@@ -108,8 +106,7 @@ class BeatStreams(GroupCall[StreamsReply], frozen=True):
 
 
 class MakeShareGroup(GroupCall[Reply], frozen=True):
-    """Create a share group without members, if it does not exist. Returns GROUP_ID_NOT_FOUND if
-    there is a group of another kind."""
+    """Returns GROUP_ID_NOT_FOUND if there is a group of another kind."""
 
 
 class ReadConfigs(GroupCall[tuple[ErrorCode, Mapping[str, str]]], frozen=True):
@@ -129,8 +126,7 @@ class Commit(GroupCall[CommitReply], frozen=True):
 
 
 class CommitInTransaction(GroupCall[CommitReply], frozen=True):
-    """Commit offsets that become visible when the transaction ends. The caller has checked that the
-    group is part of the transaction."""
+    """The caller has checked that the group is part of the transaction."""
 
     request: CommitRequest
     producer_id: int
@@ -201,8 +197,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Return whether the partition is in the open transaction. NONE is valid until the caller's
-    next await."""
+    """Whether it is in the open transaction: NONE is valid until the next await."""
 
     partition: Place
 

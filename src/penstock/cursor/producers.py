@@ -164,8 +164,7 @@ class Producers:
         return ErrorCode.NONE
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return whether this transaction has a batch here: then its coordinator has confirmed that
-        the partition belongs to it."""
+        """Return whether this transaction has a batch here: then it was verified before."""
         producer = self._producers.get(producer_id)
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
@@ -192,8 +191,7 @@ class Producers:
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
-        """Apply a batch of the log. ``at_ms``: wall clock of the append, or of the scan if that is
-        unknown."""
+        """``at_ms``: wall clock of the append, or of the scan if that is unknown."""
         assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
         self.next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
@@ -255,8 +253,7 @@ class Producers:
         return min(first_open, first_ended, high_watermark)
 
     def aborted_between(self, start: int, end: int) -> list[Aborted]:
-        """Return the aborted transactions that overlap offsets from ``start`` up to, not including,
-        ``end``, ordered by first offset."""
+        """Return aborted transactions that overlap [start, end), by first offset."""
         found = []
         at = bisect_left(self._aborted, start, key=lambda aborted: aborted.last_offset)
         for aborted in self._aborted[at:]:

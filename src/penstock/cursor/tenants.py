@@ -73,8 +73,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may hold here. ``bound``: limit of this partition for all
-        tenants together."""
+        """``bound``: limit of this partition for all tenants together."""
         most = self._node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT

@@ -89,8 +89,7 @@ CODEC = RowCodec({_TXN: (tuple[str], TxnValue)})
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """A marker for one partition. The broker calls ``marked`` when the marker is committed there,
-    or when the partition no longer exists."""
+    """The broker calls ``marked`` when it is committed, or the partition is gone."""
 
     transactional_id: str
     topic_id: str
@@ -222,8 +221,7 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
-        """Abort on behalf of the coordinator, with an epoch that no client has. ``is_own``:
-        requested by the producer, which may then continue with that epoch."""
+        """Abort with a new epoch, with which the producer may go on if it ``is_own`` request."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,
             wall_ms,
@@ -316,8 +314,7 @@ class Transactions:
         fresh_producer_id: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """Commit or abort. ``raises_epoch``: a client of transaction version 2 (EndTxn v5), which
-        continues with the id and epoch of the reply."""
+        """``raises_epoch``: EndTxn v5; the client continues with the id and epoch of the reply."""
         txn = self._txns.get(transactional_id)
         if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
             return self._outcome(_ended_before(txn, is_commit))
@@ -367,8 +364,7 @@ class Transactions:
         ]
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
-        """Note that a marker is committed in its partition. Repeated confirmations, and those for a
-        transaction that has ended, change nothing."""
+        """Note that a marker is committed. Repeated or late confirmations change nothing."""
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)

@@ -388,8 +388,7 @@ class ActiveManager:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> moving.Situation:
-        """Collect the situation in parts: for a million partitions this takes longer than the lease
-        of this node, which the same loop renews."""
+        """In parts: a million partitions take longer than the lease of this node."""
         state = self.state
         partitions: dict[PartitionKey, Placed] = {}
         keys = list(state.rows)

@@ -57,8 +57,7 @@ class DecisionKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """A change, and its conditions: the row's version, the registrations in ``change``, and, if it
-    matters, the version of the placement request."""
+    """A change, and its conditions: the versions, and the registrations in ``change``."""
 
     key: PartitionKey
     kind: DecisionKind
@@ -183,8 +182,7 @@ def _leader(
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader, if possible one that is not about to stop. If the partition moves, prefer
-    its future leader, or at least a replica that stays."""
+    """Prefer nodes that stay, and of a moving partition its future leader or replicas."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:

@@ -248,12 +248,10 @@ def _node(value: bytes) -> int:
 
 
 async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: int) -> None:
-    """Raise the feature level to the one that an operator requested, once every node is certain to
-    support it. Once the request is in the store, nodes that do not support the level cannot
-    register (``membership/cluster_level.py``), so one check of the registered nodes is enough. If
-    one of them does not, although the operator's command checks that first, the request is removed.
-    Levels never go down. ``manager_created``: the revision in which the manager's entry was
-    created."""
+    """Raise the feature level to the one that an operator requested. Once the request is in the
+    store, nodes that do not support it cannot register (``membership/cluster_level.py``), so one
+    check of the registered nodes is enough. If one of them does not, the request is removed. Levels
+    never go down. ``manager_created``: the revision in which the manager's entry was created."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:

@@ -139,8 +139,7 @@ async def undrain(store: Store, node: int) -> None:
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
-    """Request that a partition be on these nodes, led by the first. The request ends when it is
-    done. Raises NotFound, InvalidRequest."""
+    """Request that a partition be on these nodes. Raises NotFound, InvalidRequest."""
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
@@ -173,8 +172,7 @@ def _requested(entry: Entry, view: View) -> PlacementRequest:
 
 
 async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move: the partition returns to its original replicas, which are returned. Raises
-    NotFound if it is not moving."""
+    """End a move; return the original replicas. Raises NotFound if it is not moving."""
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
@@ -201,10 +199,9 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
 async def create(
     store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
 ) -> None:
-    """Create partitions on given nodes, before their topic is created or grown: the manager then
-    creates only missing partitions. A partition that exists already, because an earlier request
-    failed half-way, is accepted if it is on these nodes. Raises InvalidRequest for a node that is
-    not alive, and Conflict."""
+    """Create partitions on given nodes before their topic is created or grown. One that exists
+    there already, because an earlier request failed half-way, is accepted. Raises InvalidRequest
+    for a node that is not alive, and Conflict."""
     nodes, incarnations = await read_nodes(store)
     for node in sorted({node for replicas in places.values() for node in replicas}):
         if node not in nodes:
@@ -274,8 +271,7 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 
 
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
-    """Elect the first replica wherever it can lead, of all partitions or of these. Returns the
-    number of leaders changed."""
+    """Elect the first replica wherever it can lead. Returns the number of leaders changed."""
     state = await read_cluster_state(store)
     chosen = [
         decision

@@ -68,8 +68,7 @@ class Loads:
             _decrease(self.seconds, (replicas[0], replicas[1]))
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that should lead one more partition of a topic: the one that leads the
-        fewest of the topic, and among equals the one with the least load."""
+        """Return the node that leads the fewest of the topic, then the least loaded."""
         return min(
             nodes,
             key=lambda node: (
@@ -144,8 +143,7 @@ def _least(
     *,
     has: frozenset[int] = frozenset(),
 ) -> int:
-    """Return the best host to join the others: fewest in its rack, then one that already has the
-    partition, then the least load, then the first."""
+    """Return the best host: fewest in its rack, then one that has the partition, then load."""
     return min(
         (host.node for host in hosts if host.node not in others),
         key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
@@ -332,8 +330,7 @@ class _Plan:
             steps += 1
 
     def _even_one(self) -> bool:
-        """Move one replica from the fullest node to the emptiest; if none can move, between other
-        nodes whose loads differ by more than one."""
+        """Move one replica from the fullest node to the emptiest, or between other nodes."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -346,8 +343,8 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Return a partition that can move, if possible one that the giving node does not lead, so
-        that no leader changes; otherwise one of the topic that it leads more of than ``taking``."""
+        """Prefer a partition that the giving node does not lead, then one of the topic that it
+        leads more."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:
@@ -367,8 +364,7 @@ class _Plan:
     # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 
     def even_leaders(self) -> None:
-        """Balance leaders: change leaders along a chain of nodes, from a node that leads too many
-        partitions to one that leads too few. A direct exchange is not always possible."""
+        """Change leaders along a chain of nodes: a direct exchange is not always possible."""
         # Partitions that the first node leads and of which the second has a replica.
         shared: dict[int, dict[int, dict[PartitionKey, None]]] = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)

@@ -253,8 +253,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self._deadlines.drop((REVOKE, member_id))
 
     def erase(self, decision: Decision) -> None:
-        """Delete all rows: the group is deleted or becomes a classic group. The row of the group
-        is the last one deleted."""
+        """Delete all rows, that of the group last."""
         for member_id in list(self._members):
             self._forget(decision, member_id)
         self._put(decision, self._kinds.target, None)
@@ -329,8 +328,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        """Move the member one step towards the target, and set its timers. ``before``: its
-        assignment at the last heartbeat."""
+        """Move one step towards the target. ``before``: assignment at the last heartbeat."""
         current = next_assignment(
             self._currents.get(member_id, MemberAssignment()),
             self._targets.get(member_id, frozenset()),
@@ -352,8 +350,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return at_ms is None or now_ms >= at_ms + self.times.assignment_ms
 
     def tick(self, decision: Decision) -> None:
-        """Remove members whose session or revocation timed out. The next heartbeat reassigns their
-        partitions."""
+        """Remove members that timed out. The next heartbeat reassigns their partitions."""
         while (name := self._deadlines.pop_due(decision.now_ms)) is not None:
             self._remove(name[1], decision)
 
@@ -374,8 +371,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
-        """Check a commit. The code for a wrong epoch differs between plain and transactional
-        commits."""
         if not (request.knows_epochs or is_transactional or self.is_empty):
             return self._without_epochs
         if request.generation < 0 and self.is_empty:

@@ -271,8 +271,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Add a member that joins: for the first time, again, or in the place of a static member
-        that is away. True if the group's epoch must rise."""
+        """Add a member: new, again, or for a static member. True if the epoch must rise."""
         member_id = request.member_id
         old_id = self._static.get(request.instance_id or "", member_id)
         if old_id not in self._members:

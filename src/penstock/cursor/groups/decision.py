@@ -35,8 +35,7 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision:
-    """One decision: its time and, if a request caused it, the request's ticket. The coordinator
-    adds replies and rows."""
+    """The coordinator adds replies and rows. ``ticket``: of the request that caused it."""
 
     __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
 

@@ -82,8 +82,6 @@ class Groups(GroupTable):
     def leave(
         self, group_id: str, leavers: Sequence[tuple[str, str | None]], decision: Decision
     ) -> None:
-        """Remove members, given as (member id, instance id). Versions below 3 have one member,
-        whose code becomes the code of the reply."""
         group, classic = self._classic(group_id)
         if classic is None:
             results = tuple((m, i, ErrorCode.UNKNOWN_MEMBER_ID) for m, i in leavers)
@@ -152,8 +150,7 @@ class Groups(GroupTable):
         return members.due_patterns(request, topics, visibility)
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the assignment that a large streams group waits for. The caller computes it and
-        passes the result to ``take_assignment``."""
+        """Return the input of a large assignment; the result goes to ``take_assignment``."""
         group = self._groups.get(group_id)
         members = None if group is None else group.members
         return members.pending if isinstance(members, StreamsGroup) else None
@@ -165,8 +162,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def make_share(self, group_id: str, decision: Decision) -> None:
-        """Create a share group without members, unless it exists. GROUP_ID_NOT_FOUND if a group of
-        another kind has the name."""
+        """GROUP_ID_NOT_FOUND if a group of another kind has the name."""
         group, share, code = self._find(group_id, ShareGroup, is_join=True)
         if group is not None and share is not None and not share.epoch:
             share.begin(decision)
@@ -183,8 +179,7 @@ class Groups(GroupTable):
         *,
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """Commit offsets. ``producer``: id and epoch, for a commit in a transaction; the broker has
-        checked that the group is part of it."""
+        """``producer``: id and epoch, for a commit in a transaction of which the group is part."""
         group, code = self._find_or_create(group_id, may_create=request.generation < 0)
         if group is not None:
             code = self._commit_refusal(group, request, decision, producer)
@@ -341,8 +336,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """Drop expired offsets, and empty groups without any left. For a periodic job.
-        ``topic_ids``: group id and a topic's name → the topic's id for that group."""
+        """For a periodic job. ``topic_ids``: group id, topic's name → topic's id for that group."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):

@@ -32,8 +32,7 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """``generation``: of a classic group, or the member's epoch in a consumer group; -1 for a
-    consumer that is not a member."""
+    """``generation``: or the member's epoch; -1 for a consumer that is not a member."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
@@ -153,8 +152,7 @@ class Offsets:
         bytes_max: int = NO_LIMIT,
         producer: tuple[int, int] | None = None,
     ) -> CommitReply:
-        """Commit offsets. ``bytes_max``: how much more the group's tenant may store. ``producer``:
-        id and epoch, for a commit inside a transaction."""
+        """``bytes_max``: how much more the tenant may store. ``producer``: id and epoch."""
         results = []
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
@@ -254,8 +252,7 @@ class Offsets:
     def expire(
         self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """Drop offsets committed before ``older_than_ms``. ``topics_kept``: ids of topics that
-        members still subscribe to."""
+        """``topics_kept``: ids of topics that members still subscribe to."""
         for partition, value in list(self._committed.items()):
             if (
                 value.committed_at_ms < older_than_ms
@@ -276,11 +273,9 @@ def _size_of(value: OffsetValue | None) -> int:
 
 
 class Fences:
-    """The epoch of the last marker of each producer that has committed offsets in a transaction.
-
-    A commit that arrives after the marker of its transaction would wait for ever for another
-    marker. The remembered epoch lets the coordinator reject that commit (if epochs rise with each
-    transaction, as they do for current clients)."""
+    """The epoch of the last marker of each producer that has committed offsets in a transaction: a
+    commit after the marker of its transaction would wait for ever for another marker, so it is
+    rejected (if epochs rise with each transaction, as they do for current clients)."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first

@@ -137,8 +137,7 @@ class GroupTable:
 
     # ── Configs ──────────────────────────────────────────────────────────────────────────────
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return the configs of a group, even if there is no such group. The metadata store
-        overrides a row that was not moved there yet."""
+        """Return a group's configs. The metadata store overrides a row not moved there yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)

@@ -48,8 +48,7 @@ class DedupTable:
         return offset, message_id
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
-        """Raise Throttled if ``count`` more keys do not fit. Call it before an append: each message
-        in the log must be remembered."""
+        """Raise Throttled if ``count`` more keys do not fit. Call it before an append."""
         self._forget(wall_ms)
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
@@ -59,8 +58,7 @@ class DedupTable:
             )
 
     def remember(self, key: bytes, offset: int, message_id: bytes, appended_at_ms: int) -> None:
-        """Remember a message, unless the key has an earlier one whose window is open. Raises
-        Throttled if the table is full."""
+        """Remember the first message with a key. Raises Throttled if the table is full."""
         self._forget(appended_at_ms)
         if key in self._found:
             return

@@ -124,8 +124,7 @@ class FifoCursor(LeaseCursor):
         return True
 
     def _pass_to(self, selection: Selection, last: int) -> int:
-        """Move the head after ``last``: picked records become entries, records in between become
-        skipped entries. Returns the new head."""
+        """Move the head after ``last``: records in between become skipped entries."""
         window = self._window
         picked = {offset for offset, record in selection.picked if record is not None}
         while window and window[0].offset <= last:

@@ -112,8 +112,7 @@ class LeaseState:
                 )
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
-        """Replay the event at ``offset`` of the log, which was written ``elapsed_ms`` ago. A lease
-        gets the rest of its time, counted from now."""
+        """Replay an event written ``elapsed_ms`` ago. A lease gets the rest of its time."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease event must come after its records"
             self._add_restored(event)
@@ -176,8 +175,7 @@ class LeaseState:
         heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Add entries for the records that this lease is the first to examine. A live decision adds
-        them itself, with contents."""
+        """Add entries for the records that this lease is the first to examine."""
         table = self._table
         head = self._head
         fresh = [o for o in event.offsets if o >= head and o not in table]
@@ -301,8 +299,7 @@ class LeaseState:
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
-        """Drop stale deadlines, of acked and extended leases, before they are more than half of the
-        heap, so that the cost per lease stays constant."""
+        """Drop stale deadlines before they are more than half of the heap."""
         timed = (LEASED, DELAYED)
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)

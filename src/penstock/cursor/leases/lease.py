@@ -229,9 +229,8 @@ class LeaseCursor(LeaseState):
         return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
 
     def _is_lost_lease(self, offset: int) -> bool:
-        """Return whether the claim is for a record that no lease has reached: a crash lost the
-        event of its lease. The ack must still count, or the record is delivered again. (FIFO queues
-        reject the ack instead, because it could break the group's order.)"""
+        """Return whether a crash lost the event of the record's lease. The ack must still count, or
+        the record is delivered again. (On FIFO queues it could break the group's order.)"""
         return self._head <= offset < self._next_offset and offset not in self._acked_ahead
 
     def extend(
@@ -272,8 +271,7 @@ class LeaseCursor(LeaseState):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """Start, or start again, at an offset with ``backlog`` messages from there to the log's
-        end. Leases, attempts and acks are forgotten."""
+        """``backlog``: messages from there on. Leases, attempts and acks are forgotten."""
         event = StartEvent(offset, backlog)
         self._apply_start(event)
         return Outcome(None, (event,))
@@ -286,8 +284,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``, as retention dropped the segments; ``passed`` of
-        their messages were at or after the head."""
+        """``passed``: dropped messages that were at or after the head."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self._head or passed == 0, "messages passed but the head did not move"
@@ -343,8 +340,7 @@ class LeaseCursor(LeaseState):
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:
-        """Return the earliest time at which a lease or a delay ends; only calls can make records
-        available earlier."""
+        """Return when a lease or a delay ends; only calls make records available earlier."""
         deadlines = self._deadlines
         while deadlines:
             until_ms, offset = deadlines[0]

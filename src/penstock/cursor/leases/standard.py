@@ -58,8 +58,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Lease only records below ``offset`` within the block, without requests for a feed. Parked
-        records of noisy groups are not held back."""
+        """Lease only records below ``offset``. Parked records are not held back."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
         ready = self._ready
@@ -77,8 +76,7 @@ class StandardCursor(LeaseCursor):
 
     # ── Without noisy groups ─────────────────────────────────────────────────────────────────
     def _take_again(self, selection: Selection) -> bool:
-        """Take records that were leased or skipped before. Returns True if it stopped at a bound,
-        not for lack of records."""
+        """Take records that were leased or skipped before. True if it stopped at a bound."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -179,8 +177,7 @@ class StandardCursor(LeaseCursor):
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a group that is not noisy, parked or
-        not. Offsets of noisy groups found before it are parked."""
+        """Remove and return the lowest available offset of a quiet group; park noisy ones."""
         ready = self._ready
         fair = self._fair
         while ready:

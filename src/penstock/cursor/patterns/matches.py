@@ -185,8 +185,7 @@ class VisibleMatches:
     def is_due(
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
-        """Return whether ``update`` will check for every topic whether the member may see it, or
-        forget what it may see."""
+        """Return whether ``update`` will check every topic, or forget what it may see."""
         before = self._found.get(member_id)
         if visibility is None or not regex:
             return before is not None

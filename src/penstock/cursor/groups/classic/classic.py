@@ -234,8 +234,7 @@ class ClassicGroup(Rebalance):
         leavers: Sequence[tuple[str, str | None]],
         decision: Decision,
     ) -> None:
-        """Remove members, given as (member id, instance id). With an instance id the member id may
-        be empty: an operator removes a static member whose member id only the group knows."""
+        """An operator removes a static member by its instance id, with an empty member id."""
         results = []
         has_lost = False
         for member_id, instance_id in leavers:
@@ -279,8 +278,7 @@ class ClassicGroup(Rebalance):
         return ErrorCode.NONE
 
     def subscribed(self) -> frozenset[str] | None:
-        """Return the names of the topics that the members read; None if only the members know them,
-        because they are not plain consumers."""
+        """Return the topics that the members read; None if they are not plain consumers."""
         if not self._members:
             return frozenset()
         if self.protocol_type != "consumer":
@@ -303,9 +301,8 @@ _LENGTH_BYTES = 2
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topic names in a consumer's metadata, the only part that a coordinator reads: to
-    reject the deletion of offsets in use, and to let the offsets of topics without subscribers
-    expire. None if this is not the metadata of a plain consumer."""
+    """Return the topic names in a consumer's metadata, the only part that a coordinator reads; None
+    if this is not the metadata of a plain consumer."""
     if len(metadata) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(metadata)

@@ -290,8 +290,7 @@ class Rebalance:
         self._complete_join(decision)
 
     def _on_sync_deadline(self, decision: Decision) -> None:
-        """Remove the members that joined this generation but sent no sync; without the leader, the
-        others would wait for ever."""
+        """Remove members that sent no sync: without the leader, others would wait for ever."""
         if self.state not in (State.COMPLETING, State.STABLE) or not self._unsynced:
             return
         for member_id in sorted(self._unsynced):

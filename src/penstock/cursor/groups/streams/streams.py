@@ -361,8 +361,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._raise_epoch(value, decision)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
-        """Assign the tasks if that is due, or return the status of a delay. The next heartbeat
-        tries again."""
+        """Assign the tasks if that is due, or return the status of a delay."""
         if decision.now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
