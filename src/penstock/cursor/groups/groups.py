@@ -13,7 +13,7 @@ replies, like all replies marked so, until earlier appends are committed.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from penstock.cursor.groups.assigned import JOIN, Heartbeat
+from penstock.cursor.groups.assigned import JOIN, AssignedGroup, Heartbeat
 from penstock.cursor.groups.assignors import TopicPartition
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import (
@@ -31,7 +31,7 @@ from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat
 from penstock.cursor.groups.streams.streams import StreamsGroup
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
 from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
-from penstock.cursor.groups.table import Group, GroupTable
+from penstock.cursor.groups.table import Group, GroupTable, Members
 from penstock.cursor.patterns.matches import Topics, TopicVisibility
 from penstock.model.quotas import OFFSET_BYTES
 from penstock.wire.kafka.faults import ErrorCode
@@ -91,9 +91,12 @@ class Groups(GroupTable):
             self._finish(group)
 
     def _classic(self, group_id: str) -> tuple[Group | None, ClassicGroup | None]:
+        members = self._members(group_id)
+        return self._groups.get(group_id), members if isinstance(members, ClassicGroup) else None
+
+    def _members(self, group_id: str) -> Members | None:
         group = self._groups.get(group_id)
-        members = None if group is None else group.members
-        return group, members if isinstance(members, ClassicGroup) else None
+        return None if group is None else group.members
 
     # ── Heartbeats of groups that the coordinator assigns ────────────────────────────────────
     def beat(
@@ -143,16 +146,14 @@ class Groups(GroupTable):
         visibility: TopicVisibility | None,
     ) -> tuple[frozenset[str], str]:
         """Call ``ConsumerGroup.due_patterns`` of a group that may not exist yet."""
-        group = self._groups.get(group_id)
-        members = None if group is None else group.members
+        members = self._members(group_id)
         if not isinstance(members, ConsumerGroup):
             members = ConsumerGroup(group_id, self._settings)
         return members.due_patterns(request, topics, visibility)
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
         """Return the input of a large assignment; the result goes to ``take_assignment``."""
-        group = self._groups.get(group_id)
-        members = None if group is None else group.members
+        members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
@@ -251,11 +252,7 @@ class Groups(GroupTable):
             return nothing.fetch(partitions, requires_stable=requires_stable)
         if isinstance(group.members, ShareGroup):
             return FetchReply(ErrorCode.GROUP_ID_NOT_FOUND)
-        if (
-            isinstance(group.members, ConsumerGroup | StreamsGroup)
-            and member_id is not None
-            and member_epoch >= 0
-        ):
+        if isinstance(group.members, AssignedGroup) and member_id is not None and member_epoch >= 0:
             member = CommitRequest((), member_id, member_epoch)
             code = group.members.check_commit(member, is_transactional=False)
             if code:
@@ -267,12 +264,12 @@ class Groups(GroupTable):
     ) -> None:
         """Delete offsets, given as (topic id, topic name, partition), of topics not subscribed."""
         group = self._groups.get(group_id)
-        if group is not None and isinstance(group.members, ShareGroup):
-            group = None  # share groups have no offsets
-        subscribed = _subscribed(group)
-        if group is None or subscribed is None:
-            code = ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP
-            decision.reply(CommitReply(code))
+        if group is None or isinstance(group.members, ShareGroup):  # which has no offsets
+            decision.reply(CommitReply(ErrorCode.GROUP_ID_NOT_FOUND))
+            return
+        subscribed = group.subscribed()
+        if subscribed is None:
+            decision.reply(CommitReply(ErrorCode.NON_EMPTY_GROUP))
             return
         results = []
         for topic_id, name, partition in partitions:
@@ -301,12 +298,7 @@ class Groups(GroupTable):
         wanted_states = {state.lower() for state in states}
         wanted_kinds = {kind.lower() for kind in kinds}
         return tuple(
-            Listing(
-                group.id,
-                "" if group.members is None else group.members.protocol_type,
-                group.state,
-                group.kind,
-            )
+            Listing(group.id, group.protocol_type, group.state, group.kind)
             for group in self._groups.values()
             if (not wanted_states or group.state.lower() in wanted_states)
             and (not wanted_kinds or group.kind in wanted_kinds)
@@ -324,7 +316,7 @@ class Groups(GroupTable):
     def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
         """Drop the offsets of deleted topics."""
         for group in list(self._groups.values()):
-            group.offsets.forget_topics(topic_ids, decision)
+            group.offsets.erase(decision, topic_ids)
             self._finish(group)
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
@@ -345,7 +337,7 @@ class Groups(GroupTable):
             if group.is_empty:
                 self._expire_empty(group, bound_ms, decision)
                 continue
-            subscribed = _subscribed(group)
+            subscribed = group.subscribed()
             if subscribed is not None:
                 # Offsets of topics without a subscriber expire.
                 found = (topic_ids(group.id, name) for name in subscribed)
@@ -362,13 +354,6 @@ class Groups(GroupTable):
         is_idle = not isinstance(members, ClassicGroup) or members.is_idle
         if not len(group.offsets) and is_idle:
             self._erase(group, decision)
-
-
-def _subscribed(group: Group | None) -> frozenset[str] | None:
-    """Return the names of subscribed topics; None if only the members know them."""
-    if group is None or group.members is None:
-        return frozenset()
-    return group.members.subscribed()
 
 
 _KINDS: dict[type[Heartbeat], type[ConsumerGroup | ShareGroup | StreamsGroup]] = {

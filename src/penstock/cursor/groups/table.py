@@ -49,8 +49,16 @@ class Group:
         return ClassicGroup.kind if self.members is None else self.members.kind
 
     @property
+    def protocol_type(self) -> str:
+        return "" if self.members is None else self.members.protocol_type
+
+    @property
     def state(self) -> str:
         return State.EMPTY if self.members is None else self.members.state
+
+    def subscribed(self) -> frozenset[str] | None:
+        """Return the names of subscribed topics; None if only the members know them."""
+        return frozenset() if self.members is None else self.members.subscribed()
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ This module has the decisions for each request, ``classic_state.py`` the phases 
 import struct
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.groups.classic.classic_state import (
     PENDING,
@@ -26,7 +26,6 @@ from penstock.cursor.groups.classic.classic_state import (
     State,
     SyncReply,
     SyncRequest,
-    Trigger,
     shared_protocols,
 )
 from penstock.cursor.groups.decision import Decision, Reply
@@ -57,9 +56,8 @@ class ClassicGroup(Rebalance):
             member_id = self._static.get(request.instance_id or "", request.member_id)
             others = [m for m in self._members.values() if m.id != member_id]
             names = {name for name, _ in request.protocols}
-            if request.protocol_type != self.protocol_type:
-                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            if others and not names & shared_protocols(others):
+            is_other = request.protocol_type != self.protocol_type
+            if is_other or (others and not names & shared_protocols(others)):
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
@@ -106,27 +104,22 @@ class ClassicGroup(Rebalance):
     def _add(self, request: JoinRequest, member_id: str, decision: Decision) -> None:
         if not self._members:
             self.protocol_type = request.protocol_type
-        member = Member(request.row(member_id))
-        member.join_ticket = decision.ticket
-        member.is_new = True
-        self._members[member_id] = member
+        row = request.row(member_id)
+        self._members[member_id] = Member(row, join_ticket=decision.ticket, is_new=True)
         if request.instance_id is not None:
             self._static[request.instance_id] = member_id
         if self.leader is None:
             self.leader = member_id
         self._deadlines.set((SESSION, member_id), decision.now_ms + NEW_MEMBER_MS_MAX)
-        if self.state is State.PREPARING:
-            self._has_newcomers = True
-            self._maybe_complete_join(decision)
-        else:
-            self._rebalance(decision)
+        self._has_newcomers = True  # a rebalance that begins now sets it back
+        self._go_on(decision)
 
     def _join_again(self, member: Member, request: JoinRequest, decision: Decision) -> None:
         # A member that joins twice has lost the connection of its first request.
         decision.reply_to(member.join_ticket, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS))
         member.join_ticket = decision.ticket
         row = request.row(member.id, member.row.assignment)
-        member.row = msgspec.structs.replace(row, instance_id=member.row.instance_id)
+        member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
         """Replace a static member that returned without its member id. The old id is fenced."""
@@ -153,17 +146,12 @@ class ClassicGroup(Rebalance):
                 # The member must not assign again. Old clients only understand another leader.
                 skips = request.can_skip_assignment
                 leader, members = (member.id, reply.members) if skips else (old.id, ())
-                reply = msgspec.structs.replace(
-                    reply, leader=leader, skip_assignment=skips, members=members
-                )
+                reply = replace(reply, leader=leader, skip_assignment=skips, members=members)
             decision.reply(reply, after_commit=True)
             return
         member.join_ticket = decision.ticket
         self._arm_session(member, decision.now_ms)
-        if self.state is State.PREPARING:
-            self._maybe_complete_join(decision)
-        else:
-            self._rebalance(decision)
+        self._go_on(decision)
 
     # ── Sync ─────────────────────────────────────────────────────────────────────────────────
     def sync(self, request: SyncRequest, decision: Decision) -> None:
@@ -189,36 +177,25 @@ class ClassicGroup(Rebalance):
             return code
         if request.generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if request.protocol_type not in (None, self.protocol_type):
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if request.protocol not in (None, self.protocol):
+        if request.protocol_type not in (None, self.protocol_type) or (
+            request.protocol not in (None, self.protocol)
+        ):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
-    def _assign(
-        self,
-        assignments: Sequence[tuple[str, bytes]],
-        decision: Decision,
-    ) -> None:
+    def _assign(self, assignments: Sequence[tuple[str, bytes]], decision: Decision) -> None:
         given = dict(assignments)
         for member in self._members.values():
-            assignment = given.get(member.id, b"")
-            member.row = msgspec.structs.replace(member.row, assignment=assignment)
-        self._move(Trigger.ASSIGNED)
+            member.row = replace(member.row, assignment=given.get(member.id, b""))
+        self._move(State.STABLE)
         self._save(decision)
         for member in self._members.values():
             if member.sync_ticket is not None:
-                decision.reply_to(member.sync_ticket, self._sync_reply(member), after_commit=True)
-                member.sync_ticket = None
-                self._arm_session(member, decision.now_ms)
+                self._reply_sync(member, self._sync_reply(member), decision, after_commit=True)
 
     # ── Heartbeat, leave ─────────────────────────────────────────────────────────────────────
     def heartbeat(
-        self,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        decision: Decision,
+        self, member_id: str, instance_id: str | None, generation: int, decision: Decision
     ) -> None:
         code = self._refusal(member_id, instance_id)
         if not code and generation != self.generation:
@@ -229,11 +206,7 @@ class ClassicGroup(Rebalance):
                 code = ErrorCode.REBALANCE_IN_PROGRESS
         decision.reply(Reply(code))
 
-    def leave(
-        self,
-        leavers: Sequence[tuple[str, str | None]],
-        decision: Decision,
-    ) -> None:
+    def leave(self, leavers: Sequence[tuple[str, str | None]], decision: Decision) -> None:
         """An operator removes a static member by its instance id, with an empty member id."""
         results = []
         has_lost = False
@@ -250,7 +223,7 @@ class ClassicGroup(Rebalance):
                     has_lost = True
             results.append((member_id, instance_id, code))
         if has_lost:
-            self._on_lost(decision)
+            self._go_on(decision)
         else:
             self._maybe_complete_join(decision)
         decision.reply(LeaveReply(members=tuple(results)))
@@ -296,7 +269,6 @@ class ClassicGroup(Rebalance):
 # The beginning of a consumer's metadata, in all versions; further fields of the version follow:
 #     version i16 · count i32 · count x (length i16 · UTF-8)
 _HEAD = struct.Struct(">hi")
-_LENGTH = struct.Struct(">h")
 _LENGTH_BYTES = 2
 
 
@@ -312,16 +284,13 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     names = set()
     position = _HEAD.size
     for _ in range(count):
-        if position + _LENGTH_BYTES > len(metadata):
+        begin = position + _LENGTH_BYTES
+        length = int.from_bytes(metadata[position:begin], "big", signed=True)
+        position = begin + length
+        if length < 0 or position > len(metadata):
             return None
-        (length,) = _LENGTH.unpack_from(metadata, position)
-        position += _LENGTH_BYTES
-        name = metadata[position : position + max(length, 0)]
-        if length < 0 or len(name) < length:
-            return None
-        position += length
         try:
-            names.add(name.decode())
+            names.add(metadata[begin:position].decode())
         except UnicodeDecodeError:
             return None
     return frozenset(names)

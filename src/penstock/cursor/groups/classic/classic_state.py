@@ -1,10 +1,10 @@
 """The states of a classic group, its requests and replies, its members, and its phases: waiting for
 joins, waiting for the assignment, and their ends.
 
-    Empty ──REBALANCE──► PreparingRebalance ──JOINED──► CompletingRebalance ──ASSIGNED──► Stable
-      ▲                     │   ▲        ▲                      │                            │
-      └──────EMPTIED────────┘   │        └───────REBALANCE──────┘                            │
-                                └──────────────────────REBALANCE─────────────────────────────┘
+    Empty ──► PreparingRebalance ──all joined──► CompletingRebalance ──assigned──► Stable
+      ▲            │   ▲    ▲                            │                           │
+      └──no member─┘   │    └──members or protocols──────┘                           │
+                       └───────────────have changed──────────────────────────────────┘
 
 Preparing waits for every member to join again, Completing for the leader's assignment. One row is
 durable, written when the group becomes Stable or Empty and when a static member is replaced. The
@@ -19,7 +19,7 @@ ends. Waiting in a join or sync counts as being alive.
 
 from collections import Counter
 from collections.abc import Collection
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 
 import msgspec
 
@@ -40,22 +40,12 @@ class State(StrEnum):
     DEAD = "Dead"
 
 
-class Trigger(Enum):
-    REBALANCE = auto()  # the members, or their protocols, have changed
-    JOINED = auto()  # all members have joined again, or the time is over
-    EMPTIED = auto()  # no member has joined
-    ASSIGNED = auto()  # the leader has sent the assignment
-    DELETED = auto()
-
-
-TRANSITIONS: dict[tuple[State, Trigger], State] = {
-    (State.EMPTY, Trigger.REBALANCE): State.PREPARING,
-    (State.STABLE, Trigger.REBALANCE): State.PREPARING,
-    (State.COMPLETING, Trigger.REBALANCE): State.PREPARING,
-    (State.PREPARING, Trigger.JOINED): State.COMPLETING,
-    (State.PREPARING, Trigger.EMPTIED): State.EMPTY,
-    (State.COMPLETING, Trigger.ASSIGNED): State.STABLE,
-    (State.EMPTY, Trigger.DELETED): State.DEAD,
+BEFORE: dict[State, tuple[State, ...]] = {  # the states that each state may follow
+    State.EMPTY: (State.PREPARING,),
+    State.PREPARING: (State.EMPTY, State.STABLE, State.COMPLETING),
+    State.COMPLETING: (State.PREPARING,),
+    State.STABLE: (State.COMPLETING,),
+    State.DEAD: (State.EMPTY,),
 }
 
 
@@ -78,16 +68,8 @@ class JoinRequest(msgspec.Struct, frozen=True):
     def row(self, member_id: str, assignment: bytes = b"") -> ClassicMember:
         # JoinGroup v0 has one timeout for everything.
         rebalance_ms = self.rebalance_ms if self.rebalance_ms > 0 else self.session_ms
-        return ClassicMember(
-            member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.session_ms,
-            rebalance_ms,
-            self.protocols,
-            assignment,
-        )
+        client = (member_id, self.instance_id, self.client_id, self.client_host)
+        return ClassicMember(*client, self.session_ms, rebalance_ms, self.protocols, assignment)
 
 
 class JoinReply(Reply, frozen=True):
@@ -120,16 +102,13 @@ class LeaveReply(Reply, frozen=True):
     members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
 
 
-class Member:
+class Member(msgspec.Struct):
     """A member's row, and the tickets of its parked requests."""
 
-    __slots__ = ("is_new", "join_ticket", "row", "sync_ticket")
-
-    def __init__(self, row: ClassicMember) -> None:
-        self.row = row
-        self.join_ticket: int | None = None
-        self.sync_ticket: int | None = None
-        self.is_new = False  # its first join has no reply yet
+    row: ClassicMember
+    join_ticket: int | None = None
+    sync_ticket: int | None = None
+    is_new: bool = False  # its first join has no reply yet
 
     @property
     def id(self) -> str:
@@ -160,6 +139,7 @@ SESSION = "session"
 PENDING = "pending"
 _JOIN = ("join", "")
 _SYNC = ("sync", "")
+_NOTHING = ClassicValue(0, "", None, None, 0, ())
 
 
 class Rebalance:
@@ -193,14 +173,14 @@ class Rebalance:
         self._pending.clear()
         self._unsynced.clear()
         self._is_delaying = False
-        members = () if row is None else row.members
+        stored = row or _NOTHING
+        members = stored.members
         self._members = {m.member_id: Member(m) for m in members}
         self._static = {m.instance_id: m.member_id for m in members if m.instance_id is not None}
         self.state = State.STABLE if members else State.EMPTY
-        self.generation = 0 if row is None else row.generation
-        self.protocol_type = "" if row is None else row.protocol_type
-        self.protocol = None if row is None else row.protocol
-        self.leader = None if row is None else row.leader
+        self.generation = stored.generation
+        self.protocol_type, self.protocol = stored.protocol_type, stored.protocol
+        self.leader = stored.leader
         for member in self._members.values():
             self._arm_session(member, now_ms)
 
@@ -210,8 +190,8 @@ class Rebalance:
 
     def live_row(self, changed_at_ms: int) -> ClassicValue:
         members = tuple(m.row for m in self._members.values())
-        protocol = (self.protocol_type, self.protocol)
-        return ClassicValue(self.generation, *protocol, self.leader, changed_at_ms, members)
+        head = (self.generation, self.protocol_type, self.protocol, self.leader)
+        return ClassicValue(*head, changed_at_ms, members)
 
     def erase(self, decision: Decision) -> None:
         if self.row is not None:
@@ -278,7 +258,7 @@ class Rebalance:
             self._arm_session(member, decision.now_ms)
             return
         self._remove(member, decision)
-        self._on_lost(decision)
+        self._go_on(decision)
 
     def _on_join_deadline(self, decision: Decision) -> None:
         if self._is_delaying and self._has_newcomers and self._delay_left_ms > 0:
@@ -295,27 +275,24 @@ class Rebalance:
             return
         for member_id in sorted(self._unsynced):
             self._remove(self._members[member_id], decision)
-        self._on_lost(decision)
+        self._go_on(decision)
 
     def _arm_session(self, member: Member, now_ms: int) -> None:
         self._deadlines.set((SESSION, member.id), now_ms + member.row.session_ms)
 
     # ── Phases ───────────────────────────────────────────────────────────────────────────────
-    def _move(self, trigger: Trigger) -> None:
-        self.state = TRANSITIONS[self.state, trigger]
+    def _move(self, state: State) -> None:
+        assert self.state in BEFORE[state], f"{self.state} must not become {state}"
+        self.state = state
 
     def _rebalance(self, decision: Decision) -> None:
         """Make all members join again."""
         if self.state is State.COMPLETING:
             for member in self._members.values():
-                if member.sync_ticket is not None:
-                    decision.reply_to(
-                        member.sync_ticket, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
-                    )
-                    member.sync_ticket = None
-                    self._arm_session(member, decision.now_ms)  # it was alive while it waited
+                if member.sync_ticket is not None:  # it was alive while it waited
+                    self._reply_sync(member, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS), decision)
         delay_ms = self._settings.initial_delay_ms if self.state is State.EMPTY else 0
-        self._move(Trigger.REBALANCE)
+        self._move(State.PREPARING)
         self._unsynced.clear()
         self._deadlines.drop(_SYNC)
         self._is_delaying = delay_ms > 0
@@ -334,17 +311,14 @@ class Rebalance:
     def _maybe_complete_join(self, decision: Decision) -> None:
         if self.state is not State.PREPARING:
             return
-        if not self._members:
-            self._complete_join(decision)
-        elif self._is_delaying or self._pending:
-            return
-        elif all(m.join_ticket is not None for m in self._members.values()):
+        is_waiting = self._is_delaying or self._pending
+        has_all = all(m.join_ticket is not None for m in self._members.values())
+        if not self._members or (has_all and not is_waiting):
             self._complete_join(decision)
 
     def _complete_join(self, decision: Decision) -> None:
-        absent = [m for m in self._members.values() if m.join_ticket is None]
-        for member in absent:
-            if member.row.instance_id is None:
+        for member in list(self._members.values()):
+            if member.join_ticket is None and member.row.instance_id is None:
                 self._remove(member, decision)
         joined = [m for m in self._members.values() if m.join_ticket is not None]
         if self._members and not joined:
@@ -355,7 +329,7 @@ class Rebalance:
         self._deadlines.drop(_JOIN)
         self.generation = 1 if self.generation == GENERATION_MAX else self.generation + 1
         if not joined:
-            self._move(Trigger.EMPTIED)
+            self._move(State.EMPTY)
             self.protocol = None
             self.leader = None
             self._save(decision)
@@ -363,7 +337,7 @@ class Rebalance:
         if self.leader is None or self._members[self.leader].join_ticket is None:
             self.leader = joined[0].id
         self.protocol = select_protocol(self._members.values())
-        self._move(Trigger.JOINED)
+        self._move(State.COMPLETING)
         self._unsynced = {m.id for m in joined}
         self._deadlines.set(_SYNC, decision.now_ms + self._rebalance_ms())
         for member in joined:
@@ -391,7 +365,8 @@ class Rebalance:
         if self.leader == member.id:
             self.leader = next(iter(self._members), None)
 
-    def _on_lost(self, decision: Decision) -> None:
+    def _go_on(self, decision: Decision) -> None:
+        """Members have joined or left."""
         if self.state is State.PREPARING:
             self._maybe_complete_join(decision)
         else:
@@ -402,24 +377,24 @@ class Rebalance:
         decision.reply_to(member.sync_ticket, SyncReply(code))
         member.join_ticket = member.sync_ticket = None
 
+    def _reply_sync(
+        self, member: Member, reply: SyncReply, decision: Decision, *, after_commit: bool = False
+    ) -> None:
+        decision.reply_to(member.sync_ticket, reply, after_commit=after_commit)
+        member.sync_ticket = None
+        self._arm_session(member, decision.now_ms)
+
     def _join_reply(self, member: Member) -> JoinReply:
-        is_leader = member.id == self.leader
+        readers = self._members.values() if member.id == self.leader else ()
         return JoinReply(
             generation=self.generation,
             protocol_type=self.protocol_type,
             protocol=self.protocol,
             leader=self.leader or "",
             member_id=member.id,
-            members=tuple(
-                (m.id, m.row.instance_id, m.metadata(self.protocol)) for m in self._members.values()
-            )
-            if is_leader
-            else (),
+            members=tuple((m.id, m.row.instance_id, m.metadata(self.protocol)) for m in readers),
         )
 
     def _sync_reply(self, member: Member) -> SyncReply:
-        return SyncReply(
-            protocol_type=self.protocol_type,
-            protocol=self.protocol,
-            assignment=member.row.assignment,
-        )
+        assignment = member.row.assignment
+        return SyncReply(ErrorCode.NONE, self.protocol_type, self.protocol, assignment)
