@@ -80,6 +80,14 @@ class PartitionUsage:
         left_here = self._node.most(account, quota, bound) - self.used(account, quota)
         return max(0, min(most - self._node.used(account, quota), left_here))
 
+    def may_add(self, scoped_id: str, quota: Quota, bound: int) -> bool:
+        """Return whether the tenant may hold one more; count a refusal."""
+        account = self.account_of(scoped_id)
+        has_room = self.room(account, quota, bound=bound) > 0
+        if not has_room:
+            self.note_refused(account, quota)
+        return has_room
+
     def note_refused(self, account: str, quota: Quota) -> None:
         self._node.note_refused(account, quota)
 

@@ -191,9 +191,7 @@ class Transactions:
         if txn is None:
             if len(self._txns) >= self._ids_max:
                 return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
-            account = self._usage.account_of(transactional_id)
-            if not self._usage.room(account, TRANSACTIONAL_IDS, bound=self._ids_max):
-                self._usage.note_refused(account, TRANSACTIONAL_IDS)
+            if not self._usage.may_add(transactional_id, TRANSACTIONAL_IDS, self._ids_max):
                 return self._outcome(ErrorCode.POLICY_VIOLATION)
             value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
             self._put(transactional_id, value)

@@ -6,6 +6,8 @@ earlier row of another kind, because compaction may have removed that row.
     epochs   the group's rises when members, subscriptions or topics change;
              the target's follows when an assignment for it is complete;
              a member's follows when it has given up the partitions it must.
+             In a request: 0 join · -1 leave · -2 a static member leaves for a short time;
+             the previous epoch: the reply was lost, and is repeated.
 
 Members move towards the target assignment one by one: first give up, then take partitions that no
 other member has. Consumer groups move partitions, streams groups move tasks.
@@ -149,7 +151,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
     is_stored: bool  # False: no member has joined, or the first join was rejected
-    _kinds: ClassVar[Kinds]
+    kinds: ClassVar[Kinds]
     _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
     _without_epochs: ClassVar[ErrorCode]  # for commits of clients that do not know epochs
     _nothing: ValueT  # the value of a group without a row
@@ -189,7 +191,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
         """Apply a row; ``value`` None: it was deleted."""
-        kinds, member_id = self._kinds, key[-1]
+        kinds, member_id = self.kinds, key[-1]
         if kind == kinds.current:
             new = None
             if value is not None:
@@ -241,14 +243,14 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
                 current.epoch, current.previous_epoch, current.state, *fields
             )
             key = (self.group_id, member_id)
-            decision.rows.append(CODEC.encode(self._kinds.current, key, value))
+            decision.rows.append(CODEC.encode(self.kinds.current, key, value))
             self._set_current(member_id, current, value)
 
     def _forget(self, decision: Decision, member_id: str) -> None:
-        self._put(decision, self._kinds.current, None, member_id)
+        self._put(decision, self.kinds.current, None, member_id)
         if member_id in self._targets:
-            self._put(decision, self._kinds.target_of, None, member_id)
-        self._put(decision, self._kinds.member, None, member_id)
+            self._put(decision, self.kinds.target_of, None, member_id)
+        self._put(decision, self.kinds.member, None, member_id)
         self._deadlines.drop((_SESSION, member_id))
         self._deadlines.drop((REVOKE, member_id))
 
@@ -256,8 +258,8 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         """Delete all rows, that of the group last."""
         for member_id in list(self._members):
             self._forget(decision, member_id)
-        self._put(decision, self._kinds.target, None)
-        self._put(decision, self._kinds.group, None)
+        self._put(decision, self.kinds.target, None)
+        self._put(decision, self.kinds.group, None)
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property

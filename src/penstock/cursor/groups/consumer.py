@@ -1,12 +1,8 @@
 """Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
 
 A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
-The reply has the partitions that the member shall have now. No member waits for all others.
-
-    epoch in the request:  0 join · -1 leave · -2 a static member leaves for a short time
-    the previous epoch: the reply was lost, and is repeated
-
-A member is removed if it does not give up partitions within its rebalance timeout, or sends no
+The reply has the partitions that the member shall have now. No member waits for all others. A
+member is removed if it does not give up partitions within its rebalance timeout, or sends no
 heartbeat within the session timeout.
 
 ``patterns/matches.py`` finds the topics that match a pattern; each call gets the topics as a
@@ -53,6 +49,7 @@ _NO_TOPICS = (
     "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 )
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
+_SUBSCRIPTION = ("topic_names", "topic_regex", "assignor")
 _NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
 
@@ -78,13 +75,16 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
     client_id: str = ""
     client_host: str = ""
 
+    @property
+    def has_topics(self) -> bool:
+        """An empty list and an empty pattern are subscriptions to nothing."""
+        return self.topic_names is not None or self.topic_regex is not None
+
     def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
         return ConsumerReply(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
         epoch, is_join, instance_id = self.member_epoch, self.member_epoch == JOIN, self.instance_id
-        # An empty list and an empty pattern are subscriptions to nothing.
-        no_topics = self.topic_names is None and self.topic_regex is None
         has_owned = is_join and self.owned != frozenset()
         errors = {
             "MemberId can't be empty.": not self.member_id,
@@ -94,7 +94,7 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
             "InstanceId can't be null.": epoch == LEAVE_STATIC and instance_id is None,
             _NO_TIMEOUT: is_join and self.rebalance_ms <= 0,
             "TopicPartitions must be empty when (re-)joining.": has_owned,
-            _NO_TOPICS: is_join and no_topics,
+            _NO_TOPICS: is_join and not self.has_topics,
         }
         if any(errors.values()):
             return self.first_of(errors)
@@ -114,7 +114,7 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
 
 class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
     kind = "consumer"
-    _kinds = Kinds(
+    kinds = Kinds(
         RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
     )
     _current_type = CurrentValue
@@ -200,33 +200,23 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         if request.member_epoch < JOIN:
             self._leave(request, decision)
             return
-        member_id = request.member_id
-        before = self._currents.get(member_id)
-        has_changed = False
-        if request.member_epoch == JOIN:
-            before = None
-            has_changed = self._admit(request, decision)
+        member_id, is_join = request.member_id, request.member_epoch == JOIN
+        before = None if is_join else self._currents.get(member_id)
+        has_changed = is_join and self._admit(request, decision)
         has_changed |= self._update_member(request, decision)
-        has_changed |= self._matches.update(
-            member_id, self._members[member_id].topic_regex, topics, visibility
-        )
+        regex = self._members[member_id].topic_regex
+        has_changed |= self._matches.update(member_id, regex, topics, visibility)
         self._refresh(topics, decision, has_changed=has_changed)
         if self.value.epoch > self.target_epoch and self._may_assign(decision.now_ms):
             self._assigned_at_ms = decision.now_ms
             self._assign(topics, decision)
-        owned = request.owned if request.member_epoch != JOIN else frozenset()
+        owned = frozenset() if is_join else request.owned
         current = self._advance(member_id, owned, before, decision)
-        is_full = request.owned is not None and (
-            request.topic_names is not None or request.topic_regex is not None
-        )
+        is_full = request.owned is not None and request.has_topics
         is_news = before is None or before.assigned != current.assigned or is_full
-        reply = ConsumerReply(
-            member_id=member_id,
-            member_epoch=current.epoch,
-            heartbeat_ms=self.times.heartbeat_ms,
-            assignment=current.assigned if is_news else None,
-        )
-        decision.reply(reply, after_commit=True)
+        assignment, heartbeat_ms = current.assigned if is_news else None, self.times.heartbeat_ms
+        fields = (member_id, current.epoch, heartbeat_ms, assignment)
+        decision.reply(ConsumerReply(ErrorCode.NONE, None, *fields), after_commit=True)
 
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
@@ -241,8 +231,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         if (
             not is_due
             and request.member_epoch != JOIN
-            and request.topic_names is None
-            and request.topic_regex is None
+            and not request.has_topics
             and topics.epoch == self._seen_topics
             and self.value.epoch == self.target_epoch
         ):
@@ -299,16 +288,15 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
         if new != old:
             self._put(decision, RowKind.MEMBER, new, request.member_id)
-        return _subscription(new) != _subscription(old)
+        return any(getattr(new, name) != getattr(old, name) for name in _SUBSCRIPTION)
 
     # ── Leaving ──────────────────────────────────────────────────────────────────────────────
     def _leave(self, request: ConsumerHeartbeat, decision: Decision) -> None:
         member_id = request.member_id
         if request.member_epoch == LEAVE_STATIC and request.instance_id in self._static:
             current = self._currents[member_id]
-            away = MemberAssignment(
-                LEAVE_STATIC, current.epoch, MemberState.STABLE, current.assigned
-            )
+            stable = (MemberState.STABLE, current.assigned)
+            away = MemberAssignment(LEAVE_STATIC, current.epoch, *stable)
             self._put_current(decision, member_id, away)
             # It has its session timeout to return.
             self._deadlines.drop((REVOKE, member_id))
@@ -351,21 +339,12 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def _assign(self, topics: Topics, decision: Decision) -> None:
         ids = {name: topic_id for name, topic_id, _ in self.value.topics}
         counts = {topic_id: count for _, topic_id, count in self.value.topics}
-        members = [
-            MemberSpec(
-                member_id,
-                frozenset(
-                    ids[name] for name in self._names(member_id, member, topics) if name in ids
-                ),
-                self._targets.get(member_id, frozenset()),
-                member.instance_id,
-            )
-            for member_id, member in self._members.items()
-        ]
+        members = []
+        for member_id, member in self._members.items():
+            names = self._names(member_id, member, topics)
+            wanted = frozenset(ids[name] for name in names if name in ids)
+            target = self._targets.get(member_id, frozenset())
+            members.append(MemberSpec(member_id, wanted, target, member.instance_id))
         for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
             self._put_target(decision, member_id, share)
         self._put(decision, RowKind.TARGET, TargetValue(self.value.epoch))
-
-
-def _subscription(member: MemberValue) -> tuple[Any, ...]:
-    return member.topic_names, member.topic_regex, member.assignor

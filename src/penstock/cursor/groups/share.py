@@ -1,12 +1,8 @@
 """Share groups (KIP-932): which member reads which partitions; a partition may have many readers.
 
-A heartbeat shows that a member is alive; the reply has the member's partitions. No member owns a
-partition, so none has to be given up before another member takes it: a new assignment is valid at
-once, and members get it with their next heartbeat. Which member gets which record is not decided
-here but by the lease cursor of the topic and the group.
-
-    epoch in the request:  0 join · -1 leave
-    the previous epoch: the reply was lost, and is repeated
+No member owns a partition, so none has to be given up before another member takes it: a new
+assignment is valid at once, and members get it with their next heartbeat. Which member gets which
+record is decided by the lease cursor of the topic and the group.
 
 The log stores that the group exists, and its epoch. Its members are only in this node's memory:
 after a restart each gets an unknown-member error, joins again with the same id, and misses nothing,
@@ -89,15 +85,12 @@ def assign_simple(
     for member in sorted(members, key=lambda each: each.member_id):
         if shares[member.member_id]:
             continue
-        choice = [
-            (t, p) for t in sorted(member.topic_ids & topics.keys()) for p in range(topics[t])
-        ]
-        if not choice:
-            continue
-        # Ties go to a previous partition, so that members stay where their records are.
-        best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
-        readers[best] += 1
-        shares[member.member_id] = frozenset((best,))
+        choice = [(t, p) for t in member.topic_ids & topics.keys() for p in range(topics[t])]
+        if choice:
+            # Ties go to a previous partition, so that members stay where their records are.
+            best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
+            readers[best] += 1
+            shares[member.member_id] = frozenset((best,))
     return shares
 
 
@@ -122,9 +115,7 @@ class ShareGroup:
     def epoch(self) -> int:
         return self.value.epoch
 
-    @property
-    def is_stored(self) -> bool:
-        return self.value.epoch > 0
+    is_stored = epoch  # not 0
 
     def set_times(self, configs: Mapping[str, str]) -> None:
         self.times = share_settings(configs)
@@ -190,40 +181,29 @@ class ShareGroup:
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch
         self._deadlines.set(member.member_id, decision.now_ms + self.times.session_ms)
-        is_full = request.topic_names is not None
-        is_news = is_full or member.replied != member.assigned
-        member.replied = member.assigned
-        reply = ShareReply(
-            member_epoch=member.epoch,
-            settings=self.times,
-            assignment=member.assigned,
-            is_news=is_news,
-        )
+        is_news = request.topic_names is not None or member.replied != member.assigned
+        member.replied = assigned = member.assigned
+        reply = ShareReply(ErrorCode.NONE, None, member.epoch, self.times, assigned, is_news)
         decision.reply(reply, after_commit=True)
 
     def _refusal(self, request: ShareHeartbeat) -> ShareReply | None:
         member = self._members.get(request.member_id)
-        epoch = request.member_epoch
-        if epoch == JOIN:
-            members_max = self._settings.share_members_max
-            if member is None and len(self._members) >= members_max:
-                text = f"The group is full: {members_max} members."
-                return ShareReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-            return None
-        if member is None:
+        epoch, members_max = request.member_epoch, self._settings.share_members_max
+        if member is None and epoch != JOIN:
             text = f"Member {request.member_id} is not a member of the group."
             return ShareReply(ErrorCode.UNKNOWN_MEMBER_ID, text)
-        if epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
+        if member is None and len(self._members) >= members_max:
+            text = f"The group is full: {members_max} members."
+            return ShareReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        if member is not None and epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
             text = epoch_text("share", epoch, member.epoch)
             return ShareReply(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
 
     def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
         """Add or update the member; return it and whether a new assignment is needed."""
-        member = self._members.get(request.member_id)
-        is_new = member is None
-        if member is None:
-            member = self._members[request.member_id] = ShareMember(request.member_id)
+        is_new = request.member_id not in self._members
+        member = self._members.setdefault(request.member_id, ShareMember(request.member_id))
         if request.member_epoch == JOIN:
             member.replied = None
         if request.rack_id is not None:
@@ -252,8 +232,8 @@ class ShareGroup:
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         if topics.epoch != self._topics_epoch or has_changed:
             self._topics_epoch = topics.epoch
-            names = self.subscribed()
-            found = {name: topics.by_name[name] for name in names if name in topics.by_name}
+            names = self.subscribed() & topics.by_name.keys()
+            found = {name: topics.by_name[name] for name in names}
             has_changed |= found != self._topics
             self._topics = found
         if has_changed:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.consumer import ConsumerGroup
@@ -104,31 +105,26 @@ class GroupTable:
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
         kind, fields, body = CODEC.decode(key, value)
-        if kind == RowKind.FENCE:
-            self._fences.apply(fields[0], body)
+        if kind in (RowKind.FENCE, RowKind.CONFIGS):
+            (self._fences.apply if kind == RowKind.FENCE else self._apply_configs)(fields[0], body)
             return
-        if kind == RowKind.CONFIGS:
-            self._apply_configs(fields[0], body)
+        if body is None and fields[0] not in self._groups:
             return
-        group = self._groups.get(fields[0])
-        if group is None:
-            if body is None:
-                return
-            group = self._add(fields[0])
+        group = self._groups.get(fields[0]) or self._add(fields[0])
         if kind == RowKind.OFFSET:
             group.offsets.apply_offset(fields[1:], body)
         elif kind == RowKind.PENDING:
             group.offsets.apply_pending(fields[1], fields[2:], body)
         else:
-            members_type = _MEMBERS.get(kind, StreamsGroup)
+            members_type = _MEMBERS[kind]
             if body is not None and not isinstance(group.members, members_type):
                 group.members = members_type(group.id, self._settings)
             members = group.members
             if isinstance(members, members_type):
-                if isinstance(members, ClassicGroup | ShareGroup):
-                    members.apply(body, now_ms=now_ms)
-                else:
+                if isinstance(members, AssignedGroup):
                     members.apply(kind, fields, body)
+                else:
+                    members.apply(body, now_ms=now_ms)
                 # Of several rows, that of the group is deleted last.
                 if body is None and kind in _GROUP_ROWS:
                     group.members = None
@@ -138,7 +134,7 @@ class GroupTable:
     def loaded(self, decision: Decision) -> None:
         """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
-            if isinstance(group.members, ConsumerGroup | StreamsGroup):
+            if isinstance(group.members, AssignedGroup):
                 group.members.set_times(self.configs(group.id))
                 group.members.arm(decision.now_ms)
             self._arm(group)
@@ -157,7 +153,7 @@ class GroupTable:
 
     def repeat_configs(self, decision: Decision) -> None:
         """Write all configs again: once committed, this node is the leader and has all of them."""
-        for group_id, value in list(self._configs.items()):
+        for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 
     def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
@@ -182,13 +178,8 @@ class GroupTable:
             decision.reply(Reply(), after_commit=True)
 
     def _has_room_for_configs(self, group_id: str) -> bool:
-        account, bound = self._usage.account_of(group_id), self._settings.configs_max
-        if len(self._configs) >= bound:
-            return False
-        has_room = self._usage.room(account, GROUP_CONFIGS, bound=bound) > 0
-        if not has_room:
-            self._usage.note_refused(account, GROUP_CONFIGS)
-        return has_room
+        bound = self._settings.configs_max
+        return len(self._configs) < bound and self._usage.may_add(group_id, GROUP_CONFIGS, bound)
 
     def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
@@ -197,10 +188,10 @@ class GroupTable:
     def _apply_configs(self, group_id: str, value: ConfigsValue | None) -> None:
         change = (value is not None) - (group_id in self._configs)
         self._usage.add(self._usage.account_of(group_id), GROUP_CONFIGS, change)
-        if value is None:
-            self._configs.pop(group_id, None)
-        else:
+        if value is not None:
             self._configs[group_id] = value
+        else:
+            self._configs.pop(group_id, None)
 
     # ── Finding and dropping ─────────────────────────────────────────────────────────────────
     def _find_or_create(self, group_id: str, *, may_create: bool) -> tuple[Group | None, ErrorCode]:
@@ -212,11 +203,7 @@ class GroupTable:
         if not may_create:
             return None, ErrorCode.GROUP_ID_NOT_FOUND
         bound = self._settings.groups_max
-        if len(self._groups) >= bound:
-            return None, ErrorCode.GROUP_MAX_SIZE_REACHED
-        account = self._usage.account_of(group_id)
-        if not self._usage.room(account, GROUPS, bound=bound):
-            self._usage.note_refused(account, GROUPS)
+        if len(self._groups) >= bound or not self._usage.may_add(group_id, GROUPS, bound):
             return None, ErrorCode.GROUP_MAX_SIZE_REACHED
         return self._add(group_id), ErrorCode.NONE
 
@@ -265,12 +252,9 @@ class GroupTable:
 
 
 _GROUP_ROWS = (RowKind.CLASSIC, RowKind.CONSUMER, RowKind.SHARE, RowKind.STREAMS)
-_MEMBERS: dict[int, type[ClassicGroup | ConsumerGroup | ShareGroup]] = {
+_MEMBERS: dict[int, type[Members]] = {
     RowKind.CLASSIC: ClassicGroup,
     RowKind.SHARE: ShareGroup,
-    RowKind.CONSUMER: ConsumerGroup,
-    RowKind.MEMBER: ConsumerGroup,
-    RowKind.TARGET: ConsumerGroup,
-    RowKind.TARGET_OF: ConsumerGroup,
-    RowKind.CURRENT: ConsumerGroup,
+    **dict.fromkeys(ConsumerGroup.kinds, ConsumerGroup),
+    **dict.fromkeys((*StreamsGroup.kinds, RowKind.TOPOLOGY), StreamsGroup),
 }

@@ -1,23 +1,16 @@
 """Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
 
-The first member provides the topology (``topology.py``), which never changes. A heartbeat has the
-member's epoch and, if they changed, its tasks; the reply has the tasks that it shall have now.
-Members move towards the target assignment (``task_assignor.py``) one by one, as those of a consumer
-group do (``assigned.py``).
-
-    epoch in the request:  0 join · -1 leave
-    the previous epoch: the reply was lost, and is repeated
-
-While topics are missing or wrongly partitioned, members have no tasks; the reply's status says why.
-Kafka 4.3 does not support static members, patterns as sources, warm-up tasks and offsets of tasks;
-Penstock rejects them with the same errors.
-Each call gets the topics as a value with an epoch.
+The first member provides the topology (``topology.py``), which never changes. Members move towards
+the target assignment (``task_assignor.py``) one by one, as those of a consumer group do
+(``assigned.py``). While topics are missing or wrongly partitioned, members have no tasks; the
+reply's status says why. Kafka 4.3 does not support static members, patterns as sources, warm-up
+tasks and offsets of tasks; Penstock rejects them with the same errors.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.groups.assigned import (
     JOIN,
@@ -75,7 +68,7 @@ _BEING_ASSIGNED = Status(
 
 class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettings]):
     kind = "streams"
-    _kinds = Kinds(
+    kinds = Kinds(
         RowKind.STREAMS,
         RowKind.STREAMS_MEMBER,
         RowKind.STREAMS_TARGET,
@@ -223,72 +216,51 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         delayed = self._assign_in_time(decision)
         # A member that joins has no tasks.
         current = self._advance(member_id, owned, before, decision)
-        if before is None or before.assigned != current.assigned:
+        is_news = before is None or before.assigned != current.assigned
+        if is_news:
             self._endpoints_changed(member_id)
-        reply = self._reply(request, owned, before, current, delayed)
-        decision.reply(reply, after_commit=True)
-
-    def _reply(
-        self,
-        request: StreamsHeartbeat,
-        owned: Partitions | None,
-        before: MemberAssignment | None,
-        current: MemberAssignment,
-        delayed: Status | None,
-    ) -> StreamsReply:
         # A member that reports other tasks than it was given may have missed a reply.
-        is_news = (
-            before is None
-            or before.assigned != current.assigned
-            or request.member_epoch != before.epoch
-            or owned not in (None, current.assigned)
-        )
+        is_news |= owned not in (None, current.assigned)
+        is_news |= before is not None and request.member_epoch != before.epoch
         has_endpoints = request.endpoint_epoch == self._endpoint_epoch
-        return StreamsReply(
+        reply = StreamsReply(
             member_epoch=current.epoch,
             heartbeat_ms=self.times.heartbeat_ms,
-            statuses=self._statuses(request.member_id, delayed),
+            statuses=self._statuses(member_id, delayed),
             assigned=current.assigned if is_news else None,
             endpoint_epoch=self._endpoint_epoch,
             endpoints=None if has_endpoints else self._all_endpoints(),
             missing=self._configured.missing,
         )
+        decision.reply(reply, after_commit=True)
 
     def _statuses(self, member_id: str, delayed: Status | None) -> tuple[Status, ...]:
         assert self.topology is not None
-        found: list[Status | None] = []
-        epoch = self._members[member_id].topology_epoch
-        if epoch < self.topology.epoch:
-            text = (
-                f"The member's topology epoch {epoch} is behind the group's topology epoch"
-                f" {self.topology.epoch}."
-            )
-            found.append(Status(StatusCode.STALE_TOPOLOGY, text))
-        found += [delayed, self._configured.status]
+        stale = shut_down = None
+        epoch, newest = self._members[member_id].topology_epoch, self.topology.epoch
+        if epoch < newest:
+            group = f"the group's topology epoch {newest}"
+            text = f"The member's topology epoch {epoch} is behind {group}."
+            stale = Status(StatusCode.STALE_TOPOLOGY, text)
         if self._shut_down_by is not None:
             text = (
                 f"Streams group member {self._shut_down_by} encountered a fatal error and requested"
                 " a shutdown for the entire application."
             )
-            found.append(Status(StatusCode.SHUTDOWN_APPLICATION, text))
+            shut_down = Status(StatusCode.SHUTDOWN_APPLICATION, text)
+        found = (stale, delayed, self._configured.status, shut_down)
         return tuple(status for status in found if status is not None)
 
     def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> Reply | None:
         """Return an error if the member is unknown or has a wrong epoch or topology."""
-        if request.member_epoch == JOIN:
-            members_max = self._settings.members_max
-            if len(self._members) >= members_max and request.member_id not in self._members:
-                text = (
-                    f"The streams group has reached its maximum capacity of {members_max} members."
-                )
-                return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-            return self._wrong_topology(request)
-        return self._epoch_refusal(request, owned)
-
-    def _wrong_topology(self, request: StreamsHeartbeat) -> StreamsReply | None:
-        topology = request.topology
+        if request.member_epoch != JOIN:
+            return self._epoch_refusal(request, owned)
+        members_max = self._settings.members_max
+        if len(self._members) >= members_max and request.member_id not in self._members:
+            text = f"The streams group has reached its maximum capacity of {members_max} members."
+            return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        topology, known = request.topology, self.topology
         assert topology is not None, "a join must have a topology"
-        known = self.topology
         if known is None:
             return invalid_topology(request, topology)
         if topology.epoch >= known.epoch and topology != known:
@@ -299,15 +271,13 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _invalid_tasks(self, request: StreamsHeartbeat) -> str | None:
         if not self._configured.is_ready:
             return None
-        for part, partition in (*(request.active or ()), *(request.standby or ())):
+        for part, at in (*(request.active or ()), *(request.standby or ())):
             count = self._configured.tasks.get(part)
             if count is None:
                 return f"Subtopology {part} does not exist in the topology."
-            if not 0 <= partition < count:
-                return (
-                    f"Task {partition} for subtopology {part} is invalid. Number of tasks for this"
-                    f" subtopology: {count}"
-                )
+            if not 0 <= at < count:
+                known = f"Number of tasks for this subtopology: {count}"
+                return f"Task {at} for subtopology {part} is invalid. {known}"
         return None
 
     def _update_member(self, request: StreamsHeartbeat, decision: Decision) -> bool:
@@ -332,9 +302,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._shut_down_by = None
 
     def _raise_epoch(self, value: StreamsValue, decision: Decision) -> None:
-        value = msgspec.structs.replace(
-            value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms
-        )
+        value = replace(value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms)
         self._put(decision, RowKind.STREAMS, value)
 
     # ── Assignment ───────────────────────────────────────────────────────────────────────────
@@ -345,18 +313,12 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._seen_topics = topics.epoch
             names = topic_names(self.topology) & topics.by_name.keys()
             self._rows = tuple((name, *topics.by_name[name]) for name in sorted(names))
-            self._configured = configure(
-                self.topology, {name: count for name, _, count in self._rows}
-            )
+            existing = {name: count for name, _, count in self._rows}
+            self._configured = configure(self.topology, existing)
             self._read = None
             self.pending = None  # its tasks may no longer exist
-        value = StreamsValue(
-            self.value.epoch,
-            self._rows,
-            self._configured.is_ready,
-            self.times.standbys,
-            self.value.changed_at_ms,
-        )
+        is_ready, standbys = self._configured.is_ready, self.times.standbys
+        value = replace(self.value, topics=self._rows, is_ready=is_ready, standbys=standbys)
         if has_changed or value != self.value:
             self._raise_epoch(value, decision)
 
@@ -373,27 +335,21 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             text = "Assignment delayed due to the configured assignment interval."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         self._assigned_at_ms = decision.now_ms
-        self.pending = self._assignment_input()
-        if self.pending.is_large:
-            return _BEING_ASSIGNED
-        self.take_assignment(compute_assignment(self.pending), decision)
-        return None
-
-    def _assignment_input(self) -> AssignmentInput:
         assert self.topology is not None
-        return AssignmentInput(
+        self.pending = AssignmentInput(
             self.group_id,
             self.value.epoch,
             self._configured.tasks if self._configured.is_ready else {},
             frozenset(
-                part.subtopology_id for part in self.topology.subtopologies if part.changelogs
+                each.subtopology_id for each in self.topology.subtopologies if each.changelogs
             ),
             self.times.standbys,
-            tuple(
-                (member_id, member.process_id, self._targets.get(member_id))
-                for member_id, member in self._members.items()
-            ),
+            tuple((i, m.process_id, self._targets.get(i)) for i, m in self._members.items()),
         )
+        if self.pending.is_large:
+            return _BEING_ASSIGNED
+        self.take_assignment(compute_assignment(self.pending), decision)
+        return None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
         """Store the new targets, unless the topics have changed since the assignment was begun."""

@@ -40,11 +40,7 @@ class InvalidTopology(Exception):
 
 
 class _Wrong(Exception):
-    """The existing topics do not fit the topology."""
-
-    def __init__(self, code: StatusCode, detail: str) -> None:
-        super().__init__(detail)
-        self.status = Status(code, detail)
+    """The existing topics do not fit the topology: the fields of a status."""
 
 
 class Configured(msgspec.Struct, frozen=True):
@@ -64,8 +60,7 @@ def topic_names(topology: TopologyValue) -> frozenset[str]:
     """Return all topics of a topology, including internal ones."""
     names: set[str] = set()
     for part in topology.subtopologies:
-        names.update(part.sources)
-        names.update(part.repartition_sinks)
+        names.update(part.sources, part.repartition_sinks)
         names.update(topic.name for topic in internal_topics(part))
     return frozenset(names)
 
@@ -111,11 +106,9 @@ def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configure
         missing = _missing(topology, counts, existing)
         tasks = _tasks(topology, counts, existing)
     except _Wrong as wrong:
-        return Configured(status=wrong.status)
-    status = None
-    if missing:
-        names = _summary(topic.name for topic in missing)
-        status = Status(StatusCode.MISSING_INTERNAL_TOPICS, f"Internal topics are missing: {names}")
+        return Configured(status=Status(*wrong.args))
+    text = f"Internal topics are missing: {_summary(topic.name for topic in missing)}"
+    status = Status(StatusCode.MISSING_INTERNAL_TOPICS, text) if missing else None
     return Configured(tasks, counts, missing, status)
 
 
@@ -139,12 +132,7 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
     """Return the partitions of repartition topics: the given number, or that of the widest topic
     that the writing subtopology reads. Raises InvalidTopology."""
     parts = topology.subtopologies
-    counts = {
-        topic.name: topic.partition_count
-        for part in parts
-        for topic in part.repartition_sources
-        if topic.partition_count
-    }
+    counts = _fixed_counts(topology)
     readers: dict[str, list[int]] = {}
     for index, part in enumerate(parts):
         for topic in part.repartition_sources:
@@ -164,18 +152,20 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
                 for reader in set(readers.get(sink, ())) - seen:
                     seen.add(reader)
                     heappush(queue, (turn if reader > index else turn + 1, reader))
+    failed = "Failed to compute number of partitions for all repartition topics"
     if any(sink not in counts for part in parts for sink in part.repartition_sinks):
-        raise InvalidTopology(
-            "Failed to compute number of partitions for all repartition topics. There may be"
-            " loops in the topology that cannot be resolved."
-        )
-    for part in parts:
-        if any(topic.name not in counts for topic in part.repartition_sources):
-            raise InvalidTopology(
-                "Failed to compute number of partitions for all repartition topics, because a"
-                " repartition source topic is never used as a sink topic."
-            )
+        text = f"{failed}. There may be loops in the topology that cannot be resolved."
+        raise InvalidTopology(text)
+    if not readers.keys() <= counts.keys():
+        text = f"{failed}, because a repartition source topic is never used as a sink topic."
+        raise InvalidTopology(text)
     return counts
+
+
+def _fixed_counts(topology: TopologyValue) -> dict[str, int]:
+    """Return the repartition topics whose number of partitions is given."""
+    found = (topic for part in topology.subtopologies for topic in part.repartition_sources)
+    return {topic.name: topic.partition_count for topic in found if topic.partition_count}
 
 
 def _widths_of(
@@ -192,12 +182,7 @@ def _copartition(
     topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
 ) -> None:
     """Give repartition topics the number of partitions of their group. Raises _Wrong."""
-    fixed = {
-        topic.name
-        for part in topology.subtopologies
-        for topic in part.repartition_sources
-        if topic.partition_count
-    }
+    fixed = _fixed_counts(topology).keys()
     for part in topology.subtopologies:
         for group in part.copartitions:
             repartitioned = {name: counts[name] for name in group if name in counts}
