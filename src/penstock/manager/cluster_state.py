@@ -72,7 +72,6 @@ class ClusterState:
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
     # ── Updates ──────────────────────────────────────────────────────────────────────────────
-
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
         """Set all live nodes."""
         before, before_incarnations = self.nodes, self.incarnations
@@ -152,7 +151,6 @@ class ClusterState:
         self.due.update(dict.fromkeys(keys))
 
     # ── Rows being written: they count as load for the next new row ──────────────────────────
-
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
         self.land(key)
         self._coming[key] = replicas
@@ -164,7 +162,6 @@ class ClusterState:
             self.loads.remove(key.topic_id, replicas)
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
     def on(self, node: int) -> Iterable[PartitionKey]:
         """Return the partitions whose rows name this node."""
         return self._on.get(node, {})

@@ -33,6 +33,15 @@ TXNS_MAX: Final = 32  # in progress at a time
 log = logging.getLogger(__name__)
 
 
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
 class End(Enum):
     DONE = "done"
     REFUSED = "refused"  # something the decision relies on has changed
@@ -69,11 +78,7 @@ class DecisionWriter:
 
     async def stop(self) -> None:
         """Cancel transactions in progress; the next manager sees their outcome in the rows."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancelled(self._tasks)
 
     def _start(self, decisions: Sequence[Decision]) -> None:
         task = asyncio.create_task(self._carry(decisions), name="manager decisions")

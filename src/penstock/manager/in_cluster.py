@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from penstock.manager import active_manager
 from penstock.manager.active_manager import ActiveManager, Times, wait_for
 from penstock.manager.cluster_state import read_nodes
+from penstock.manager.decision_writer import cancelled
 from penstock.manager.decisions import DecisionKind, Policy
 from penstock.manager.log_end_queries import AskStandings
 from penstock.membership.cluster_level import ClusterLevel
@@ -96,7 +97,6 @@ class Manager(PrefixWatch):
         )
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         """Become a candidate. Raises the errors of the store."""
         await super().start()
@@ -105,9 +105,7 @@ class Manager(PrefixWatch):
     async def stop(self) -> None:
         """Stop; if this node is the manager, another can take over at once."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await cancelled(filter(None, (task,)))
         await super().stop()
         await self._give_up()
 
@@ -138,7 +136,6 @@ class Manager(PrefixWatch):
             self.active.saw_policy()
 
     # ── Candidacy ────────────────────────────────────────────────────────────────────────────
-
     async def _stand(self) -> None:
         while True:
             self._changed.clear()
@@ -198,15 +195,12 @@ class Manager(PrefixWatch):
             await self.active.run()
         finally:
             self.passes += self.active.passes
-            if finalizing is not None:
-                finalizing.cancel()
-                await asyncio.wait((finalizing,))
+            await cancelled(filter(None, (finalizing,)))
             self.active = None
             log.info("this node is no longer the manager", extra={"node": self._node})
         await self._fill()
 
     # ── The manager's entry ──────────────────────────────────────────────────────────────────
-
     async def _fill(self) -> None:
         entries, revision = await self._store.list(MANAGER_KEY)
         if revision < self.revision:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from penstock.manager.cluster_state import ClusterState
+from penstock.manager.decision_writer import cancelled
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
 from penstock.replication.election import Standing
@@ -63,11 +64,7 @@ class LogEndQueries:
                 self._tasks[node] = task
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancelled(self._tasks.values())
 
     async def _ask_all(self, node: int) -> None:
         try:

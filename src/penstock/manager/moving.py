@@ -88,29 +88,21 @@ def beginnings(
 ) -> list[Decision]:
     """Return as many requested and planned moves as the limits permit."""
     room = _Room(state, policy)
-    found: list[Decision] = []
+    found: list[Decision | None] = []
     for key, request in state.requests.items():
         view = state.rows.get(key)
-        if view is None or key in planned:
-            continue
-        if not set(request.replicas) <= set(view.row.replicas):
-            _append(found, _begin(state, key, view, request.replicas, room))
+        if view and key not in planned and not set(request.replicas) <= set(view.row.replicas):
+            found.append(_begin(state, key, view, request.replicas, room))
     for key, target in planned.items():
         view = state.rows.get(key)
         # A partition that has changed since it was planned is planned again.
-        if view is not None and _heading(state, key, view) == now.partitions[key].replicas:
-            _append(found, _toward(state, key, view, target, room))
-    return found
-
-
-def _heading(state: ClusterState, key: PartitionKey, view: View) -> tuple[int, ...]:
-    request = state.requests.get(key)
-    return view.row.replicas if request is None else request.replicas
-
-
-def _append(found: list[Decision], decision: Decision | None) -> None:
-    if decision is not None:
-        found.append(decision)
+        if (
+            view is None
+            or now.partitions[key].replicas != (state.requests.get(key) or view.row).replicas
+        ):
+            continue
+        found.append(_toward(state, key, view, target, room))
+    return [decision for decision in found if decision is not None]
 
 
 def _toward(
@@ -121,9 +113,9 @@ def _toward(
         return _begin(state, key, view, target, room)
     if len(target) < len(row.replicas) or key in state.requests:
         # All target replicas are there: the placement request removes the superfluous ones.
-        version = _version(state, key)
+        asked = _version(state, key)
         return Decision(
-            key, DecisionKind.BEGUN, view.version, request=target, request_version=version
+            key, DecisionKind.BEGUN, view.version, request=target, request_version=asked
         )
     if room.take_order():
         ordered = msgspec.structs.replace(row, replicas=target)
@@ -145,20 +137,15 @@ def _begin(
         return None
     change = election.place(view, target)
     assert change is not None, "replicas are missing, so there is a change"
-    counted_on = {node: state.incarnations[node] for node in coming}
-    begun = Decision(
-        key, DecisionKind.BEGUN, view.version, change._replace(incarnations=counted_on)
-    )
-    if set(change.row.replicas) == set(target) and key not in state.requests:
-        return begun
-    begun = begun._replace(request_version=_version(state, key))
+    change = change._replace(incarnations={node: state.incarnations[node] for node in coming})
+    begun = Decision(key, DecisionKind.BEGUN, view.version, change)
     request = state.requests.get(key)
+    if set(change.row.replicas) == set(target) and request is None:
+        return begun
     # An equal request is not replaced: it may contain the original replicas.
-    return (
-        begun
-        if request is not None and request.replicas == target
-        else begun._replace(request=target)
-    )
+    is_same = request is not None and request.replicas == target
+    asked = None if is_same else target
+    return begun._replace(request_version=_version(state, key), request=asked)
 
 
 def _version(state: ClusterState, key: PartitionKey) -> int:
