@@ -174,11 +174,10 @@ def _leader(
         if change is not None:
             return Decision(key, DecisionKind.ELECTED, view.version, change)
         return _recovery(state, key, view, standings)
-    if row.leader in state.avoided:
-        change = _election(state, key, view)
-        if change is not None and change.row.leader not in state.avoided:
-            return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
-    return None
+    change = _election(state, key, view) if row.leader in state.avoided else None
+    if change is None or change.row.leader in state.avoided:
+        return None
+    return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from penstock.manager import active_manager
@@ -74,15 +75,20 @@ class Manager(PrefixWatch):
         ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
         super().__init__(store, MANAGER_KEY)
         self._node = node
-        self._view = view
-        self._catalog = catalog
         self._lease = lease
-        self._ask_standings = ask_standings
-        self._clock = clock
-        self._policy = policy or Policy()
-        self._times = times or Times()
         self._level = level
         self.counts: Counter[DecisionKind] = Counter()  # decisions written since this node started
+        self._activate = partial(
+            ActiveManager,
+            store,
+            view,
+            catalog=catalog,
+            ask_standings=ask_standings,
+            policy=policy or Policy(),
+            times=times or Times(),
+            clock=clock,
+            counts=self.counts,
+        )
         self.passes = 0  # checks of due partitions, in tenures that have ended
         self._holder: Holder | None = None
         self._managed: Holder | None = None  # the entry under which this node manages or managed
@@ -175,17 +181,7 @@ class Manager(PrefixWatch):
     async def _manage(self, holder: Holder) -> None:
         """Manage until another node does."""
         log.info("this node became the manager", extra={"node": self._node})
-        self.active = ActiveManager(
-            self._store,
-            self._view,
-            manager_created=holder.created,
-            catalog=self._catalog,
-            ask_standings=self._ask_standings,
-            policy=self._policy,
-            times=self._times,
-            clock=self._clock,
-            counts=self.counts,
-        )
+        self.active = self._activate(manager_created=holder.created)
         self._managed = holder
         finalizing: asyncio.Task[None] | None = None
         if self._level is not None:

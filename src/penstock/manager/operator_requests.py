@@ -152,12 +152,9 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
         if node not in nodes and node not in view.row.replicas:
             raise InvalidRequest(f"There is no node {node}.")
     entry = await store.get(placement_key(key))
-    # Without the replicas that a move in progress adds.
-    before = (
-        view.row.replicas
-        if entry is None
-        else reassignment(view.row, _requested(entry, view)).original
-    )
+    before = view.row.replicas
+    if entry is not None:  # without the replicas that a move in progress adds
+        before = reassignment(view.row, _requested(entry, view)).original
     request = PlacementRequest(tuple(replicas), before)
     # The row's version is not compared: most changes of a row do not matter here.
     await store.put(placement_key(key), encode_entry(request))
@@ -185,9 +182,7 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
         puts, deletes = [], [placement_key(key)]
         if change is not None:
             puts = [(partition_key(key), encode_entry(change.row))]
-        elif (
-            view.row.replicas != original
-        ):  # not possible yet: the manager moves the partition back
+        elif view.row.replicas != original:  # not possible yet: the manager moves it back
             puts, deletes = [(placement_key(key), encode_entry(PlacementRequest(original)))], []
         compare = [(partition_key(key), view.version), (placement_key(key), entry.version)]
         await store.txn(compare=compare, puts=puts, deletes=deletes)
@@ -205,9 +200,8 @@ async def create(
     nodes, incarnations = await read_nodes(store)
     for node in sorted({node for replicas in places.values() for node in replicas}):
         if node not in nodes:
-            raise InvalidRequest(
-                f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
-            )
+            text = f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
+            raise InvalidRequest(text)
     keys = {PartitionKey(topic_id, index): tuple(places[index]) for index in sorted(places)}
     entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
     for entry in entries:
@@ -273,11 +267,8 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
     """Elect the first replica wherever it can lead. Returns the number of leaders changed."""
     state = await read_cluster_state(store)
-    chosen = [
-        decision
-        for decision in moving.preferred(state, count_max=len(state.rows))
-        if keys is None or decision.key in keys
-    ]
+    found = moving.preferred(state, count_max=len(state.rows))
+    chosen = [one for one in found if keys is None or one.key in keys]
     room = asyncio.Semaphore(CHANGES_AT_ONCE)
 
     async def carry_out(key: PartitionKey, change: Change) -> bool:
@@ -288,10 +279,8 @@ async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = 
                 return False  # a newer change was written first
             return True
 
-    changed = await asyncio.gather(
-        *(carry_out(one.key, one.change) for one in chosen if one.change is not None)
-    )
-    return sum(changed)
+    changes = (carry_out(one.key, one.change) for one in chosen if one.change is not None)
+    return sum(await asyncio.gather(*changes))
 
 
 async def _row(store: Store, key: PartitionKey) -> View:

@@ -214,7 +214,11 @@ class LeaseCursor(LeaseState):
             elif entry is None:
                 if offset >= self._head and self.is_fifo:
                     error = ExpiredReceipt(_RECEIPT_EXPIRED)
-                elif self._is_lost_lease(offset) and offset not in gone:
+                # A crash lost the event of the lease: the ack must still count, or the record is
+                # delivered again. (On FIFO queues it could break the group's order.)
+                elif self._head <= offset < self._next_offset and not (
+                    offset in gone or offset in self._acked_ahead
+                ):
                     gone.append(offset)
             elif self.is_fifo and reason is AckReason.ACKED and not _is_held(entry, claim):
                 error = ExpiredReceipt(_RECEIPT_EXPIRED)
@@ -228,11 +232,6 @@ class LeaseCursor(LeaseState):
         # An ack can unlock a message group; on a standard queue it makes nothing available.
         return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
 
-    def _is_lost_lease(self, offset: int) -> bool:
-        """Return whether a crash lost the event of the record's lease. The ack must still count, or
-        the record is delivered again. (On FIFO queues it could break the group's order.)"""
-        return self._head <= offset < self._next_offset and offset not in self._acked_ahead
-
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
@@ -242,19 +241,15 @@ class LeaseCursor(LeaseState):
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
-        wake_at_ms: int | None = None
         for claim, lease_ms in claims:
-            error = self._refusal(claim, lease_ms, now_ms, is_strict=is_strict)
-            results.append(error)
-            if error is None:
+            results.append(self._refusal(claim, lease_ms, now_ms, is_strict=is_strict))
+            if results[-1] is None:
                 leases.append((claim.offset, lease_ms))
-                ends_ms = now_ms + lease_ms
-                wake_at_ms = ends_ms if wake_at_ms is None else min(wake_at_ms, ends_ms)
         if not leases:
             return Outcome(tuple(results))
         event = ExtendEvent(tuple(leases))
         self._apply_extend(event, now_ms)
-        return Outcome(tuple(results), (event,), wake_at_ms)
+        return Outcome(tuple(results), (event,), now_ms + min(ms for _, ms in leases))
 
     def _refusal(
         self, claim: Claim, lease_ms: int, now_ms: int, *, is_strict: bool
@@ -272,15 +267,13 @@ class LeaseCursor(LeaseState):
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
         """``backlog``: messages from there on. Leases, attempts and acks are forgotten."""
-        event = StartEvent(offset, backlog)
-        self._apply_start(event)
+        self._apply_start(event := StartEvent(offset, backlog))
         return Outcome(None, (event,))
 
     def purge(self, *, end_offset: int) -> Outcome[None]:
         """Drop everything below ``end_offset``, the log's end: visible, delayed, in flight."""
         assert end_offset >= self._next_offset, "a purge must cover the whole log"
-        event = TrimEvent(end_offset, self._appended_count - self._passed_count)
-        self._apply_trim(event)
+        self._apply_trim(event := TrimEvent(end_offset, self.unseen))
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
@@ -288,8 +281,7 @@ class LeaseCursor(LeaseState):
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self._head or passed == 0, "messages passed but the head did not move"
-        event = TrimEvent(start_offset, passed)
-        self._apply_trim(event)
+        self._apply_trim(event := TrimEvent(start_offset, passed))
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
@@ -365,16 +357,16 @@ class LeaseCursor(LeaseState):
         self._advance(now_ms)
         offset = record.offset
         entry = self._table.get(offset)
-        if entry is None and (offset < self._head or offset in self._acked_ahead):
-            return None
-        if entry is not None and entry.state == LEASED:
-            return RecordState(PeekState.IN_FLIGHT, entry.until_ms)
-        if entry is not None and entry.state == DELAYED:
-            return RecordState(PeekState.DELAYED, entry.until_ms)
         if entry is None:
+            if offset < self._head or offset in self._acked_ahead:
+                return None
             due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
             if due_ms > now_ms:
                 return RecordState(PeekState.DELAYED, due_ms)
+        elif entry.state in (LEASED, DELAYED):
+            is_leased = entry.state == LEASED
+            shown = PeekState.IN_FLIGHT if is_leased else PeekState.DELAYED
+            return RecordState(shown, entry.until_ms)
         blocker = self._blocker(record.message.group, offset)
         if blocker is not None:
             return RecordState(PeekState.VISIBLE, self._table[blocker].until_ms, blocker)
