@@ -1,9 +1,8 @@
-"""The calls of the coordinators of groups and of transactions as values, as those of a broker are
-(``model/calls.py``).
+"""The calls of the coordinators of groups and of transactions as values (as ``model/calls.py``).
 
-The codes in replies are Kafka's. Topics are named by their ids, so that a topic that is deleted and
-created again has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE:
-clients then look for the coordinator and retry. No call raises.
+Codes are Kafka's. Topics are named by their ids, so that a topic that is deleted and created again
+has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE: clients then
+look for the coordinator and retry. No call raises.
 """
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence

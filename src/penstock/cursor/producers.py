@@ -1,15 +1,10 @@
 """State of a partition's producers: detects duplicates, rejects gaps, tracks transactions.
 
 The state comes from batch headers alone, so it replicates with the batches and a scan of headers
-rebuilds it. Only the record of a transaction marker is read: whether it commits or aborts.
-
-    per producer   epoch, its last five batches (sequences and base offset), its open transaction
-    per partition  open transactions in the order of their first offset → the last stable offset;
-                   aborted transactions, for readers that want committed records only
-
-Sequences count records from 0 to 2^31 - 1 and then restart at 0. A producer that was silent for a
-day is forgotten, and its next batch may have any sequence. A scan of the same batches gives the
-same state, except for the time at which each producer was last seen.
+rebuilds it (except for the time at which each producer was last seen). Only the record of a
+transaction marker is read: whether it commits or aborts. Sequences count records from 0 to 2^31 - 1
+and then restart at 0. A producer that was silent for a day is forgotten, and its next batch may
+have any sequence.
 """
 
 from bisect import bisect_left

@@ -1,11 +1,9 @@
 """Counts of what each tenant holds at the coordinators of groups and of transactions.
 
-Each coordinator partition keeps counts as its rows are read and written. A quota is compared with
-the sum over the partitions that this node coordinates, a tenant's part of a partition's bound with
-that partition alone. In a cluster a tenant's groups are spread over the nodes that lead partitions
-of the coordinators' topic, and nodes do not exchange their sums: a tenant is never refused below
-its quota, and gets at most its quota from each of these nodes. An exact sum would need calls to
-other nodes before each new group, and fail if one of them is down.
+A quota is compared with the sum over the partitions that this node coordinates, a tenant's part of
+a partition's bound with that partition alone. Nodes of a cluster do not exchange their sums: a
+tenant is never refused below its quota, and gets at most its quota from each node. An exact sum
+would need calls to other nodes before each new group, and fail if one of them is down.
 """
 
 from collections.abc import Hashable

@@ -5,16 +5,14 @@ final for every later coordinator. Then each partition gets a marker, and when a
 second row says so (Complete…). A coordinator that takes over writes the markers of all prepared
 transactions again; a repeated marker changes nothing.
 
-    Empty ──ADD──► Ongoing ──COMMIT──► PrepareCommit ──MARKED──► CompleteCommit ──ADD──► Ongoing
-                      └──────ABORT───► PrepareAbort  ──MARKED──► CompleteAbort  ──ADD──► Ongoing
+    Empty ──► Ongoing ──► PrepareCommit ──markers──► CompleteCommit ──► Ongoing
+                 └──────► PrepareAbort  ──markers──► CompleteAbort  ──► Ongoing
 
 Epochs fence: InitProducerId, a timeout and, for clients of transaction version 2, every end of a
 transaction raise the epoch, and markers have the raised epoch. So a batch or an EndTxn that was
-delayed on the network never counts for the next transaction. Version 1 clients keep their epoch
-from one transaction to the next; for them partitions call ``verify`` before the first batch.
-
-A transaction's timeout runs on this node's clock from when it began or was loaded. Codes are those
-of the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older ones.
+delayed on the network never counts for the next transaction. Version 1 clients keep their epoch;
+for them partitions call ``verify`` before the first batch. Timeouts run on this node's clock. The
+wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,9 @@
 """Writing decisions to the store: many per transaction, several transactions at a time.
 
 Each transaction compares everything its decisions rely on, and that this node is still the manager
-(R3). If one decision of a transaction no longer holds, none is written; then each is tried in its
-own transaction, so that it does not block the others.
-
-If the outcome of a transaction is unknown, its rows are read again: only the rows count (R2). To
-repeat a decision is safe, because the second write is refused.
+(R3). If one of its decisions no longer holds, none is written; then each is tried in its own
+transaction. If the outcome of a transaction is unknown, its rows are read again: only the rows
+count (R2). To repeat a decision is safe, because the second write is refused.
 """
 
 import asyncio

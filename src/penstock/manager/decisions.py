@@ -1,12 +1,10 @@
 """The next decision for one partition: create it, elect a leader, finish a move, delete its row.
 Pure, and per partition: a node failure costs work only for the partitions that the node led.
 
-Each decision names everything it relies on: the version of the row, the registrations of nodes, the
-version of a placement request. The store writes it only if all of these are unchanged. So stale
-knowledge is safe, and so are several nodes that all act as manager (R1, R3).
-
-A replica that may lack committed records never becomes leader, except by an explicit request of an
-operator (``operator_requests.py``). ``moving.py`` decides which moves begin, and when.
+Each decision names everything it relies on: versions of the row and of a placement request, and
+registrations of nodes. The store writes it only if these are unchanged. So stale knowledge is safe,
+and so are several nodes that all act as manager (R1, R3). A replica that may lack committed records
+never becomes leader, except by a request of an operator (``operator_requests.py``).
 """
 
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ lease of the node, so it disappears with the node, and the watch notifies the ot
 guarantees nothing: two nodes may act as manager for a moment, so every change compares what it
 relies on (R3). For the same reason, a node that finds its own entry, written before a restart or in
 a call whose reply was lost, simply manages until the entry disappears.
-
-``active_manager.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
 """
 
 import asyncio

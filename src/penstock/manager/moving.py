@@ -2,11 +2,8 @@
 move, which get another order of replicas, and which return to their preferred leader. Pure.
 
 A move that has begun is in the store, as a placement request beside the row: the next manager
-continues it and does not plan it again. Requests of operators and moves planned here are handled
-alike from then on. A request ends when the partition is where it was requested.
-
-Planning takes time proportional to the size of the cluster. ``Situation`` is a snapshot of the
-planner's input, so that planning can run in a thread.
+continues it. Requests of operators and moves planned here are handled alike. Planning takes time
+proportional to the size of the cluster, so it can run in a thread, with ``Situation`` as its input.
 """
 
 from collections import Counter

@@ -5,12 +5,9 @@ are balanced, in this order, and a later one never undoes an earlier one: the ra
 partition, the replicas per node, the leaders per node. Every step improves one of these and worsens
 none. Therefore planning again after a plan changes nothing, and no replica moves back and forth.
 
-A node that is not alive keeps its replicas: it is probably restarting, and copying its data would
-be wasted work by then. An operator who knows that the node will not return drains it. ``moving.py``
-decides how many moves run at a time and how each of them changes a row.
-
-New partitions are spread per topic: if one node led all of a busy topic, the topic would be limited
-to the cores of that node, however balanced the nodes are in total.
+A node that is not alive keeps its replicas: it is probably restarting. An operator who knows that
+the node will not return drains it. New partitions are spread per topic: if one node led all of a
+busy topic, the topic would be limited to the cores of that node.
 """
 
 from collections import Counter, deque

@@ -1,16 +1,14 @@
 """What consumer groups and streams groups share: the coordinator assigns, member by member.
 
-The state is a fold of the group's rows, and only this code changes it. No row may depend on an
-earlier row of another kind, because compaction may have removed that row.
+The state is a fold of the group's rows. No row may depend on an earlier row of another kind,
+because compaction may have removed that row. Members move towards the target assignment one by
+one: first give up, then take partitions (or tasks) that no other member has.
 
     epochs   the group's rises when members, subscriptions or topics change;
              the target's follows when an assignment for it is complete;
              a member's follows when it has given up the partitions it must.
              In a request: 0 join · -1 leave · -2 a static member leaves for a short time;
              the previous epoch: the reply was lost, and is repeated.
-
-Members move towards the target assignment one by one: first give up, then take partitions that no
-other member has. Consumer groups move partitions, streams groups move tasks.
 """
 
 from collections import Counter

@@ -2,14 +2,12 @@
 of groups for tools, in one shape for all kinds.
 
 The broker parks every request under a ticket of its choice. A decision may reply to any tickets: to
-its own, to none, or to those of requests parked before. Rules for the broker:
-
+its own, to none, or to those of requests parked before (also of clients that are gone).
 - The rows of one decision go into one batch, so that a crash leaves all of them or none.
 - A reply with ``after_commit`` waits until everything this coordinator has appended so far is
   committed, even if this decision has no rows: the reply may depend on earlier rows.
 - When an append fails, memory is ahead of the log. The state is folded from the log again; replies
   held back become an error on which clients retry.
-- A decision may reply to a ticket whose client is gone; the broker ignores that reply.
 """
 
 from collections.abc import Mapping

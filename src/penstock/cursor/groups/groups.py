@@ -1,12 +1,9 @@
 """All groups of one coordinator partition: the entry point of every group protocol request.
 
-A request is a ``Decision`` with a ticket, to which the groups add replies and rows. A group has one
-kind at a time: classic, consumer or streams (assigned by the coordinator), or share. An empty group
-changes between classic and consumer, and between classic and streams, when a member of the other
-kind joins; its offsets stay. A group whose consumers assign partitions themselves has offsets only,
-and counts as classic. A share group has no offsets and never changes its kind.
-
-Reads (``fetch``, ``list_groups``, ``describe``) return the state in memory: the broker holds their
+A group has one kind at a time. An empty group changes between classic and consumer, and between
+classic and streams, when a member of the other kind joins; its offsets stay. A group whose
+consumers assign partitions themselves has offsets only, and counts as classic. A share group has no
+offsets and never changes its kind. Reads return the state in memory: the broker holds their
 replies, like all replies marked so, until earlier appends are committed.
 """
 

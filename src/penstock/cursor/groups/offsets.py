@@ -3,8 +3,6 @@
 A commit inside a transaction is written at once but not visible: the marker of the transaction
 turns it into a committed offset or drops it. A plain commit made meanwhile is the later one, so it
 wins whatever the marker says: it drops the pending commits for its partition.
-
-``check_commit`` of each kind of group decides who may commit.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
-"""The rows in the internal topic of a group coordinator.
-
-A group that only has offsets, because its consumers assign partitions themselves, has no other
-rows. ``rows.py`` says how rows are encoded and how a layout is changed.
-"""
+"""The rows in the internal topic of a group coordinator. A group that only has offsets, because its
+consumers assign partitions themselves, has no other rows. ``rows.py`` says how rows are encoded."""
 
 from enum import IntEnum
 from typing import TypeAlias

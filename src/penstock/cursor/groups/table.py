@@ -1,6 +1,4 @@
-"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups.
-
-``replay`` folds the rows of the internal topic in log order, then ``loaded`` starts the timers. A
+"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups. A
 group without rows exists only while a client is joining.
 
 Below feature level 3 the configs of groups are rows here. From that level on they are in the

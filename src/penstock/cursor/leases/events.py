@@ -6,19 +6,15 @@ message contents: a lease names the records that it leased and the ones that it 
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
-                   detail: skipped, held, expired, due_keys, attempt_id
+                   detail: skipped, held, expired, due_keys, attempt_id (rarely used)
     65    Extend   [[offset, duration_ms], ...]
     66    Ack      reason, offsets
     67    Trim     start, passed
     68    Start    start, backlog
 
 The events of a share have SHARE_STEP added to the type and the share's id, sixteen bytes, before
-the value: a replay finds the share without decoding the value.
-
-Leasing one record takes about thirty bytes; the rarely used fields of a lease are one nil.
-
-To change a layout: add fields at the end with a default (old records decode, they are shorter
-arrays). To change a meaning: take a new type number and keep decoding the old one.
+the value: a replay finds the share without decoding the value. To change a layout: add fields at
+the end with a default. To change a meaning: take a new type number and keep decoding the old one.
 """
 
 from enum import IntEnum

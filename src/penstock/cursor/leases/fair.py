@@ -1,14 +1,10 @@
 """Fairness on a standard queue: one message group's flood must not make the other groups wait.
 
-A group is noisy while it has at least thirty records in flight and more than a tenth of all records
-in flight. Records of noisy groups are parked, and records of other groups are delivered first; when
-there are none, parked records are delivered, first of the group with the fewest in flight. A record
-without a group counts as a separate group, so it is never noisy. Nothing is throttled: a noisy
-group gets all idle consumers.
-
-Parked records stay in the cursor's table; this module keeps only their offsets, in order. The
-number of parked groups is bounded, because each receive checks the front of each. (At most nine
-groups are noisy at a time; the others were noisy before and still have parked records.)
+A group is noisy while it has at least thirty records in flight and more than a tenth of all. Its
+records are parked, and records of other groups are delivered first; when there are none, parked
+records are delivered, first of the group with the fewest in flight. A record without a group is
+never noisy. Nothing is throttled: a noisy group gets all idle consumers. The number of parked
+groups is bounded, because each receive checks the front of each.
 """
 
 from collections import deque

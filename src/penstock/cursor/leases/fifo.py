@@ -1,21 +1,19 @@
 """The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
 one of its records is in flight.
 
-Groups wait in a line in the order in which they became available: a new group joins when its first
-record is due, a group that was delivered joins at the end when it is available again. So a group
-that fails repeatedly does not starve the others. A receive takes as many records as it can from the
-first group before the next one. Inside a group it goes from the oldest remaining record to the
-first one in flight. So no record overtakes a record that is being processed, while records before
-one whose lease was extended are delivered again. A record without a group is a group by itself.
+Groups wait in a line in the order in which they became available, so a group that fails repeatedly
+does not starve the others. A receive takes as many records as it can from the first group before
+the next one, from the oldest remaining record to the first one in flight. So no record overtakes a
+record that is being processed, while records before one whose lease was extended are delivered
+again. A record without a group is a group by itself.
 
 Each group has a queue of offsets: entries of the table first, then records of the window, all
 ascending. A group is available if its first live record is. It is in the line at most once; an
 unavailable group found there is dropped, and the event that frees the group adds it again.
 
-The queue's current delay applies to every record that was never leased nor skipped. All have the
-same delay, so due times follow log order: groups that begin with such a record arrive in the order
-of offsets, all records after a delayed one are delayed, reading ahead stops there, and no entry of
-the table is ever delayed.
+The queue's current delay applies to every record that was never leased nor skipped. So due times
+follow log order: groups that begin with such a record arrive in the order of offsets, reading ahead
+stops at a delayed record, and no entry of the table is ever delayed.
 """
 
 from collections import deque

@@ -1,15 +1,10 @@
 """The decisions of a lease cursor: which consumer holds which record, and until when.
 
-Pure: broker/partition/partition.py owns the clock and the log. It calls a decision, appends the
-events that the decision returns, and replies when they are durable. A decision has applied its
-event when it returns, so two receives in a row never pick the same record, whatever the log does
-meanwhile.
-
-Both kinds of queue share this. Which records a receive gets is decided in standard.py (any order,
-fairness) and fifo.py (message groups).
-
-Retention is checked when a record would be delivered, and by ``expire``, which the broker calls
-periodically so that idle queues drop records too. Both write an event with the dropped offsets.
+Pure: broker/partition/partition.py owns the clock and the log. A decision has applied its event
+when it returns, so two receives in a row never pick the same record, whatever the log does
+meanwhile. Which records a receive gets is decided in standard.py (any order, fairness) and fifo.py
+(message groups). Retention is checked when a record would be delivered, and by ``expire``, which
+the broker calls periodically so that idle queues drop records too.
 """
 
 from collections.abc import Callable, Iterator, Sequence

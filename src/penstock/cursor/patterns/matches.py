@@ -1,13 +1,11 @@
-"""The topics that the patterns of one tenant's groups match.
+"""The topics that the patterns of one tenant's groups match, and of these the ones that a member
+may see: a partition assigned to a member that may not read it would not be read at all.
 
 Matching is slow: up to a second for one pattern and one name. So a result is kept until the topic
 is deleted, and the work is a generator that yields about every millisecond (``catch_up``): the
-broker runs it before a decision, which then finds all results here.
-
-A member gets only topics that it may see: a partition assigned to a member that may not read it
-would not be read at all. A member's rights are known only during its request, so the topics found
-are kept until it sends a request with other rights or other topics. For a member without a request
-since the group was loaded, all topics that match count: it gets no assignment before its next one.
+broker runs it before a decision. A member's rights are known only during its request, so the topics
+found are kept until its next request. For a member without a request since the group was loaded,
+all topics that match count: it gets no assignment before its next one.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping

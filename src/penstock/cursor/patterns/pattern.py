@@ -1,11 +1,9 @@
 """Topic patterns of consumers in RE2 syntax, matched in time linear in the length of the name.
 
-A pattern comes from a client and is matched against every topic name by a coordinator that many
-clients share, so a backtracking matcher would let one client stop the others. This matcher walks a
-set of states through the name, character by character (Thompson's construction). The number of
-states is bounded, and a match is done in steps between which other requests are served.
-
-The whole name must match. ``pattern_syntax.py`` has the grammar.
+A pattern comes from a client and is matched by a coordinator that many clients share, so a
+backtracking matcher would let one client stop the others. This matcher walks a set of states
+through the name, character by character (Thompson's construction). The number of states is bounded,
+and a match is done in steps between which other requests are served. The whole name must match.
 """
 
 from collections.abc import Generator, Iterable

@@ -1,13 +1,9 @@
 """The classic group protocol: members join, one of them assigns, all get their assignment.
 
 No join gets a reply until all known members have joined again or the time for it is over, so all
-members of a generation start together. Then the group waits for the leader's assignment, which is
-opaque here: eager and cooperative consumers are served alike.
-
-A member with an instance id is static: it may leave and return with a new member id within its
-session timeout without a rebalance.
-
-This module has the decisions for each request, ``classic_state.py`` the phases that they start.
+members of a generation start together. The leader's assignment is opaque here. A member with an
+instance id is static: it may leave and return with a new member id within its session timeout
+without a rebalance. ``classic_state.py`` has the phases that requests start.
 """
 
 import struct

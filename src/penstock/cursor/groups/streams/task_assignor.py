@@ -4,9 +4,8 @@ An active task stays with the member that has it, up to its even share. Otherwis
 member of a process that has its state, as active or standby task, and only then to the member with
 the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
 and the other copies. State is in a folder of the process, so any member of that process can use it.
-
-The result depends only on the arguments, not on their order. Input and result are immutable values:
-a thread works out the assignment of a large group while the group serves heartbeats.
+The result does not depend on the order of the arguments. Input and result are immutable values: a
+thread works out the assignment of a large group while the group serves heartbeats.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
