@@ -110,7 +110,6 @@ class Producers:
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._producers
 
-    # ── Before an append ─────────────────────────────────────────────────────────────────────
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
         """Return whether a client's batch may be appended. For markers: ``check_marker``."""
         producer_id = header.producer_id
@@ -184,7 +183,6 @@ class Producers:
             return producer
         return None if producer.seen_at_ms + IDLE_MS_MAX <= wall_ms else producer
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
         """``at_ms``: wall clock of the append, or of the scan if that is unknown."""
         assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
@@ -237,7 +235,6 @@ class Producers:
         self._producers[producer_id] = producer
         return producer
 
-    # ── Isolation ────────────────────────────────────────────────────────────────────────────
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the offset below which every transaction is decided and its marker committed."""
         ended = self._ended
@@ -283,7 +280,6 @@ class Producers:
             del self._producers[producer_id]
         return len(old)
 
-    # ── Snapshot ─────────────────────────────────────────────────────────────────────────────
     def snapshot(self, *, wall_ms: int) -> bytes:
         """Encode the state. A snapshot only makes the next start faster: it may be deleted."""
         rows = []

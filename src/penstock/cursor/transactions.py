@@ -130,7 +130,6 @@ class Transactions:
         self._rows: list[Row] = []
         self._markers: list[Marker] = []
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
         _, (transactional_id,), txn = CODEC.decode(key, value)
@@ -168,7 +167,6 @@ class Transactions:
         made = TxnReply(reply) if isinstance(reply, ErrorCode) else reply
         return TxnOutcome(made, rows, markers, self._deadlines.next_ms())
 
-    # ── InitProducerId ───────────────────────────────────────────────────────────────────────
     def init(
         self,
         transactional_id: str,
@@ -229,7 +227,6 @@ class Transactions:
         self._put(transactional_id, value)
         self._send_markers(transactional_id, wall_ms)
 
-    # ── Partitions join a transaction ────────────────────────────────────────────────────────
     def add(
         self,
         transactional_id: str,
@@ -298,7 +295,6 @@ class Transactions:
             return ErrorCode.PRODUCER_FENCED, txn
         return ErrorCode.NONE, txn
 
-    # ── EndTxn ───────────────────────────────────────────────────────────────────────────────
     def end(
         self,
         transactional_id: str,
@@ -345,7 +341,6 @@ class Transactions:
         self._send_markers(transactional_id, wall_ms)
         return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
 
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
     def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
         txn = self._txns[transactional_id]
         assert txn.state in _PREPARED, "markers are written only after the commit or abort decision"
@@ -386,7 +381,6 @@ class Transactions:
         )
         self._put(transactional_id, value)
 
-    # ── Time ─────────────────────────────────────────────────────────────────────────────────
     def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
         """Abort the transactions whose timeout has passed."""
         while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:

@@ -71,17 +71,14 @@ class ClusterState:
         self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
-    # ── Updates ──────────────────────────────────────────────────────────────────────────────
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
         """Set all live nodes."""
-        before, before_incarnations = self.nodes, self.incarnations
+        before, old_incarnations = self.nodes, self.incarnations
         self.nodes, self.incarnations = dict(nodes), dict(incarnations)
         self._arrange()
         for node in {*before, *nodes}:
-            if (
-                before.get(node) != nodes.get(node)
-                or before_incarnations.get(node) != incarnations.get(node)
-            ):  # fmt: skip
+            is_same = old_incarnations.get(node) == incarnations.get(node)
+            if not is_same or before.get(node) != nodes.get(node):
                 self._see_node(node)
 
     def see_draining(self, draining: Iterable[int]) -> None:
@@ -108,16 +105,17 @@ class ClusterState:
         self.is_plan_old = True
 
     def see_row(self, key: PartitionKey, view: View | None) -> None:
-        before = self.rows.get(key)
+        before = self.rows.pop(key, None)
         if before is not None:
             self._forget_row(key, before.row)
         if view is not None:
-            self.rows[key] = view
-            self._index_row(key, view.row)
+            self._add_row(key, view)
         self.due[key] = None
         self.is_plan_old = True
 
-    def _index_row(self, key: PartitionKey, row: PartitionRow) -> None:
+    def _add_row(self, key: PartitionKey, view: View) -> None:
+        self.rows[key] = view
+        row = view.row
         self.land(key)
         self.waiting.pop(key, None)
         self.loads.add(key.topic_id, row.replicas)
@@ -129,7 +127,6 @@ class ClusterState:
             self.unpreferred[key] = None
 
     def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
-        del self.rows[key]
         self.loads.remove(key.topic_id, row.replicas)
         for node in row.replicas:
             del self._on[node][key]
@@ -150,8 +147,8 @@ class ClusterState:
         """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
-    # ── Rows being written: they count as load for the next new row ──────────────────────────
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
+        """A row that is being written counts as load for the next new row."""
         self.land(key)
         self._coming[key] = replicas
         self.loads.add(key.topic_id, replicas)
@@ -161,7 +158,6 @@ class ClusterState:
         if replicas is not None:
             self.loads.remove(key.topic_id, replicas)
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def on(self, node: int) -> Iterable[PartitionKey]:
         """Return the partitions whose rows name this node."""
         return self._on.get(node, {})
@@ -173,9 +169,6 @@ class ClusterState:
 
     def is_led(self, row: PartitionRow) -> bool:
         return is_led(row, self.incarnations)
-
-
-# ── Reading the store once ───────────────────────────────────────────────────────────────────
 
 
 class Requests(NamedTuple):

@@ -117,9 +117,6 @@ def due(
     )
 
 
-# ── Creation, deletion, settings ─────────────────────────────────────────────────────────────
-
-
 def _creation(
     state: ClusterState, key: PartitionKey, topic: Topic | None, policy: Policy
 ) -> Decision | None:
@@ -158,9 +155,6 @@ def _settings(
         return None
     row = msgspec.structs.replace(view.row, in_sync_min=in_sync_min)
     return Decision(key, DecisionKind.SETTINGS, view.version, Change(view.version, row))
-
-
-# ── Leaders ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _leader(
@@ -204,9 +198,6 @@ def _recovery(
     if change is not None:
         return Decision(key, DecisionKind.RECOVERED, view.version, change)
     return Ask(key, tuple(node for node in sorted(members) if node not in known))
-
-
-# ── Moves in progress ────────────────────────────────────────────────────────────────────────
 
 
 def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None:

@@ -100,7 +100,6 @@ class Manager(PrefixWatch):
             lambda tomb: self.active.saw_topic(tomb, None) if self.active else None
         )
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
     async def start(self) -> None:
         """Become a candidate. Raises the errors of the store."""
         await super().start()
@@ -139,7 +138,6 @@ class Manager(PrefixWatch):
         if self.active is not None:
             self.active.saw_policy()
 
-    # ── Candidacy ────────────────────────────────────────────────────────────────────────────
     async def _stand(self) -> None:
         while True:
             self._changed.clear()
@@ -194,7 +192,6 @@ class Manager(PrefixWatch):
             log.info("this node is no longer the manager", extra={"node": self._node})
         await self._fill()
 
-    # ── The manager's entry ──────────────────────────────────────────────────────────────────
     async def _fill(self) -> None:
         entries, revision = await self._store.list(MANAGER_KEY)
         if revision < self.revision:

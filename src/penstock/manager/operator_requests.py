@@ -122,9 +122,6 @@ def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refu
     return Refused.UNAVAILABLE if change is None else change
 
 
-# ── Requests ─────────────────────────────────────────────────────────────────────────────────
-
-
 async def drain(store: Store, node: int) -> None:
     """Request that no replica is on this node. The node may be gone forever: its replicas are then
     replaced. Raises NotFound if the node is not alive and has no replicas."""

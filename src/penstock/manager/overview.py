@@ -106,9 +106,6 @@ class _Names:
         return Named(self._count, tuple(sorted(self._keys)))
 
 
-# ── Before a node is stopped ─────────────────────────────────────────────────────────────────
-
-
 class StopRisk(msgspec.Struct, frozen=True):
     """Numbers of partitions that would be affected if this node stopped now."""
 

@@ -206,7 +206,6 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    # ── Repair: the requested number of replicas, and none on draining nodes ─────────────────
     def repair(self) -> bool:
         """Repair all partitions. False if ``steps_max`` was reached."""
         steps = 0
@@ -265,7 +264,6 @@ class _Plan:
                 place.append(coming.popleft())
         return (*place, *coming, *staying)
 
-    # ── Racks ────────────────────────────────────────────────────────────────────────────────
     def spread_racks(self) -> None:
         if not self._racks:
             return
@@ -298,7 +296,6 @@ class _Plan:
                 return _replaced(place, node, taking)
         return None
 
-    # ── Replicas ─────────────────────────────────────────────────────────────────────────────
     def even_replicas(self) -> None:
         steps = 0
         while steps != self._steps_max and self._even_one():
@@ -336,7 +333,6 @@ class _Plan:
                 led, led_more = key, more
         return led
 
-    # ── Leaders ──────────────────────────────────────────────────────────────────────────────
     def even_leaders(self) -> None:
         """Change leaders along a chain of nodes: a direct exchange is not always possible."""
         shared: _Shared = {node: {} for node in self._on}

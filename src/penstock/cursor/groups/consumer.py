@@ -129,7 +129,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
     def _held_in(self, value: CurrentValue) -> tuple[Partitions, Partitions]:
         return from_map(value.assigned), from_map(value.revoking)
 
@@ -163,7 +162,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             value = TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def is_stored(self) -> bool:  # type: ignore[override]
         return self.value.epoch > 0
@@ -183,7 +181,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             return frozenset()
         return frozenset(name for name, _, _ in self.value.topics)
 
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
     def heartbeat(
         self,
         request: ConsumerHeartbeat,
@@ -290,7 +287,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             self._put(decision, RowKind.MEMBER, new, request.member_id)
         return any(getattr(new, name) != getattr(old, name) for name in _SUBSCRIPTION)
 
-    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
     def _leave(self, request: ConsumerHeartbeat, decision: Decision) -> None:
         member_id = request.member_id
         if request.member_epoch == LEAVE_STATIC and request.instance_id in self._static:
@@ -316,7 +312,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         value = ConsumerValue(self.value.epoch + 1, topics, decision.wall_ms)
         self._put(decision, RowKind.CONSUMER, value)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         """Raise the group's epoch if anything an assignment depends on has changed."""
         if not has_changed and topics.epoch == self._seen_topics:

@@ -80,7 +80,6 @@ class Offsets:
         """Return the number of partitions with a committed or a pending offset."""
         return len(self._committed) + self._pending_only
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
         before = self._committed.pop(partition, None)
         self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
@@ -124,7 +123,6 @@ class Offsets:
         decision.rows.append(CODEC.encode(RowKind.PENDING, key, value))
         self.apply_pending(producer_id, at, value)
 
-    # ── Commit ───────────────────────────────────────────────────────────────────────────────
     def commit(
         self,
         request: CommitRequest,
@@ -190,7 +188,6 @@ class Offsets:
         commits = self._pending.get(producer_id, {})
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
-    # ── Fetch, delete, expire ────────────────────────────────────────────────────────────────
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
     ) -> FetchReply:

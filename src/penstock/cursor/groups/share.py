@@ -110,7 +110,6 @@ class ShareGroup:
         self._topics_epoch: int | None = None  # of the topics at the last heartbeat
         self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def epoch(self) -> int:
         return self.value.epoch
@@ -166,7 +165,6 @@ class ShareGroup:
     def erase(self, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), None))
 
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
     def heartbeat(self, request: ShareHeartbeat, topics: Topics, decision: Decision) -> None:
         refusal = self._refusal(request)
         if refusal is not None:
@@ -223,7 +221,6 @@ class ShareGroup:
             else:
                 self._remove(member_id, decision)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _remove(self, member_id: str, decision: Decision) -> None:
         del self._members[member_id]
         self._deadlines.drop(member_id)

@@ -99,7 +99,6 @@ class GroupTable:
         """Return when to call ``tick``, on the monotonic clock; None: there is no deadline."""
         return self._wakes.next_ms()
 
-    # ── Replay ───────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
         kind, fields, body = CODEC.decode(key, value)
@@ -137,7 +136,6 @@ class GroupTable:
                 group.members.arm(decision.now_ms)
             self._arm(group)
 
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
     def configs(self, group_id: str) -> Mapping[str, str]:
         """Return a group's configs. The metadata store overrides a row not moved there yet."""
         value = self._configs.get(group_id)
@@ -191,7 +189,6 @@ class GroupTable:
         else:
             self._configs.pop(group_id, None)
 
-    # ── Finding and dropping ─────────────────────────────────────────────────────────────────
     def _find_or_create(self, group_id: str, *, may_create: bool) -> tuple[Group | None, ErrorCode]:
         group = self._groups.get(group_id)
         if group is not None:

@@ -63,7 +63,6 @@ class FifoCursor(LeaseCursor):
     def _reads_on(self, selection: Selection) -> bool:
         return selection.reads_on
 
-    # ── Choosing ─────────────────────────────────────────────────────────────────────────────
     def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
         """Take records of the groups in line. Returns whether a bound on one event stopped it, and
         whether a record is delayed. A record appended after ``due_ms`` is delayed."""
@@ -146,7 +145,6 @@ class FifoCursor(LeaseCursor):
         _, appended_ms = self._fresh[self._window[-1].offset]
         return appended_ms + self._queue_delay_ms <= now_ms
 
-    # ── Groups ───────────────────────────────────────────────────────────────────────────────
     def _front(self, key: GroupKey) -> int | None:
         """Return the oldest offset of a group that is not gone."""
         offsets = self._groups.get(key)
@@ -205,7 +203,6 @@ class FifoCursor(LeaseCursor):
         for key in list(self._groups):
             self._line_up(key)
 
-    # ── Callbacks of the fold and the window ─────────────────────────────────────────────────
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         # On the monotonic clock, and ascending even if the wall clock jumped between reads.
         appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)

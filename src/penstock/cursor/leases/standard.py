@@ -43,7 +43,6 @@ class StandardCursor(LeaseCursor):
     def _reads_on(self, selection: Selection) -> bool:
         return not selection.picked and self._lacks(1, selection.is_dry) and self._may_skip
 
-    # ── For callers that lease whole batches ─────────────────────────────────────────────────
     def next_offset(self, *, now_ms: int) -> int | None:
         """Return the lowest offset of the read-ahead that can be leased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
@@ -74,7 +73,6 @@ class StandardCursor(LeaseCursor):
                 if each >= offset:
                     heappush(self._ready, each)
 
-    # ── Without noisy groups ─────────────────────────────────────────────────────────────────
     def _take_again(self, selection: Selection) -> bool:
         """Take records that were leased or skipped before. True if it stopped at a bound."""
         ready = self._ready
@@ -141,7 +139,6 @@ class StandardCursor(LeaseCursor):
         self._pass(record, selection)
         return entry
 
-    # ── With noisy groups ────────────────────────────────────────────────────────────────────
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
         """Take records of quiet groups in the usual order, then of noisy groups, fewest in flight
         first. Returns the new head and whether it stopped at a bound."""
@@ -220,7 +217,6 @@ class StandardCursor(LeaseCursor):
                 selection.picked.append((record.offset, record))
         return head
 
-    # ── Callbacks of the fold ────────────────────────────────────────────────────────────────
     def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - for FIFO
         heappush(self._ready, offset)
         if len(self._ready) > self._ready_max:

@@ -37,13 +37,10 @@ class Pattern:
     """A compiled pattern. Raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
-        syntax = Syntax(text)
-        program = _Program()
+        syntax, program = Syntax(text), _Program()
         self._start = program.add(syntax.tree, _END)
         self._tests = syntax.tests
-        self._chars = program.chars
-        self._leads = program.leads
-        self._needs = program.needs
+        self._chars, self._leads, self._needs = program.chars, program.leads, program.needs
         self._has_assertions = any(program.needs)
 
     @property
@@ -152,14 +149,8 @@ class _Program:
 def _holding(name: str, at: int) -> int:
     """Return the assertions that hold before the character at ``at``."""
     before, after = name[at - 1 : at] if at else "", name[at : at + 1]
-    holds = 0
-    if at == 0:
-        holds |= BEGIN_TEXT | BEGIN_LINE
-    elif before == "\n":
-        holds |= BEGIN_LINE
-    if not after:
-        holds |= END_TEXT | END_LINE
-    elif after == "\n":
-        holds |= END_LINE
+    holds = (0 if before else BEGIN_TEXT) | (0 if after else END_TEXT)
+    holds |= BEGIN_LINE if before in ("", "\n") else 0
+    holds |= END_LINE if after in ("", "\n") else 0
     is_boundary = is_word(before) is not is_word(after)
     return holds | (WORD_BOUNDARY if is_boundary else NO_WORD_BOUNDARY)

@@ -31,7 +31,6 @@ from penstock.wire.kafka.faults import ErrorCode
 
 
 class ClassicGroup(Rebalance):
-    # ── Join ─────────────────────────────────────────────────────────────────────────────────
     def join(self, request: JoinRequest, decision: Decision) -> None:
         code = self._join_refusal(request)
         if code:
@@ -149,7 +148,6 @@ class ClassicGroup(Rebalance):
         self._arm_session(member, decision.now_ms)
         self._go_on(decision)
 
-    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
     def sync(self, request: SyncRequest, decision: Decision) -> None:
         code = self._sync_refusal(request)
         if code:
@@ -189,7 +187,6 @@ class ClassicGroup(Rebalance):
             if member.sync_ticket is not None:
                 self._reply_sync(member, self._sync_reply(member), decision, after_commit=True)
 
-    # ── Heartbeat, leave ─────────────────────────────────────────────────────────────────────
     def heartbeat(
         self, member_id: str, instance_id: str | None, generation: int, decision: Decision
     ) -> None:
@@ -224,7 +221,6 @@ class ClassicGroup(Rebalance):
             self._maybe_complete_join(decision)
         decision.reply(LeaveReply(members=tuple(results)))
 
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(
         self, request: CommitRequest, *, is_transactional: bool, now_ms: int
     ) -> ErrorCode:

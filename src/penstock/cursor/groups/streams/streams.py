@@ -98,7 +98,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         # Topics that each subtopology reads with their numbers of partitions; cached.
         self._read: dict[str, list[tuple[str, int]]] | None = None
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
         if kind == RowKind.TOPOLOGY:
             self.topology = value
@@ -160,7 +159,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._put(decision, RowKind.TOPOLOGY, None)
         super().erase(decision)
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def is_stored(self) -> bool:  # type: ignore[override]
         return self.topology is not None
@@ -186,7 +184,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             return frozenset()
         return frozenset(name for part in self.topology.subtopologies for name in read_by(part))
 
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
     def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
         refusal = self._refusal(request, owned)
@@ -293,7 +290,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._endpoint_epoch += 1
         return True
 
-    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
     def _remove(self, member_id: str, decision: Decision) -> None:
         self._endpoints_changed(member_id)
         self._forget(decision, member_id)
@@ -305,7 +301,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         value = replace(value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms)
         self._put(decision, RowKind.STREAMS, value)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         """Raise the group's epoch if anything an assignment depends on has changed."""
         assert self.topology is not None
@@ -362,7 +357,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
                 self._targets[target.member_id] = target.tasks
         self._put(decision, RowKind.STREAMS_TARGET, TargetValue(assignment.input.epoch))
 
-    # ── Endpoints ────────────────────────────────────────────────────────────────────────────
     def _endpoints_changed(self, member_id: str) -> None:
         if self._members[member_id].endpoint is not None:
             self._endpoint_epoch += 1
@@ -381,7 +375,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             if member.endpoint is not None and member_id in self._currents
         )
 
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
         """Check a commit. An older epoch is valid for tasks that the member has had since."""
         if is_transactional and not request.member_id and request.generation == -1:

@@ -135,7 +135,6 @@ class _Assignment:
     def _load(self, process: str) -> float:
         return self._totals[process] / self._sizes[process]
 
-    # ── Active tasks ─────────────────────────────────────────────────────────────────────────
     def assign_active(self, tasks: Sequence[Task]) -> None:
         """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
         self._each, self._more = divmod(len(tasks), len(self.members))
@@ -182,7 +181,6 @@ class _Assignment:
             if room[process]:
                 heappush(heap, (self._load(process), process))
 
-    # ── Standby tasks ────────────────────────────────────────────────────────────────────────
     def assign_standby(self, tasks: Sequence[Task], copies: int) -> None:
         held = {
             task: {self._process_of[member_id]}
