@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from penstock.manager import moving
+from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState, Requested
 from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX, DecisionWriter, End, cancelled
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, Topics, due
@@ -346,26 +346,26 @@ class ActiveManager:
         begun_ms = self._clock.mono_ms()
         now = await self._situation()
         # In a thread, because it may take longer than clients of this node should wait.
-        planned = await asyncio.to_thread(moving.targets, now)
+        planned = await asyncio.to_thread(deciding.targets, now)
         await self._writer.room()
-        decisions = moving.beginnings(state, now, planned, policy)
+        decisions = deciding.beginnings(state, now, planned, policy)
         if policy.is_balancing:
-            decisions += moving.preferred(state, count_max=policy.leader_changes_max)
+            decisions += deciding.preferred(state, count_max=policy.leader_changes_max)
         free = {one.key: one for one in reversed(decisions) if one.key not in self._sent}
         self._send(list(free.values()))
         ended_ms = self._clock.mono_ms()
         pause_ms = max(self._times.plan_ms_min, (ended_ms - begun_ms) * PLAN_SHARE)
         self._plan_at_ms = ended_ms + pause_ms
 
-    async def _situation(self) -> moving.Situation:
+    async def _situation(self) -> deciding.Situation:
         """In parts: a million partitions take longer than the lease of this node."""
         state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):
             some = keys[start : start + KEYS_PER_SLICE]
-            partitions.update(moving.placed(state, some, self._catalog, self._policy))
+            partitions.update(deciding.placed(state, some, self._catalog, self._policy))
             await asyncio.sleep(0)
-        return moving.Situation(partitions, list(state.hosts), state.draining, self._policy)
+        return deciding.Situation(partitions, list(state.hosts), state.draining, self._policy)
 
     def _log_decisions(self) -> None:
         """Log one line for all decisions since the last one, once none is in progress."""

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.manager import moving
 from penstock.manager.cluster_state import is_led, read_cluster_state, read_nodes
+from penstock.manager.decisions import preferred
 from penstock.membership.cluster_view import write_row
 from penstock.metadata.cluster_entries import (
     PARTITIONS_PREFIX,
@@ -264,7 +264,7 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
     """Elect the first replica wherever it can lead. Returns the number of leaders changed."""
     state = await read_cluster_state(store)
-    found = moving.preferred(state, count_max=len(state.rows))
+    found = preferred(state, count_max=len(state.rows))
     chosen = [one for one in found if keys is None or one.key in keys]
     room = asyncio.Semaphore(CHANGES_AT_ONCE)
 

@@ -76,21 +76,17 @@ class StartEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent | StartEvent
 
-LEASE_TYPE = 64
-EXTEND_TYPE = 65
-ACK_TYPE = 66
-TRIM_TYPE = 67
-START_TYPE = 68
+_TYPES: dict[type, int] = {
+    LeaseEvent: 64,
+    ExtendEvent: 65,
+    AckEvent: 66,
+    TrimEvent: 67,
+    StartEvent: 68,
+}
+TRIM_TYPE = _TYPES[TrimEvent]
 SHARE_STEP = 16
 SHARE_ID_BYTES = 16
 
-_TYPES: dict[type, int] = {
-    LeaseEvent: LEASE_TYPE,
-    ExtendEvent: EXTEND_TYPE,
-    AckEvent: ACK_TYPE,
-    TrimEvent: TRIM_TYPE,
-    StartEvent: START_TYPE,
-}
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
     number: msgspec.msgpack.Decoder(event_type) for event_type, number in _TYPES.items()

@@ -65,7 +65,7 @@ class LeaseState:
 
     def __init__(self) -> None:
         # The fold: equal on every replica that has applied the same log.
-        self._head = 0
+        self.head = 0
         self._next_offset = 0
         self._appended_count = 0
         self._passed_count = 0
@@ -84,7 +84,7 @@ class LeaseState:
         self._delays = DelayBuckets(by_append=self.is_fifo)
         self._window: deque[Record] = deque()  # read ahead of the head, decoded
         self._window_bytes = 0
-        self._scan_from = 0
+        self.scan_from = 0  # offset from which to read the next records for ``feed``
         self._is_dry = False  # the last feed added nothing: the next lease must not request another
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
@@ -106,7 +106,7 @@ class LeaseState:
         self._appended_count += count
         self._next_offset = next_offset
         for offset, delay_ms in delays:
-            if delay_ms > 0 and offset >= self._head:
+            if delay_ms > 0 and offset >= self.head:
                 self._delays.add(
                     delay_ms, appended_at_ms=appended_at_ms, now_ms=now_ms - elapsed_ms
                 )
@@ -129,8 +129,8 @@ class LeaseState:
 
     def _apply_lease(self, event: LeaseEvent, now_ms: int, elapsed_ms: int = 0) -> None:
         detail = event.detail
-        if event.head > self._head:
-            self._head = event.head
+        if event.head > self.head:
+            self.head = event.head
             self._passed_count += event.passed
             if self._acked_order:
                 self._forget_acked_ahead()
@@ -177,7 +177,7 @@ class LeaseState:
     def _add_restored(self, event: LeaseEvent) -> None:
         """Add entries for the records that this lease is the first to examine."""
         table = self._table
-        head = self._head
+        head = self.head
         fresh = [o for o in event.offsets if o >= head and o not in table]
         if event.detail is not None and event.detail.skipped:
             fresh += [o for o in event.detail.skipped if o not in table]
@@ -209,7 +209,7 @@ class LeaseState:
             if entry is not None:
                 self._leave(offset, entry)
                 self._on_gone(offset, entry)
-            elif offset >= self._head and offset not in self._acked_ahead:
+            elif offset >= self.head and offset not in self._acked_ahead:
                 self._acked_ahead.add(offset)
                 heappush(self._acked_order, offset)
 
@@ -219,8 +219,8 @@ class LeaseState:
         for offset, entry in gone:
             del self._table[offset]
             self._leave(offset, entry)
-        if start > self._head:
-            self._head = start
+        if start > self.head:
+            self.head = start
             self._passed_count += event.passed
             self._forget_acked_ahead()
             self._on_head()
@@ -242,8 +242,8 @@ class LeaseState:
             self._on_dropped(record)
         self._window.clear()
         self._window_bytes = 0
-        self._scan_from = 0
-        self._head = event.start
+        self.scan_from = 0
+        self.head = event.start
         self._passed_count = self._appended_count - event.backlog
         self._next_offset = max(self._next_offset, event.start)
         self._on_head()
@@ -263,7 +263,7 @@ class LeaseState:
 
     def _forget_acked_ahead(self) -> None:
         order = self._acked_order
-        while order and order[0] < self._head:
+        while order and order[0] < self.head:
             self._acked_ahead.discard(heappop(order))
 
     def _leave(self, offset: int, entry: Entry) -> None:
@@ -371,7 +371,7 @@ class LeaseState:
         ]
         return Snapshot(
             self.is_fifo,
-            self._head,
+            self.head,
             self._next_offset,
             self._appended_count,
             self._passed_count,
@@ -386,7 +386,7 @@ class LeaseState:
         """Load a snapshot into a cursor that is still empty."""
         assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
         began_ms = now_ms - elapsed_ms
-        self._head = snapshot.head
+        self.head = snapshot.head
         self._next_offset = snapshot.next_offset
         self._appended_count = snapshot.appended_count
         self._passed_count = snapshot.passed_count
@@ -409,15 +409,6 @@ class LeaseState:
         self._on_head()
 
     # ── The window ───────────────────────────────────────────────────────────────────────────
-    @property
-    def head(self) -> int:
-        return self._head
-
-    @property
-    def scan_from(self) -> int:
-        """Offset from which to read the next records for ``feed``."""
-        return self._scan_from
-
     @property
     def wants_feed(self) -> bool:
         """Whether the log has more to read ahead and the window has room."""
@@ -444,27 +435,27 @@ class LeaseState:
         nothing, the next lease uses the records that there are."""
         self._is_dry = True
         for record in records:
-            if record.offset < self._scan_from:
+            if record.offset < self.scan_from:
                 continue
             is_full = len(self._window) >= WINDOW_RECORDS_MAX
             if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
-                self._scan_from = record.offset
+                self.scan_from = record.offset
                 return
             self._is_dry = False
             self._window.append(record)
             self._window_bytes += size_of(record)
-            self._scan_from = record.offset + 1
+            self.scan_from = record.offset + 1
             self._on_fed(record, now_ms, wall_ms)
-        self._scan_from = max(self._scan_from, next_offset)
+        self.scan_from = max(self.scan_from, next_offset)
 
     def _on_head(self) -> None:
         window = self._window
-        while window and window[0].offset < self._head:
+        while window and window[0].offset < self.head:
             record = window.popleft()
             self._window_bytes -= size_of(record)
             self._on_dropped(record)
-        if self._scan_from < self._head:
-            self._scan_from = self._head
+        if self.scan_from < self.head:
+            self.scan_from = self.head
 
     @property
     def _may_skip(self) -> bool:

@@ -176,7 +176,7 @@ class LeaseCursor(LeaseState):
                 return None
         lease_seq, offsets = attempt.lease_seq, attempt.offsets
         detail = LeaseDetail(attempt_id=attempt_id)
-        event = LeaseEvent(lease_seq, lease_ms, self._head, 0, offsets, wall_ms, detail)
+        event = LeaseEvent(lease_seq, lease_ms, self.head, 0, offsets, wall_ms, detail)
         self._apply_lease(event, now_ms)
         return LeaseOutcome(tuple([self._pick_of(o) for o in attempt.offsets]), event=event)
 
@@ -207,11 +207,11 @@ class LeaseCursor(LeaseState):
             if is_strict and (entry is None or offset in gone or not _is_held(entry, claim)):
                 error = NotLeased(_NOT_LEASED)
             elif entry is None:
-                if offset >= self._head and self.is_fifo:
+                if offset >= self.head and self.is_fifo:
                     error = ExpiredReceipt(_RECEIPT_EXPIRED)
                 # A crash lost the event of the lease: the ack must still count, or the record is
                 # delivered again. (On FIFO queues it could break the group's order.)
-                elif self._head <= offset < self._next_offset and not (
+                elif self.head <= offset < self._next_offset and not (
                     offset in gone or offset in self._acked_ahead
                 ):
                     gone.append(offset)
@@ -275,7 +275,7 @@ class LeaseCursor(LeaseState):
         """``passed``: dropped messages that were at or after the head."""
         if start_offset <= self.low_offset():
             return Outcome(None)
-        assert start_offset > self._head or passed == 0, "messages passed but the head did not move"
+        assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
         self._apply_trim(event := TrimEvent(start_offset, passed))
         return Outcome(None, (event,))
 
@@ -302,7 +302,7 @@ class LeaseCursor(LeaseState):
 
     def _pass_expired(self, selection: Selection) -> int:
         """Drop expired records at the front of the window. Returns the new head."""
-        window, head = self._window, self._head
+        window, head = self._window, self.head
         while window and self._retention_base(window[0]) <= selection.bound_ms:
             record = window[0]
             if record.offset not in self._acked_ahead:
@@ -339,7 +339,7 @@ class LeaseCursor(LeaseState):
 
     def low_offset(self) -> int:
         """Return the lowest offset that is still needed."""
-        return next(iter(self._table), self._head)
+        return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:
         entry = self._table.get(offset)
@@ -353,7 +353,7 @@ class LeaseCursor(LeaseState):
         offset = record.offset
         entry = self._table.get(offset)
         if entry is None:
-            if offset < self._head or offset in self._acked_ahead:
+            if offset < self.head or offset in self._acked_ahead:
                 return None
             due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
             if due_ms > now_ms:

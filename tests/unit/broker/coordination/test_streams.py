@@ -12,9 +12,12 @@ from penstock.broker.coordination import group_assignments
 from penstock.broker.coordination.groups import GroupHost
 from penstock.cursor.coordinator_calls import BeatStreams, DescribeGroup, ListGroups
 from penstock.cursor.groups.streams import task_assignor
-from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.groups.streams.streams_requests import (
+    StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
+)
 from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
-from penstock.cursor.groups.streams.topology import StatusCode
 from penstock.model.levels import STREAMS_GROUPS
 from penstock.wire.kafka.faults import ErrorCode
 

@@ -1,6 +1,6 @@
 """Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
 
-The first member provides the topology (``topology.py``), which never changes. Members move towards
+The first member provides the topology (``streams_requests.py``), which never changes. Members move towards
 the target assignment (``task_assignor.py``) one by one, as those of a consumer group do
 (``assigned.py``). While topics are missing or wrongly partitioned, members have no tasks; the
 reply's status says why. Kafka 4.3 does not support static members, patterns as sources, warm-up
@@ -34,10 +34,17 @@ from penstock.cursor.groups.records import (
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
 from penstock.cursor.groups.streams.streams_requests import (
     NEW_MEMBER,
+    Configured,
     Endpoint,
+    Status,
+    StatusCode,
     StreamsHeartbeat,
     StreamsReply,
+    configure,
     invalid_topology,
+    read_by,
+    readers_of,
+    topic_names,
 )
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
@@ -47,15 +54,6 @@ from penstock.cursor.groups.streams.task_assignor import (
     compute_assignment,
     held_tasks,
     maps_by_role,
-)
-from penstock.cursor.groups.streams.topology import (
-    Configured,
-    Status,
-    StatusCode,
-    configure,
-    read_by,
-    readers_of,
-    topic_names,
 )
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields

@@ -1,10 +1,18 @@
-"""Requests and replies of streams groups, and the checks of a request that need no group.
+"""Requests and replies of streams groups, and the topology of an application: how many partitions
+each internal topic has, how many tasks each subtopology has, and which topics are missing or wrong.
+
+A subtopology reads sources, which are created outside the application, and repartition topics,
+which another subtopology writes to. It writes its state to changelogs. Repartition topics and
+changelogs are internal: the coordinator reports the missing ones, and the frontend creates them.
+One task reads the partitions of one number in all topics of its subtopology.
 
 The texts of errors are Apache Kafka's, because applications show them to people.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -15,6 +23,7 @@ from penstock.cursor.groups.records import (
     InternalTopic,
     PartitionMap,
     StreamsMemberValue,
+    Subtopology,
     TopologyValue,
 )
 from penstock.cursor.groups.streams.task_assignor import (
@@ -25,10 +34,40 @@ from penstock.cursor.groups.streams.task_assignor import (
     of_role,
     with_role,
 )
-from penstock.cursor.groups.streams.topology import InvalidTopology, Status, check
 from penstock.cursor.patterns.matches import Topics
-from penstock.model.limits import STREAMS_MEMBER_BYTES_MAX, STREAMS_TOPOLOGY_BYTES_MAX
+from penstock.model.limits import (
+    STREAMS_MEMBER_BYTES_MAX,
+    STREAMS_TASKS_MAX,
+    STREAMS_TOPOLOGY_BYTES_MAX,
+)
 from penstock.wire.kafka.faults import ErrorCode
+
+_NAMES_SHOWN = 3  # in the text of a status, as in Kafka
+
+
+class StatusCode(IntEnum):
+    """The numbers are the protocol's."""
+
+    STALE_TOPOLOGY = 0
+    MISSING_SOURCE_TOPICS = 1
+    INCORRECTLY_PARTITIONED_TOPICS = 2
+    MISSING_INTERNAL_TOPICS = 3
+    SHUTDOWN_APPLICATION = 4
+    ASSIGNMENT_DELAYED = 5
+
+
+class Status(msgspec.Struct, frozen=True):
+    code: StatusCode
+    detail: str
+
+
+class InvalidTopology(Exception):
+    """The topology is invalid, whatever topics exist."""
+
+
+class _Wrong(Exception):
+    """The existing topics do not fit the topology: the fields of a status."""
+
 
 NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
@@ -148,3 +187,216 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
     except InvalidTopology as error:
         return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, str(error))
     return None
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """A topology together with the topics that exist."""
+
+    tasks: Mapping[str, int] = {}  # subtopology id → number of tasks; empty until it is ready
+    counts: Mapping[str, int] = {}  # internal topic → number of partitions; empty if unknown
+    missing: tuple[InternalTopic, ...] = ()  # to be created, with their number of partitions
+    status: Status | None = None  # why the topology is not ready; None: it is ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status is None
+
+
+def topic_names(topology: TopologyValue) -> frozenset[str]:
+    """Return all topics of a topology, including internal ones."""
+    names: set[str] = set()
+    for part in topology.subtopologies:
+        names.update(part.sources, part.repartition_sinks)
+        names.update(topic.name for topic in internal_topics(part))
+    return frozenset(names)
+
+
+def internal_topics(part: Subtopology) -> tuple[InternalTopic, ...]:
+    return (*part.repartition_sources, *part.changelogs)
+
+
+def read_by(part: Subtopology) -> tuple[str, ...]:
+    """Return the topics whose partitions the tasks of a subtopology read."""
+    return (*part.sources, *(topic.name for topic in part.repartition_sources))
+
+
+def readers_of(topology: TopologyValue) -> dict[str, str]:
+    """Return topic → id of the first subtopology that reads it."""
+    return {
+        name: part.subtopology_id
+        for part in reversed(topology.subtopologies)
+        for name in read_by(part)
+    }
+
+
+def check(topology: TopologyValue) -> None:
+    """Raise InvalidTopology if no set of topics could fit the topology."""
+    for part in topology.subtopologies:
+        for topic in part.changelogs:
+            if topic.partition_count:
+                raise InvalidTopology(
+                    f"Changelog topic {topic.name} must have an undefined partition count, but it"
+                    f" is set to {topic.partition_count}."
+                )
+        if not read_by(part):
+            raise InvalidTopology(f"No source topics found for subtopology {part.subtopology_id}")
+    # With sources of one partition each, nothing but the topology itself can be wrong.
+    sources = {name: 1 for part in topology.subtopologies for name in part.sources}
+    _repartition_counts(topology, sources)
+
+
+def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configured:
+    """Combine a checked topology with ``existing``: topic → number of partitions."""
+    try:
+        counts = _counts(topology, existing)
+        missing = _missing(topology, counts, existing)
+        tasks = _tasks(topology, counts, existing)
+    except _Wrong as wrong:
+        return Configured(status=Status(*wrong.args))
+    text = f"Internal topics are missing: {_summary(topic.name for topic in missing)}"
+    status = Status(StatusCode.MISSING_INTERNAL_TOPICS, text) if missing else None
+    return Configured(tasks, counts, missing, status)
+
+
+def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, int]:
+    internal = {t.name for part in topology.subtopologies for t in part.repartition_sources}
+    sources = {name for part in topology.subtopologies for name in part.sources} - internal
+    absent = sorted(sources - existing.keys())
+    if absent:
+        text = f"Source topics {_summary(absent)} are missing."
+        raise _Wrong(StatusCode.MISSING_SOURCE_TOPICS, text)
+    known = {name: existing[name] for name in sources}
+    counts = _repartition_counts(topology, known)
+    _copartition(topology, counts, known)
+    for part in topology.subtopologies:
+        width = max(_widths_of(part, counts, known))
+        counts.update({topic.name: width for topic in part.changelogs})
+    return counts
+
+
+def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> dict[str, int]:
+    """Return the partitions of repartition topics: the given number, or that of the widest topic
+    that the writing subtopology reads. Raises InvalidTopology."""
+    parts = topology.subtopologies
+    counts = _fixed_counts(topology)
+    readers: dict[str, list[int]] = {}
+    for index, part in enumerate(parts):
+        for topic in part.repartition_sources:
+            readers.setdefault(topic.name, []).append(index)
+    # Kafka goes through the subtopologies in rounds, using the counts known so far. This does the
+    # same, but only visits subtopologies for which a count has just become known.
+    queue = [
+        (0, index) for index, part in enumerate(parts) if any(_widths_of(part, counts, sources))
+    ]
+    seen = {index for _, index in queue}
+    while queue:
+        turn, index = heappop(queue)
+        width = max(_widths_of(parts[index], counts, sources))
+        for sink in parts[index].repartition_sinks:
+            if sink not in counts:
+                counts[sink] = width
+                for reader in set(readers.get(sink, ())) - seen:
+                    seen.add(reader)
+                    heappush(queue, (turn if reader > index else turn + 1, reader))
+    failed = "Failed to compute number of partitions for all repartition topics"
+    if any(sink not in counts for part in parts for sink in part.repartition_sinks):
+        text = f"{failed}. There may be loops in the topology that cannot be resolved."
+        raise InvalidTopology(text)
+    if not readers.keys() <= counts.keys():
+        text = f"{failed}, because a repartition source topic is never used as a sink topic."
+        raise InvalidTopology(text)
+    return counts
+
+
+def _fixed_counts(topology: TopologyValue) -> dict[str, int]:
+    """Return the repartition topics whose number of partitions is given."""
+    found = (topic for part in topology.subtopologies for topic in part.repartition_sources)
+    return {topic.name: topic.partition_count for topic in found if topic.partition_count}
+
+
+def _widths_of(
+    part: Subtopology, counts: Mapping[str, int], sources: Mapping[str, int]
+) -> Iterable[int]:
+    """Yield the known numbers of partitions of the topics that a subtopology reads."""
+    for name in read_by(part):
+        count = counts.get(name) or sources.get(name)
+        if count is not None:
+            yield count
+
+
+def _copartition(
+    topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
+) -> None:
+    """Give repartition topics the number of partitions of their group. Raises _Wrong."""
+    fixed = _fixed_counts(topology).keys()
+    for part in topology.subtopologies:
+        for group in part.copartitions:
+            repartitioned = {name: counts[name] for name in group if name in counts}
+            others = {name: sources[name] for name in group if name not in counts}
+            if others:
+                count = _same(others)
+            elif fixed.isdisjoint(group):
+                count = max(repartitioned.values(), default=0)
+            else:
+                count = _same({name: n for name, n in repartitioned.items() if name in fixed})
+            for name, given in repartitioned.items():
+                if name in fixed and given != count:
+                    raise _Wrong(
+                        StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
+                        f"Number of partitions [{given}] of repartition topic [{name}] doesn't"
+                        f" match number of partitions [{count}] of the source topic.",
+                    )
+                counts[name] = count
+
+
+def _same(counts: Mapping[str, int]) -> int:
+    found = set(counts.values())
+    if len(found) > 1:
+        shown = ", ".join(f"{name}={count}" for name, count in sorted(counts.items()))
+        raise _Wrong(
+            StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
+            f"Following topics do not have the same number of partitions: [{{{shown}}}]",
+        )
+    return found.pop()
+
+
+def _missing(
+    topology: TopologyValue, counts: Mapping[str, int], existing: Mapping[str, int]
+) -> tuple[InternalTopic, ...]:
+    missing = {}
+    for part in topology.subtopologies:
+        for topic in internal_topics(part):
+            wanted, found = counts[topic.name], existing.get(topic.name)
+            if found is None:
+                missing[topic.name] = msgspec.structs.replace(topic, partition_count=wanted)
+            elif found != wanted:
+                raise _Wrong(
+                    StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
+                    f"Existing topic {topic.name} has different number of partitions: expected"
+                    f" {wanted}, found {found}",
+                )
+    return tuple(missing[name] for name in sorted(missing))
+
+
+def _tasks(
+    topology: TopologyValue, counts: Mapping[str, int], existing: Mapping[str, int]
+) -> dict[str, int]:
+    tasks = {
+        part.subtopology_id: max(_widths_of(part, counts, existing))
+        for part in topology.subtopologies
+    }
+    total = sum(tasks.values())
+    if total > STREAMS_TASKS_MAX:
+        raise _Wrong(
+            StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
+            f"The topology has {total:,} tasks, at most {STREAMS_TASKS_MAX:,} are allowed: read"
+            " topics with fewer partitions, or split the application.",
+        )
+    return tasks
+
+
+def _summary(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    text = ", ".join(listed[:_NAMES_SHOWN])
+    left = len(listed) - _NAMES_SHOWN
+    return f"{text} and {left} additional topics" if left > 0 else text

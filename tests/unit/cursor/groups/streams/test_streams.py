@@ -26,7 +26,11 @@ from penstock.cursor.groups.settings import (
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
 from penstock.cursor.groups.streams import task_assignor
 from penstock.cursor.groups.streams.streams import StreamsGroup
-from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.groups.streams.streams_requests import (
+    StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
+)
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
     STANDBY,
@@ -36,7 +40,6 @@ from penstock.cursor.groups.streams.task_assignor import (
     of_role,
     with_role,
 )
-from penstock.cursor.groups.streams.topology import StatusCode
 from penstock.model.limits import (
     STREAMS_MEMBER_BYTES_MAX,
     STREAMS_TASKS_AT_ONCE_MAX,
