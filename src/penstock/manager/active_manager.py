@@ -20,9 +20,15 @@ import msgspec
 
 from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState, Requested
-from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX, DecisionWriter, End, cancelled
+from penstock.manager.decision_writer import (
+    DECISIONS_PER_TXN_MAX,
+    AskStandings,
+    DecisionWriter,
+    End,
+    LogEndQueries,
+    cancelled,
+)
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, Topics, due
-from penstock.manager.log_end_queries import AskStandings, LogEndQueries
 from penstock.manager.placement import Placed
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cache import Cache

@@ -138,16 +138,13 @@ def _creation(
 
 
 def _deletion(state: ClusterState, key: PartitionKey, view: View | None) -> Decision | None:
-    request = state.requests.get(key)
-    if view is None and request is None:
+    has_request = key in state.requests
+    if view is None and not has_request:
         return None
+    version, asked = ABSENT if view is None else view.version, _version(state, key)
+    has_row = view is not None
     return Decision(
-        key,
-        DecisionKind.DELETED,
-        ABSENT if view is None else view.version,
-        is_row_dropped=view is not None,
-        is_request_dropped=request is not None,
-        request_version=ABSENT if request is None else request.version,
+        key, DecisionKind.DELETED, version, None, has_row, None, has_request, request_version=asked
     )
 
 
@@ -213,13 +210,8 @@ def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None
     if request is None:
         return None
     row, target = view.row, frozenset(request.replicas)
-    ended = Decision(
-        key,
-        DecisionKind.FULFILLED,
-        view.version,
-        is_request_dropped=True,
-        request_version=request.version,
-    )
+    ended = Decision(key, DecisionKind.FULFILLED, view.version, is_request_dropped=True)
+    ended = ended._replace(request_version=request.version)
     if row.replicas == request.replicas:
         return ended
     if not target <= row.whole:

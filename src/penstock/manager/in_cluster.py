@@ -17,9 +17,8 @@ from typing import Final, NamedTuple, Protocol
 from penstock.manager import active_manager
 from penstock.manager.active_manager import ActiveManager, Times, wait_for
 from penstock.manager.cluster_state import read_nodes
-from penstock.manager.decision_writer import cancelled
+from penstock.manager.decision_writer import AskStandings, cancelled
 from penstock.manager.decisions import DecisionKind, Policy
-from penstock.manager.log_end_queries import AskStandings
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import (

@@ -237,16 +237,8 @@ class _Plan:
         return self._substituted(replicas, kept, chosen, wanted)
 
     def _least_needed(self, key: PartitionKey, kept: Sequence[int]) -> int:
-        weak = self._partitions[key].weak
-        return max(
-            kept,
-            key=lambda node: (
-                node in weak,
-                self._racks.shared(node, kept),
-                len(self._on.get(node, ())),
-                node,
-            ),
-        )
+        weak, shared, on = self._partitions[key].weak, self._racks.shared, self._on
+        return max(kept, key=lambda n: (n in weak, shared(n, kept), len(on.get(n, ())), n))
 
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int

@@ -285,16 +285,8 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return self._deadlines.next_ms()
 
     def _describe(self, **fields: Any) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            self.kind,
-            self.state,
-            self.kind,
-            epoch=self.value.epoch,
-            target_epoch=self.target_epoch,
-            **fields,
-        )
+        epochs = {"epoch": self.value.epoch, "target_epoch": self.target_epoch}
+        return Description.of(self, **epochs, **fields)
 
     def _described(self) -> Iterator[tuple[str, int, MemberT, Partitions, Partitions]]:
         for member_id, member in self._members.items():

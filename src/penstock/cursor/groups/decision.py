@@ -11,6 +11,7 @@ its own, to none, or to those of requests parked before (also of clients that ar
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -117,3 +118,9 @@ class Description(msgspec.Struct, frozen=True):
     topology: TopologyValue | None = None
     # Partitions of the topology's topics by name; empty until all of them exist.
     partition_counts: Mapping[str, int] = {}
+
+    @classmethod
+    def of(cls, group: Any, **fields: Any) -> "Description":
+        """Describe a group of any kind, with the fields of its kind."""
+        head = (group.group_id, group.kind, group.state, group.protocol_type)
+        return cls(ErrorCode.NONE, *head, **fields)

@@ -180,7 +180,7 @@ class Groups(GroupTable):
         """``producer``: id and epoch, for a commit in a transaction of which the group is part."""
         group, code = self._find_or_create(group_id, may_create=request.generation < 0)
         if group is not None:
-            code = self._commit_refusal(group, request, decision, producer)
+            code = self._commit_refusal(group, request, decision.now_ms, producer)
         elif code is ErrorCode.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
             code = ErrorCode.ILLEGAL_GENERATION  # what older clients expect for an unknown group
         if code or group is None:
@@ -198,11 +198,7 @@ class Groups(GroupTable):
         self._finish(group)
 
     def _commit_refusal(
-        self,
-        group: Group,
-        request: CommitRequest,
-        decision: Decision,
-        producer: tuple[int, int] | None,
+        self, group: Group, request: CommitRequest, now_ms: int, producer: tuple[int, int] | None
     ) -> ErrorCode:
         members, is_transactional = group.members, producer is not None
         if isinstance(members, ShareGroup):
@@ -214,9 +210,7 @@ class Groups(GroupTable):
         if members is None:
             return ErrorCode.NONE if request.generation < 0 else ErrorCode.UNKNOWN_MEMBER_ID
         if isinstance(members, ClassicGroup):
-            return members.check_commit(
-                request, is_transactional=is_transactional, now_ms=decision.now_ms
-            )
+            return members.check_commit(request, is_transactional=is_transactional, now_ms=now_ms)
         return members.check_commit(request, is_transactional=is_transactional)
 
     def complete_transaction(

@@ -81,10 +81,6 @@ class CurrentValue(msgspec.Struct, frozen=True, array_like=True):
     revoking: PartitionMap
 
 
-class ShareValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    epoch: int
-
-
 class ConfigsValue(msgspec.Struct, frozen=True, array_like=True):
     configs: dict[str, str]
 
@@ -184,7 +180,7 @@ CODEC = RowCodec(
         RowKind.TARGET: (_GROUP, TargetValue),
         RowKind.TARGET_OF: (_MEMBER, TargetOfValue),
         RowKind.CURRENT: (_MEMBER, CurrentValue),
-        RowKind.SHARE: (_GROUP, ShareValue),
+        RowKind.SHARE: (_GROUP, TargetValue),
         RowKind.CONFIGS: (_GROUP, ConfigsValue),
         RowKind.STREAMS: (_GROUP, StreamsValue),
         RowKind.TOPOLOGY: (_GROUP, TopologyValue),

@@ -18,7 +18,7 @@ from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assigned import JOIN, LEAVE, Heartbeat, epoch_text
 from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
 from penstock.cursor.groups.decision import Decision, Description, Reply, ShareMemberDescription
-from penstock.cursor.groups.records import CODEC, RowKind, ShareValue
+from penstock.cursor.groups.records import CODEC, RowKind, TargetValue
 from penstock.cursor.groups.settings import (
     GENERATION_MAX,
     SHARE_DEFAULT,
@@ -101,7 +101,7 @@ class ShareGroup:
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
-        self.value = ShareValue(0)
+        self.value = TargetValue(0)
         self._settings = settings
         self._members: dict[str, ShareMember] = {}
         self._deadlines: Deadlines[str] = Deadlines()
@@ -124,12 +124,8 @@ class ShareGroup:
         return "Stable" if self._members else "Empty"
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
+        return Description.of(
+            self,
             epoch=self.epoch,
             target_epoch=self.epoch,
             assignor=ASSIGNOR,
@@ -156,11 +152,11 @@ class ShareGroup:
 
     def begin(self, decision: Decision) -> None:
         """Raise the epoch. A new group exists from then on, with or without members."""
-        self.value = ShareValue(min(self.value.epoch + 1, GENERATION_MAX))
+        self.value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), self.value))
 
-    def apply(self, value: ShareValue | None, *, now_ms: int) -> None:  # noqa: ARG002 - for classic groups
-        self.value = value or ShareValue(0)
+    def apply(self, value: TargetValue | None, *, now_ms: int) -> None:  # noqa: ARG002 - for classic groups
+        self.value = value or TargetValue(0)
 
     def erase(self, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), None))

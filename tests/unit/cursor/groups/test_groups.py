@@ -153,7 +153,7 @@ def test_deadlines_agree_with_a_dictionary(steps: list[tuple[str, int, str]]) ->
         next_ms = deadlines.next_ms()
         assert (next_ms is None) == (not model)
         assert next_ms is None or next_ms <= min(model.values())
-        assert len(deadlines) == len(model)
+        assert len(deadlines._at_ms) == len(model)
 
 
 def test_deadlines_do_not_pile_up() -> None:

@@ -214,11 +214,8 @@ class Rebalance:
 
     def describe(self) -> Description:
         is_stable = self.state is State.STABLE  # protocols and assignments change until then
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            state=self.state,
-            protocol_type=self.protocol_type,
+        return Description.of(
+            self,
             protocol=(self.protocol or "") if is_stable else "",
             generation=self.generation,
             leader=self.leader or "",

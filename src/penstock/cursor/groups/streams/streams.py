@@ -1,10 +1,10 @@
 """Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
 
-The first member provides the topology (``streams_requests.py``), which never changes. Members move towards
-the target assignment (``task_assignor.py``) one by one, as those of a consumer group do
-(``assigned.py``). While topics are missing or wrongly partitioned, members have no tasks; the
-reply's status says why. Kafka 4.3 does not support static members, patterns as sources, warm-up
-tasks and offsets of tasks; Penstock rejects them with the same errors.
+The first member provides the topology, which never changes. Members move towards the target
+assignment (``task_assignor.py``) as those of a consumer group do (``assigned.py``). While topics
+are missing or wrongly partitioned, members have no tasks; the reply's status says why. Kafka 4.3
+does not support static members, patterns as sources, warm-up tasks and offsets of tasks; Penstock
+rejects them with the same errors.
 """
 
 from collections.abc import Mapping
