@@ -61,15 +61,12 @@ class Aborted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 BatchRow: TypeAlias = tuple[int, int, int]  # first sequence, last sequence, base offset
 
 
-class _Producer:
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_offset", "seen_at_ms")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[BatchRow] = deque(maxlen=BATCHES_KEPT)
-        self.seen_at_ms = 0
-        self.first_offset = NO_OFFSET  # of its open transaction
-        self.coordinator_epoch = -1
+class _Producer(msgspec.Struct):
+    epoch: int
+    batches: deque[BatchRow] = msgspec.field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    seen_at_ms: int = 0
+    first_offset: int = NO_OFFSET  # of its open transaction
+    coordinator_epoch: int = -1
 
     @property
     def is_open(self) -> bool:
@@ -299,11 +296,10 @@ class Producers:
         self._ended.extend(value.ended)
         self._aborted = value.aborted
         for producer_id, epoch, batches, age_ms, first_offset, coordinator_epoch in value.producers:
-            producer = self._producers[producer_id] = _Producer(epoch)
-            producer.batches.extend(batches)
-            producer.seen_at_ms = wall_ms - age_ms
-            producer.first_offset = first_offset
-            producer.coordinator_epoch = coordinator_epoch
+            kept = deque(batches, maxlen=BATCHES_KEPT)
+            self._producers[producer_id] = _Producer(
+                epoch, kept, wall_ms - age_ms, first_offset, coordinator_epoch
+            )
         self._open = {
             p.first_offset: i
             for i, p in sorted(self._producers.items(), key=lambda pair: pair[1].first_offset)

@@ -40,12 +40,9 @@ class DedupTable:
     def find(self, key: bytes, *, wall_ms: int) -> tuple[int, bytes] | None:
         """Return offset and id of the first message with this key while its window is open."""
         found = self._found.get(key)
-        if found is None:
+        if found is None or found[2] + DEDUP_WINDOW_MS <= wall_ms:
             return None
-        offset, message_id, appended_at_ms = found
-        if appended_at_ms + DEDUP_WINDOW_MS <= wall_ms:
-            return None
-        return offset, message_id
+        return found[:2]
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
         """Raise Throttled if ``count`` more keys do not fit. Call it before an append."""

@@ -54,10 +54,10 @@ class LeaseState:
     _on_dropped: Callable[[Record], None]  # a record left the window and is no entry
     _rebuild: Callable[[], None]  # make the order again: all entries are hydrated, or many gone
 
-    def _on_leased(self, entry: Entry) -> None:
+    def _on_leased(self, group: str) -> None:
         """Called when an entry with a group was leased."""
 
-    def _on_lease_ended(self, entry: Entry) -> None:
+    def _on_lease_ended(self, group: str) -> None:
         """Called when an entry with a group is no longer in flight."""
 
     def _on_gone(self, offset: int, entry: Entry) -> None:
@@ -280,12 +280,12 @@ class LeaseState:
         entry.state = LEASED
         self._in_flight += 1
         if entry.group is not None:
-            self._on_leased(entry)
+            self._on_leased(entry.group)
 
     def _end_lease(self, entry: Entry) -> None:
         self._in_flight -= 1
         if entry.group is not None:
-            self._on_lease_ended(entry)
+            self._on_lease_ended(entry.group)
 
     def _put_off(self, offset: int, entry: Entry, due_ms: int) -> None:
         entry.state = DELAYED
@@ -337,7 +337,7 @@ class LeaseState:
             entry.sent_at_ms = self._retention_base(record)
             if entry.state == LEASED:
                 if entry.group is not None:
-                    self._on_leased(entry)
+                    self._on_leased(entry.group)
             elif entry.state == RESTORED:
                 entry.state = READY
                 delay_ms = record.message.delay_ms

@@ -55,11 +55,9 @@ class FairShare:
             self._large_groups.add(group)
 
     def lease_ended(self, group: str) -> None:
-        count = self._in_flight[group] - 1
+        count = self._in_flight[group] = self._in_flight[group] - 1
         if count == 0:
             del self._in_flight[group]
-        else:
-            self._in_flight[group] = count
         if count == IN_FLIGHT_MIN - 1:
             self._large_groups.discard(group)
 
@@ -76,17 +74,14 @@ class FairShare:
         self._parked_count += 1
 
     def parked_fronts(self) -> Iterator[tuple[str, int]]:
-        for group, offsets in self._parked.items():
-            yield group, offsets[0]
+        return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
         """Return the parked group with the fewest in flight; ties go to the older record."""
-        in_flight = self._in_flight
-        best: tuple[int, int, str] | None = None
-        for group, offset in self.parked_fronts():
-            rank = (in_flight.get(group, 0), offset, group)
-            if best is None or rank < best:
-                best = rank
+        fronts, in_flight = self.parked_fronts(), self._in_flight
+        best = min(
+            ((in_flight.get(group, 0), offset, group) for group, offset in fronts), default=None
+        )
         return None if best is None else best[2]
 
     def unpark(self, group: str) -> int:
@@ -306,13 +301,11 @@ class StandardCursor(LeaseCursor):
         if len(self._ready) > self._ready_max:
             self._rebuild()
 
-    def _on_leased(self, entry: Entry) -> None:
-        assert entry.group is not None
-        self._fair.leased(entry.group)
+    def _on_leased(self, group: str) -> None:
+        self._fair.leased(group)
 
-    def _on_lease_ended(self, entry: Entry) -> None:
-        assert entry.group is not None
-        self._fair.lease_ended(entry.group)
+    def _on_lease_ended(self, group: str) -> None:
+        self._fair.lease_ended(group)
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms

@@ -23,15 +23,12 @@ NAMES_AT_ONCE = 4  # each takes less than one step of a match, or yields itself
 PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 
 
-class _Row:
-    """Results of a pattern. ``upto``: number of the tenant's names that it was matched against."""
+class _Row(msgspec.Struct):
+    """Results of a pattern."""
 
-    __slots__ = ("as_set", "found", "upto")
-
-    def __init__(self) -> None:
-        self.upto = 0
-        self.found: set[str] = set()
-        self.as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
+    upto: int = 0  # number of the tenant's names that it was matched against
+    found: set[str] = set()
+    as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
 
 
 class Matches:
@@ -191,9 +188,7 @@ class VisibleMatches:
 
     def names(self, member_id: str, regex: str, topics: Topics) -> frozenset[str]:
         found = self._found.get(member_id)
-        return (
-            topics.matches.of(regex, topics.by_name, topics.epoch) if found is None else found.names
-        )
+        return found.names if found else topics.matches.of(regex, topics.by_name, topics.epoch)
 
     def forget(self, member_id: str) -> None:
         self._found.pop(member_id, None)

@@ -83,10 +83,8 @@ def assign_sticky(
         parts = sorted(tasks.keys() & set(stateful))
         found.assign_standby([(part, p) for part in parts for p in range(tasks[part])], copies)
     return {
-        member.member_id: Share(
-            frozenset(found.active[member.member_id]), frozenset(found.standby[member.member_id])
-        )
-        for member in ordered
+        member_id: Share(frozenset(tasks), frozenset(found.standby[member_id]))
+        for member_id, tasks in found.active.items()
     }
 
 
@@ -139,7 +137,9 @@ class _Assignment:
         """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
-        left = [task for task in left if not self._give(task, self._with_state(task))]
+        # A member of a process that has the state.
+        near = {task: map(self._idlest, self._states.get(task, ())) for task in left}
+        left = [task for task in left if not self._give(task, near[task])]
         places = [
             member.member_id
             for member in self.members
@@ -152,9 +152,6 @@ class _Assignment:
     def _previous_owner(self, task: Task) -> Iterable[str]:
         owner = self._owner.get(task)
         return () if owner is None else (owner,)
-
-    def _with_state(self, task: Task) -> Iterable[str]:
-        return map(self._idlest, self._states.get(task, ()))
 
     def _give(self, task: Task, candidates: Iterable[str]) -> bool:
         """Give the task to the first of the members that has room."""
@@ -255,17 +252,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 def compute_assignment(given: AssignmentInput) -> Assignment:
-    shares = assign_sticky(
-        [
-            StreamsMemberSpec(
-                member_id, process_id, of_role(ACTIVE, before or ()), of_role(STANDBY, before or ())
-            )
-            for member_id, process_id, before in given.members
-        ],
-        given.tasks,
-        stateful=given.stateful,
-        standbys=given.standbys,
-    )
+    members = [
+        StreamsMemberSpec(i, process, of_role(ACTIVE, before or ()), of_role(STANDBY, before or ()))
+        for i, process, before in given.members
+    ]
+    shares = assign_sticky(members, given.tasks, stateful=given.stateful, standbys=given.standbys)
     targets = []
     for member_id, _, before in given.members:
         share = shares[member_id]
