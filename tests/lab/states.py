@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.cursor_state import state_hash
 from tests.lab.replicas import has_batches
 
 from penstock.broker.context.context import BrokerContext
@@ -178,7 +179,7 @@ def _whole(restored: Replay, cursors: Sequence[LeaseCursor]) -> tuple[object, ..
         )
         for one in restored.producers.seen(wall_ms=0)
     )
-    return (*(one.state_hash().hex() for one in cursors), producers, len(restored.dedup))
+    return (*(state_hash(one).hex() for one in cursors), producers, len(restored.dedup))
 
 
 def difference(states: Mapping[str, State]) -> str | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tests.sim.disk import MESSAGE, Entry
 from tests.sim.violation import Violation
 
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import Pick
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.message import Claim, Message
 

@@ -10,6 +10,7 @@ TRIM  only what is finished with is dropped, by events that are committed
 SPLIT whoever reads the committed log gets the same queue from it
 """
 
+from tests.cursor_state import state_hash
 from tests.sim.book import Book, Operation
 from tests.sim.disk import Entry, SimLog
 from tests.sim.fold import Fold
@@ -86,7 +87,7 @@ class Ledger:
         if fold.offset != len(self) or not fold.is_counted:
             return
         if fold.begun_at == 0:
-            is_same = fold.cursor.state_hash() == self.fold.cursor.state_hash()
+            is_same = state_hash(fold.cursor) == state_hash(self.fold.cursor)
         else:
             is_same = _extent(fold.cursor) == _extent(self.fold.cursor)
         if not is_same:

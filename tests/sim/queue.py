@@ -10,8 +10,7 @@ from tests.sim.disk import MESSAGE
 from tests.sim.fold import Fold
 
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
-from penstock.cursor.leases.events import Event
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import Event, Pick
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.message import Claim, Message
 from penstock.model.topic import DedupScope

@@ -1,9 +1,8 @@
-"""The calls of the coordinators of groups and of transactions as values, as those of a broker are
-(``model/calls.py``).
+"""The calls of the coordinators of groups and of transactions as values (as ``model/calls.py``).
 
-The codes in replies are Kafka's. Topics are named by their ids, so that a topic that is deleted and
-created again has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE:
-clients then look for the coordinator and retry. No call raises.
+Codes are Kafka's. Topics are named by their ids, so that a topic that is deleted and created again
+has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE: clients then
+look for the coordinator and retry. No call raises.
 """
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -21,13 +20,12 @@ from penstock.cursor.groups.classic.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.groups.consumer import ConsumerHeartbeat, ConsumerReply
-from penstock.cursor.groups.decision import Reply
-from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.decision import Description, Listing, Reply
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
-from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.patterns.matches import TopicVisibility
 from penstock.cursor.transactions import TopicPartition as Place
 from penstock.cursor.transactions import TxnReply, TxnValue
 from penstock.wire.kafka.faults import ErrorCode
@@ -57,8 +55,7 @@ class GroupCoordinators(Coordinators, Protocol):
 
     @property
     def has_stored_configs(self) -> bool:
-        """Whether configs are in the metadata store. If not, only those that older versions know
-        can be set (``CONFIGS_OF_ROWS``)."""
+        """If not, only configs that older versions know can be set (``CONFIGS_OF_ROWS``)."""
         ...
 
 
@@ -70,8 +67,7 @@ class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
 
 
 class Join(GroupCall[JoinReply], frozen=True):
-    """Wait for the members of the next generation. After a cancelled call the member stays until
-    its session timeout."""
+    """After a cancelled call the member stays until its session timeout."""
 
     request: JoinRequest
 
@@ -109,8 +105,7 @@ class BeatStreams(GroupCall[StreamsReply], frozen=True):
 
 
 class MakeShareGroup(GroupCall[Reply], frozen=True):
-    """Create a share group without members, if it does not exist. Returns GROUP_ID_NOT_FOUND if
-    there is a group of another kind."""
+    """Returns GROUP_ID_NOT_FOUND if there is a group of another kind."""
 
 
 class ReadConfigs(GroupCall[tuple[ErrorCode, Mapping[str, str]]], frozen=True):
@@ -130,8 +125,7 @@ class Commit(GroupCall[CommitReply], frozen=True):
 
 
 class CommitInTransaction(GroupCall[CommitReply], frozen=True):
-    """Commit offsets that become visible when the transaction ends. The caller has checked that the
-    group is part of the transaction."""
+    """The caller has checked that the group is part of the transaction."""
 
     request: CommitRequest
     producer_id: int
@@ -202,8 +196,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Return whether the partition is in the open transaction. NONE is valid until the caller's
-    next await."""
+    """Whether it is in the open transaction: NONE is valid until the next await."""
 
     partition: Place
 

@@ -21,12 +21,6 @@ class Deadlines(Generic[Name]):
         self._heap: list[tuple[int, int, Name]] = []
         self._count = 0  # breaks ties: names need not compare
 
-    def __len__(self) -> int:
-        return len(self._at_ms)
-
-    def __contains__(self, name: Name) -> bool:
-        return name in self._at_ms
-
     def set(self, name: Name, at_ms: int) -> None:
         self._at_ms[name] = at_ms
         queued_ms = self._queued_ms.get(name)

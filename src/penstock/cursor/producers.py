@@ -1,15 +1,10 @@
 """State of a partition's producers: detects duplicates, rejects gaps, tracks transactions.
 
 The state comes from batch headers alone, so it replicates with the batches and a scan of headers
-rebuilds it. Only the record of a transaction marker is read: whether it commits or aborts.
-
-    per producer   epoch, its last five batches (sequences and base offset), its open transaction
-    per partition  open transactions in the order of their first offset → the last stable offset;
-                   aborted transactions, for readers that want committed records only
-
-Sequences count records from 0 to 2^31 - 1 and then restart at 0. A producer that was silent for a
-day is forgotten, and its next batch may have any sequence. A scan of the same batches gives the
-same state, except for the time at which each producer was last seen.
+rebuilds it (except for the time at which each producer was last seen). Only the record of a
+transaction marker is read: whether it commits or aborts. Sequences count records from 0 to 2^31 - 1
+and then restart at 0. A producer that was silent for a day is forgotten, and its next batch may
+have any sequence.
 """
 
 from bisect import bisect_left
@@ -18,8 +13,9 @@ from collections.abc import Collection
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
-from penstock.cursor.frames import framed, unframed
+from penstock.cursor.rows import framed, unframed
 from penstock.model.ports import ProducerSeen
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.wire.kafka.faults import ErrorCode
@@ -65,15 +61,12 @@ class Aborted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 BatchRow: TypeAlias = tuple[int, int, int]  # first sequence, last sequence, base offset
 
 
-class _Producer:
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_offset", "seen_at_ms")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[BatchRow] = deque(maxlen=BATCHES_KEPT)
-        self.seen_at_ms = 0
-        self.first_offset = NO_OFFSET  # of its open transaction
-        self.coordinator_epoch = -1
+class _Producer(msgspec.Struct):
+    epoch: int
+    batches: deque[BatchRow] = msgspec.field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    seen_at_ms: int = 0
+    first_offset: int = NO_OFFSET  # of its open transaction
+    coordinator_epoch: int = -1
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +99,7 @@ class Producers:
         self._open: dict[int, int] = {}  # first offset → producer; ascending, as appended
         self._ended: deque[tuple[int, int]] = deque()  # (first, marker) above the high watermark
         self._aborted: list[Aborted] = []  # by marker
-        self._next_offset = 0
+        self.next_offset = 0  # from which a scan must continue
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -114,7 +107,6 @@ class Producers:
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._producers
 
-    # ── Before an append ─────────────────────────────────────────────────────────────────────
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
         """Return whether a client's batch may be appended. For markers: ``check_marker``."""
         producer_id = header.producer_id
@@ -156,17 +148,14 @@ class Producers:
         """Return NONE or why a marker is rejected. Repeated markers are accepted: a coordinator
         that does not know whether it wrote a marker writes it again. Older epochs are rejected."""
         producer = self._producers.get(producer_id)
-        if producer is None:
-            return ErrorCode.NONE
-        if producer_epoch < producer.epoch:
+        if producer is not None and producer_epoch < producer.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
-        if coordinator_epoch < producer.coordinator_epoch:
+        if producer is not None and coordinator_epoch < producer.coordinator_epoch:
             return ErrorCode.TRANSACTION_COORDINATOR_FENCED
         return ErrorCode.NONE
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return whether this transaction has a batch here: then its coordinator has confirmed that
-        the partition belongs to it."""
+        """Return whether this transaction has a batch here: then it was verified before."""
         producer = self._producers.get(producer_id)
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
@@ -191,12 +180,10 @@ class Producers:
             return producer
         return None if producer.seen_at_ms + IDLE_MS_MAX <= wall_ms else producer
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
-        """Apply a batch of the log. ``at_ms``: wall clock of the append, or of the scan if that is
-        unknown."""
-        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
-        self._next_offset = header.next_offset
+        """``at_ms``: wall clock of the append, or of the scan if that is unknown."""
+        assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
+        self.next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
             return
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
@@ -215,8 +202,8 @@ class Producers:
     ) -> None:
         """Apply a transaction marker of the log."""
         assert header.is_control, "a marker must be a control batch"
-        assert header.base_offset >= self._next_offset, "batches must follow the order of the log"
-        self._next_offset = header.next_offset
+        assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
+        self.next_offset = header.next_offset
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
         producer.raise_epoch(header.producer_epoch)
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
@@ -239,18 +226,12 @@ class Producers:
         if producer is None:
             producer = _Producer(epoch)
             if len(self._producers) >= self._producers_max:
-                self._evict()
+                silent = (i for i, each in self._producers.items() if not each.is_open)
+                self._producers.pop(next(silent, NO_PRODUCER), None)
         producer.seen_at_ms = max(producer.seen_at_ms, at_ms)
         self._producers[producer_id] = producer
         return producer
 
-    def _evict(self) -> None:
-        for producer_id, producer in self._producers.items():
-            if not producer.is_open:
-                del self._producers[producer_id]
-                return
-
-    # ── Isolation ────────────────────────────────────────────────────────────────────────────
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the offset below which every transaction is decided and its marker committed."""
         ended = self._ended
@@ -261,8 +242,7 @@ class Producers:
         return min(first_open, first_ended, high_watermark)
 
     def aborted_between(self, start: int, end: int) -> list[Aborted]:
-        """Return the aborted transactions that overlap offsets from ``start`` up to, not including,
-        ``end``, ordered by first offset."""
+        """Return aborted transactions that overlap [start, end), by first offset."""
         found = []
         at = bisect_left(self._aborted, start, key=lambda aborted: aborted.last_offset)
         for aborted in self._aborted[at:]:
@@ -281,11 +261,7 @@ class Producers:
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
         """Forget aborted transactions that have no record in the log any more, given as producer,
         first offset and marker. Their remaining batches and markers have no records to hide."""
-        self._aborted = [
-            each
-            for each in self._aborted
-            if (each.producer_id, each.first_offset, each.last_offset) not in gone
-        ]
+        self._aborted = [each for each in self._aborted if astuple(each)[:3] not in gone]
 
     def expire(self, *, wall_ms: int) -> int:
         """Forget producers silent for a day; return how many. A producer with an open transaction
@@ -301,49 +277,29 @@ class Producers:
             del self._producers[producer_id]
         return len(old)
 
-    # ── Snapshot ─────────────────────────────────────────────────────────────────────────────
-    @property
-    def next_offset(self) -> int:
-        """Offset from which a scan must continue."""
-        return self._next_offset
-
     def snapshot(self, *, wall_ms: int) -> bytes:
         """Encode the state. A snapshot only makes the next start faster: it may be deleted."""
-        rows = [
-            (
-                producer_id,
-                p.epoch,
-                list(p.batches),
-                max(0, wall_ms - p.seen_at_ms),
-                p.first_offset,
-                p.coordinator_epoch,
-            )
-            for producer_id, p in self._producers.items()
-        ]
-        value = _Snapshot(self._next_offset, rows, list(self._ended), self._aborted)
+        rows = []
+        for producer_id, p in self._producers.items():
+            age_ms = max(0, wall_ms - p.seen_at_ms)
+            known = (list(p.batches), age_ms, p.first_offset, p.coordinator_epoch)
+            rows.append((producer_id, p.epoch, *known))
+        value = _Snapshot(self.next_offset, rows, list(self._ended), self._aborted)
         return framed(_MAGIC, value)
 
     @classmethod
-    def restore(
-        cls,
-        data: bytes,
-        *,
-        wall_ms: int,
-        producers_max: int = PRODUCERS_MAX,
-        aborted_max: int = ABORTED_MAX,
-    ) -> "Producers":
+    def restore(cls, data: bytes, *, wall_ms: int, **limits: int) -> "Producers":
         """Decode a snapshot. Raises Damaged unless ``snapshot`` made these bytes."""
         value = unframed(data, _MAGIC, _decoder, "producer snapshot")
-        self = cls(producers_max=producers_max, aborted_max=aborted_max)
-        self._next_offset = value.next_offset
+        self = cls(**limits)
+        self.next_offset = value.next_offset
         self._ended.extend(value.ended)
         self._aborted = value.aborted
         for producer_id, epoch, batches, age_ms, first_offset, coordinator_epoch in value.producers:
-            producer = self._producers[producer_id] = _Producer(epoch)
-            producer.batches.extend(batches)
-            producer.seen_at_ms = wall_ms - age_ms
-            producer.first_offset = first_offset
-            producer.coordinator_epoch = coordinator_epoch
+            kept = deque(batches, maxlen=BATCHES_KEPT)
+            self._producers[producer_id] = _Producer(
+                epoch, kept, wall_ms - age_ms, first_offset, coordinator_epoch
+            )
         self._open = {
             p.first_offset: i
             for i, p in sorted(self._producers.items(), key=lambda pair: pair[1].first_offset)

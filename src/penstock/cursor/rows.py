@@ -5,12 +5,19 @@
 
 To change a layout: add fields at the end with a default (older rows decode, they are shorter). To
 change a meaning: raise the version and keep decoding the old one.
+
+A snapshot in a checkpoint has a frame: magic 4 B · CRC-32 of the rest 4 B · MessagePack.
 """
 
+import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+
+from penstock.model.errors import Damaged
+
+T = TypeVar("T")
 
 _VERSION = 0
 _VERSION_BYTE = bytes((_VERSION,))
@@ -50,3 +57,21 @@ class RowCodec:
             return key[0], fields, None if value is None else decoders[1].decode(value[1:])
         except msgspec.MsgspecError as error:
             raise ValueError(f"row of kind {key[0]} is malformed: {error}") from error
+
+
+def framed(magic: bytes, value: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(value)
+    return magic + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def unframed(data: bytes, magic: bytes, decoder: "msgspec.msgpack.Decoder[T]", name: str) -> T:
+    """Return the value. Raises Damaged unless ``framed`` made exactly these bytes."""
+    if data[:4] != magic:
+        raise Damaged(name, 0, f"not a {name} of a known version")
+    body = data[8:]
+    if zlib.crc32(body) != int.from_bytes(data[4:8], "big"):
+        raise Damaged(name, 4, "checksum mismatch")
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise Damaged(name, 8, str(error)) from error

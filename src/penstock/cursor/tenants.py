@@ -1,11 +1,9 @@
 """Counts of what each tenant holds at the coordinators of groups and of transactions.
 
-Each coordinator partition keeps counts as its rows are read and written. A quota is compared with
-the sum over the partitions that this node coordinates, a tenant's part of a partition's bound with
-that partition alone. In a cluster a tenant's groups are spread over the nodes that lead partitions
-of the coordinators' topic, and nodes do not exchange their sums: a tenant is never refused below
-its quota, and gets at most its quota from each of these nodes. An exact sum would need calls to
-other nodes before each new group, and fail if one of them is down.
+A quota is compared with the sum over the partitions that this node coordinates, a tenant's part of
+a partition's bound with that partition alone. Nodes of a cluster do not exchange their sums: a
+tenant is never refused below its quota, and gets at most its quota from each node. An exact sum
+would need calls to other nodes before each new group, and fail if one of them is down.
 """
 
 from collections.abc import Hashable
@@ -73,13 +71,20 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may hold here. ``bound``: limit of this partition for all
-        tenants together."""
+        """``bound``: limit of this partition for all tenants together."""
         most = self._node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT
         left_here = self._node.most(account, quota, bound) - self.used(account, quota)
         return max(0, min(most - self._node.used(account, quota), left_here))
+
+    def may_add(self, scoped_id: str, quota: Quota, bound: int) -> bool:
+        """Return whether the tenant may hold one more; count a refusal."""
+        account = self.account_of(scoped_id)
+        has_room = self.room(account, quota, bound=bound) > 0
+        if not has_room:
+            self.note_refused(account, quota)
+        return has_room
 
     def note_refused(self, account: str, quota: Quota) -> None:
         self._node.note_refused(account, quota)

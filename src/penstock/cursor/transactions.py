@@ -5,21 +5,19 @@ final for every later coordinator. Then each partition gets a marker, and when a
 second row says so (Complete…). A coordinator that takes over writes the markers of all prepared
 transactions again; a repeated marker changes nothing.
 
-    Empty ──ADD──► Ongoing ──COMMIT──► PrepareCommit ──MARKED──► CompleteCommit ──ADD──► Ongoing
-                      └──────ABORT───► PrepareAbort  ──MARKED──► CompleteAbort  ──ADD──► Ongoing
+    Empty ──► Ongoing ──► PrepareCommit ──markers──► CompleteCommit ──► Ongoing
+                 └──────► PrepareAbort  ──markers──► CompleteAbort  ──► Ongoing
 
 Epochs fence: InitProducerId, a timeout and, for clients of transaction version 2, every end of a
 transaction raise the epoch, and markers have the raised epoch. So a batch or an EndTxn that was
-delayed on the network never counts for the next transaction. Version 1 clients keep their epoch
-from one transaction to the next; for them partitions call ``verify`` before the first batch.
-
-A transaction's timeout runs on this node's clock from when it began or was loaded. Codes are those
-of the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older ones.
+delayed on the network never counts for the next transaction. Version 1 clients keep their epoch;
+for them partitions call ``verify`` before the first batch. Timeouts run on this node's clock. The
+wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients.
 """
 
 from collections.abc import Iterable
-from enum import Enum, IntEnum, auto
-from typing import TypeAlias
+from enum import IntEnum
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,33 +48,18 @@ class TxnState(IntEnum):
     COMPLETE_ABORT = 5
 
 
-class _Trigger(Enum):
-    ADD = auto()
-    COMMIT = auto()
-    ABORT = auto()
-    MARKED = auto()
-    INIT = auto()
-
-
-_S, _T = TxnState, _Trigger
-TRANSITIONS: dict[tuple[TxnState, _Trigger], TxnState] = {
-    (_S.EMPTY, _T.ADD): _S.ONGOING,
-    (_S.ONGOING, _T.ADD): _S.ONGOING,
-    (_S.COMPLETE_COMMIT, _T.ADD): _S.ONGOING,
-    (_S.COMPLETE_ABORT, _T.ADD): _S.ONGOING,
-    (_S.ONGOING, _T.COMMIT): _S.PREPARE_COMMIT,
-    (_S.ONGOING, _T.ABORT): _S.PREPARE_ABORT,
+_S = TxnState
+_PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
+_IDLE = (_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
+BEFORE: dict[TxnState, tuple[TxnState, ...]] = {  # the states that each state may follow
+    _S.EMPTY: _IDLE,
+    _S.ONGOING: (*_IDLE, _S.ONGOING),
+    _S.PREPARE_COMMIT: (_S.ONGOING,),
     # A version 2 client may abort without a transaction, to get a new epoch.
-    (_S.EMPTY, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.COMPLETE_COMMIT, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.COMPLETE_ABORT, _T.ABORT): _S.PREPARE_ABORT,
-    (_S.PREPARE_COMMIT, _T.MARKED): _S.COMPLETE_COMMIT,
-    (_S.PREPARE_ABORT, _T.MARKED): _S.COMPLETE_ABORT,
-    (_S.EMPTY, _T.INIT): _S.EMPTY,
-    (_S.COMPLETE_COMMIT, _T.INIT): _S.EMPTY,
-    (_S.COMPLETE_ABORT, _T.INIT): _S.EMPTY,
+    _S.PREPARE_ABORT: (*_IDLE, _S.ONGOING),
+    _S.COMPLETE_COMMIT: (_S.PREPARE_COMMIT,),
+    _S.COMPLETE_ABORT: (_S.PREPARE_ABORT,),
 }
-_PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 
 class TxnValue(msgspec.Struct, frozen=True, array_like=True):
@@ -94,14 +77,17 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     # The producer id to use after the markers of the last epoch are written.
     next_producer_id: int = NO_PRODUCER
 
+    def moved(self, state: TxnState, wall_ms: int, **changes: Any) -> "TxnValue":
+        assert self.state in BEFORE[state], f"{self.state!r} must not become {state!r}"
+        return msgspec.structs.replace(self, state=state, changed_at_ms=wall_ms, **changes)
+
 
 _TXN = 1  # the only kind of row
 CODEC = RowCodec({_TXN: (tuple[str], TxnValue)})
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """A marker for one partition. The broker calls ``marked`` when the marker is committed there,
-    or when the partition no longer exists."""
+    """The broker calls ``marked`` when it is committed, or the partition is gone."""
 
     transactional_id: str
     topic_id: str
@@ -144,7 +130,6 @@ class Transactions:
         self._rows: list[Row] = []
         self._markers: list[Marker] = []
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
         _, (transactional_id,), txn = CODEC.decode(key, value)
@@ -182,7 +167,6 @@ class Transactions:
         made = TxnReply(reply) if isinstance(reply, ErrorCode) else reply
         return TxnOutcome(made, rows, markers, self._deadlines.next_ms())
 
-    # ── InitProducerId ───────────────────────────────────────────────────────────────────────
     def init(
         self,
         transactional_id: str,
@@ -203,9 +187,7 @@ class Transactions:
         if txn is None:
             if len(self._txns) >= self._ids_max:
                 return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
-            account = self._usage.account_of(transactional_id)
-            if not self._usage.room(account, TRANSACTIONAL_IDS, bound=self._ids_max):
-                self._usage.note_refused(account, TRANSACTIONAL_IDS)
+            if not self._usage.may_add(transactional_id, TRANSACTIONAL_IDS, self._ids_max):
                 return self._outcome(ErrorCode.POLICY_VIOLATION)
             value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
             self._put(transactional_id, value)
@@ -223,29 +205,21 @@ class Transactions:
             return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
         if is_repeat and txn.epoch < EPOCH_MAX:
             return self._outcome(TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch))
-        next_id, next_epoch = _raised(txn, fresh_producer_id)
-        value = TxnValue(
-            next_id,
-            next_epoch,
-            timeout_ms,
-            TRANSITIONS[txn.state, _Trigger.INIT],
-            wall_ms,
-            last_producer_id=txn.producer_id if has_given else NO_PRODUCER,
-            last_epoch=txn.epoch if has_given else NO_EPOCH,
-        )
+        assert txn.state in BEFORE[TxnState.EMPTY]
+        last = (txn.producer_id, txn.epoch) if has_given else (NO_PRODUCER, NO_EPOCH)
+        raised = _raised(txn, fresh_producer_id)
+        value = TxnValue(*raised, timeout_ms, TxnState.EMPTY, wall_ms, -1, (), *last)
         self._put(transactional_id, value)
-        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
+        return self._outcome(TxnReply(ErrorCode.NONE, *raised))
 
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
-        """Abort on behalf of the coordinator, with an epoch that no client has. ``is_own``:
-        requested by the producer, which may then continue with that epoch."""
-        value = msgspec.structs.replace(
-            txn,
+        """Abort with a new epoch, with which the producer may go on if it ``is_own`` request."""
+        value = txn.moved(
+            TxnState.PREPARE_ABORT,
+            wall_ms,
             epoch=min(txn.epoch + 1, EPOCH_MAX),
-            state=TRANSITIONS[txn.state, _Trigger.ABORT],
-            changed_at_ms=wall_ms,
             last_producer_id=txn.producer_id if is_own else NO_PRODUCER,
             last_epoch=txn.epoch if is_own else NO_EPOCH,
         )
@@ -253,7 +227,6 @@ class Transactions:
         self._put(transactional_id, value)
         self._send_markers(transactional_id, wall_ms)
 
-    # ── Partitions join a transaction ────────────────────────────────────────────────────────
     def add(
         self,
         transactional_id: str,
@@ -278,10 +251,9 @@ class Transactions:
             return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if wanted == known:
             return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
-        value = msgspec.structs.replace(
-            txn,
-            state=TRANSITIONS[txn.state, _Trigger.ADD],
-            changed_at_ms=wall_ms,
+        value = txn.moved(
+            TxnState.ONGOING,
+            wall_ms,
             started_at_ms=txn.started_at_ms if is_ongoing else wall_ms,
             partitions=tuple(sorted(wanted)),
             last_producer_id=NO_PRODUCER,
@@ -323,7 +295,6 @@ class Transactions:
             return ErrorCode.PRODUCER_FENCED, txn
         return ErrorCode.NONE, txn
 
-    # ── EndTxn ───────────────────────────────────────────────────────────────────────────────
     def end(
         self,
         transactional_id: str,
@@ -335,8 +306,7 @@ class Transactions:
         fresh_producer_id: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """Commit or abort. ``raises_epoch``: a client of transaction version 2 (EndTxn v5), which
-        continues with the id and epoch of the reply."""
+        """``raises_epoch``: EndTxn v5; the client continues with the id and epoch of the reply."""
         txn = self._txns.get(transactional_id)
         if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
             return self._outcome(_ended_before(txn, is_commit))
@@ -351,27 +321,12 @@ class Transactions:
                 return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
             if is_commit:
                 return self._outcome(ErrorCode.INVALID_TXN_STATE)
-        return self._prepare(
-            transactional_id, txn, is_commit, raises_epoch, fresh_producer_id, wall_ms
+        value = txn.moved(
+            TxnState.PREPARE_COMMIT if is_commit else TxnState.PREPARE_ABORT,
+            wall_ms,
+            partitions=txn.partitions if txn.state is TxnState.ONGOING else (),
         )
-
-    def _prepare(
-        self,
-        transactional_id: str,
-        txn: TxnValue,
-        is_commit: bool,
-        raises_epoch: bool,
-        fresh_producer_id: int,
-        wall_ms: int,
-    ) -> TxnOutcome:
-        is_ongoing = txn.state is TxnState.ONGOING
-        value = msgspec.structs.replace(
-            txn,
-            state=TRANSITIONS[txn.state, _Trigger.COMMIT if is_commit else _Trigger.ABORT],
-            changed_at_ms=wall_ms,
-            partitions=txn.partitions if is_ongoing else (),
-        )
-        reply = TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
+        next_id, next_epoch = txn.producer_id, txn.epoch
         if raises_epoch:
             next_id, next_epoch = _raised(txn, fresh_producer_id)
             value = msgspec.structs.replace(
@@ -381,13 +336,11 @@ class Transactions:
                 last_epoch=txn.epoch,
                 next_producer_id=next_id if next_id != txn.producer_id else NO_PRODUCER,
             )
-            reply = TxnReply(ErrorCode.NONE, next_id, next_epoch)
         self._deadlines.drop(transactional_id)
         self._put(transactional_id, value)
         self._send_markers(transactional_id, wall_ms)
-        return self._outcome(reply)
+        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
 
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
     def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
         txn = self._txns[transactional_id]
         assert txn.state in _PREPARED, "markers are written only after the commit or abort decision"
@@ -395,21 +348,14 @@ class Transactions:
             self._complete(transactional_id, txn, wall_ms)
             return
         self._unmarked[transactional_id] = set(txn.partitions)
-        self._markers.extend(self._marker(transactional_id, txn, p) for p in txn.partitions)
-
-    def _marker(self, transactional_id: str, txn: TxnValue, partition: TopicPartition) -> Marker:
-        return Marker(
-            transactional_id,
-            *partition,
-            txn.producer_id,
-            txn.epoch,
-            txn.state is TxnState.PREPARE_COMMIT,
-            self._coordinator_epoch,
-        )
+        is_commit = txn.state is TxnState.PREPARE_COMMIT
+        producer, coordinator = (txn.producer_id, txn.epoch), self._coordinator_epoch
+        self._markers += [
+            Marker(transactional_id, *p, *producer, is_commit, coordinator) for p in txn.partitions
+        ]
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
-        """Note that a marker is committed in its partition. Repeated confirmations, and those for a
-        transaction that has ended, change nothing."""
+        """Note that a marker is committed. Repeated or late confirmations change nothing."""
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)
@@ -423,19 +369,18 @@ class Transactions:
 
     def _complete(self, transactional_id: str, txn: TxnValue, wall_ms: int) -> None:
         has_next = txn.next_producer_id != NO_PRODUCER
-        value = msgspec.structs.replace(
-            txn,
+        is_commit = txn.state is TxnState.PREPARE_COMMIT
+        value = txn.moved(
+            TxnState.COMPLETE_COMMIT if is_commit else TxnState.COMPLETE_ABORT,
+            wall_ms,
             producer_id=txn.next_producer_id if has_next else txn.producer_id,
             epoch=0 if has_next else txn.epoch,
             next_producer_id=NO_PRODUCER,
-            state=TRANSITIONS[txn.state, _Trigger.MARKED],
-            changed_at_ms=wall_ms,
             started_at_ms=-1,
             partitions=(),
         )
         self._put(transactional_id, value)
 
-    # ── Time ─────────────────────────────────────────────────────────────────────────────────
     def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
         """Abort the transactions whose timeout has passed."""
         while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:
@@ -446,12 +391,10 @@ class Transactions:
         """Forget ids that were idle for a week. For a periodic job."""
         bound_ms = wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
-            is_busy = txn.state is TxnState.ONGOING or txn.state in _PREPARED
-            if not is_busy and txn.changed_at_ms < bound_ms:
+            if txn.state in _IDLE and txn.changed_at_ms < bound_ms:
                 self._put(transactional_id, None)
         return self._outcome(TxnReply())
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def describe(self, transactional_id: str) -> TxnValue | None:
         return self._txns.get(transactional_id)
 
@@ -475,7 +418,5 @@ def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
     return TxnReply(ErrorCode.INVALID_TXN_STATE)
 
 
-def _is_last(txn: TxnValue, producer_id: int, producer_epoch: int) -> bool:
-    if txn.last_producer_id == NO_PRODUCER:
-        return False
-    return (producer_id, producer_epoch) == (txn.last_producer_id, txn.last_epoch)
+def _is_last(txn: TxnValue, *producer: int) -> bool:
+    return producer == (txn.last_producer_id, txn.last_epoch) and producer[0] != NO_PRODUCER

@@ -1,5 +1,4 @@
 """The work of the node that manages the cluster: watch changes, decide, have decisions written.
-Started and stopped by ``in_cluster.py``.
 
     rows, nodes         ┐                              ┌► due (one partition) ──┐
     placement requests  ├► state: partitions to check ─┤                        ├► decision writer
@@ -15,15 +14,21 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from penstock.manager import moving
+from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState, Requested
-from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX, DecisionWriter, End
+from penstock.manager.decision_writer import (
+    DECISIONS_PER_TXN_MAX,
+    AskStandings,
+    DecisionWriter,
+    End,
+    LogEndQueries,
+    cancelled,
+)
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, Topics, due
-from penstock.manager.log_end_queries import AskStandings, LogEndQueries
 from penstock.manager.placement import Placed
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cache import Cache
@@ -51,7 +56,18 @@ PLAN_SHARE: Final = 20  # after planning, a pause of this many times its duratio
 
 UNREADABLE: Final = PlacementRequest(())
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for an event, at most so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -96,10 +112,7 @@ class ActiveManager:
         self._counts = counts
         self._logged_counts = Counter(counts)  # counts that have been logged
         self._writer = DecisionWriter(
-            store,
-            manager_created=manager_created,
-            on_end=self._ended,
-            on_deposed=self.depose,
+            store, manager_created=manager_created, on_end=self._ended, on_deposed=self.depose
         )
         self._queries = LogEndQueries(
             self.state, ask_standings, on_reply=self._replied, ask_ms=times.ask_ms
@@ -110,7 +123,6 @@ class ActiveManager:
         self._places = Cache(
             store, PLACEMENTS_PREFIX, decode=_decode_place, on_change=self._on_place_change
         )
-        self._draining: set[int] = set()
         # Decisions in progress, by partition: the revision that must be seen before the partition
         # is checked again, or 0 until the store has replied.
         self._sent: dict[PartitionKey, int] = {}
@@ -128,7 +140,6 @@ class ActiveManager:
         self._round: list[PartitionKey] = []
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def run(self) -> None:
         """Manage until deposed. Raises the errors of the store at the start."""
         try:
@@ -148,13 +159,9 @@ class ActiveManager:
     async def _stop(self) -> None:
         self._refused.cancel()
         self._failed.cancel()
-        if self._planning is not None:
-            self._planning.cancel()
-            await asyncio.wait((self._planning,))
-        await self._queries.stop()
-        await self._writer.stop()
-        await self._places.stop()
-        await self._drains.stop()
+        await cancelled(filter(None, (self._planning,)))
+        for part in (self._queries, self._writer, self._places, self._drains):
+            await part.stop()
 
     async def _look_around(self) -> None:
         """Load the state, nodes first: without them all partitions would look leaderless."""
@@ -163,28 +170,22 @@ class ActiveManager:
             self.saw_row(key, self._view.rows.get(key))
             if at % KEYS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        self.state.mark(self._missing())
-
-    def _missing(self) -> Iterable[PartitionKey]:
-        return self.state.missing(self._catalog.all_topics())
+        self.state.mark(self.state.missing(self._catalog.all_topics()))
 
     async def _wait(self) -> None:
         at_ms = self._round_at_ms
         if self.state.is_plan_old and self._planning is None:
             at_ms = min(at_ms, self._next_plan_ms())
         seconds = max(0, at_ms - self._clock.mono_ms()) / 1_000
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_for(self._wake, seconds)
         if self._clock.mono_ms() >= self._round_at_ms:
             self._go_round()
 
     def _go_round(self) -> None:
         self._round_at_ms = self._clock.mono_ms() + self._times.round_ms
         if not self._round:
-            self._round = [*self.state.rows, *self.state.requests, *self._missing()]
+            missing = self.state.missing(self._catalog.all_topics())
+            self._round = [*self.state.rows, *self.state.requests, *missing]
             self.state.is_plan_old = True
         self.state.mark(self._round[-KEYS_PER_ROUND:])
         del self._round[-KEYS_PER_ROUND:]
@@ -200,7 +201,6 @@ class ActiveManager:
         self._wake.set()
 
     # ── Updates ──────────────────────────────────────────────────────────────────────────────
-
     def saw_nodes(self) -> None:
         now_ms = self._clock.mono_ms()
         if now_ms >= self._settled_at_ms:
@@ -231,34 +231,23 @@ class ActiveManager:
         """Check all partitions: each may need other settings."""
         self._look_again(self.state.rows)
 
-    def _on_drain_change(self, key: str, _before: bool | None, after: bool | None) -> None:
-        try:
-            node = node_of(key)
-        except Damaged as error:
-            log.warning("drain or placement request unreadable", extra={"reason": str(error)})
-            return
-        if after:
-            self._draining.add(node)
-        else:
-            self._draining.discard(node)
-        self.state.see_draining(self._draining)
-        self._wake.set()
+    def _on_drain_change(self, path: str, _before: bool | None, after: bool | None) -> None:
+        node = _key_in(path, node_of)
+        if node is not None:
+            draining = self.state.draining
+            self.state.see_draining(draining | {node} if after else draining - {node})
+            self._wake.set()
 
     def _on_place_change(
         self, path: str, _before: PlacementRequest | None, after: PlacementRequest | None
     ) -> None:
-        try:
-            key = partition_of(path)
-        except Damaged as error:
-            log.warning("drain or placement request unreadable", extra={"reason": str(error)})
+        key = _key_in(path, partition_of)
+        if key is None:
             return
         if after is UNREADABLE:
             log.warning("drain or placement request unreadable", extra={"partition": str(key)})
-        request = (
-            Requested(self._places.version(path), after.replicas)
-            if after and after.replicas
-            else None
-        )
+        replicas = after.replicas if after else ()
+        request = Requested(self._places.version(path), replicas) if replicas else None
         self.state.see_request(key, request)
         self._wake.set()
 
@@ -273,7 +262,6 @@ class ActiveManager:
         self._wake.set()
 
     # ── Decisions for one partition ──────────────────────────────────────────────────────────
-
     async def _decide(self) -> None:
         state = self.state
         while state.due and not self._is_deposed:
@@ -281,7 +269,11 @@ class ActiveManager:
             decisions = []
             for key in list(islice(state.due, KEYS_PER_TURN)):
                 del state.due[key]
-                self._note_leader(key)
+                view = state.rows.get(key)
+                if view is None or state.is_led(view.row):
+                    self.leaderless.discard(key)
+                else:
+                    self.leaderless.add(key)
                 if key in self._sent:
                     continue  # checked again when the pending decision has ended
                 found = due(state, key, self._catalog, self._policy, self._queries.standings)
@@ -293,13 +285,6 @@ class ActiveManager:
                         state.launch(key, found.change.row.replicas)
             self._send(decisions)
             await asyncio.sleep(0)
-
-    def _note_leader(self, key: PartitionKey) -> None:
-        view = self.state.rows.get(key)
-        if view is None or self.state.is_led(view.row):
-            self.leaderless.discard(key)
-        else:
-            self.leaderless.add(key)
 
     def _send(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -328,12 +313,9 @@ class ActiveManager:
                 "no intact in-sync replica, electing the longest log: data loss possible",
                 extra={"partition": str(key), "node": decision.change.row.leader},
             )
-        if decision.request is not None:
-            self._places.apply(
-                placement_key(key), PlacementRequest(decision.request), version=revision
-            )
-        elif decision.is_request_dropped:
-            self._places.apply(placement_key(key), None, version=revision)
+        if decision.request is not None or decision.is_request_dropped:
+            request = None if decision.request is None else PlacementRequest(decision.request)
+            self._places.apply(placement_key(key), request, version=revision)
         if decision.change is not None or decision.is_row_dropped:
             self._await(decision, revision)
         self.state.mark((key,))
@@ -349,7 +331,6 @@ class ActiveManager:
             self._sent[decision.key] = revision
 
     # ── Planning for all partitions ──────────────────────────────────────────────────────────
-
     def _next_plan_ms(self) -> int:
         return max(self._plan_at_ms, self._settled_at_ms)
 
@@ -367,41 +348,37 @@ class ActiveManager:
         self._wake.set()
 
     async def _plan(self) -> None:
-        policy = self._policy
+        policy, state = self._policy, self.state
         begun_ms = self._clock.mono_ms()
         now = await self._situation()
         # In a thread, because it may take longer than clients of this node should wait.
-        planned = await asyncio.to_thread(moving.targets, now)
+        planned = await asyncio.to_thread(deciding.targets, now)
         await self._writer.room()
-        decisions = moving.beginnings(self.state, now, planned, policy)
+        decisions = deciding.beginnings(state, now, planned, policy)
         if policy.is_balancing:
-            decisions += moving.preferred(self.state, count_max=policy.leader_changes_max)
+            decisions += deciding.preferred(state, count_max=policy.leader_changes_max)
         free = {one.key: one for one in reversed(decisions) if one.key not in self._sent}
         self._send(list(free.values()))
         ended_ms = self._clock.mono_ms()
         pause_ms = max(self._times.plan_ms_min, (ended_ms - begun_ms) * PLAN_SHARE)
         self._plan_at_ms = ended_ms + pause_ms
 
-    async def _situation(self) -> moving.Situation:
-        """Collect the situation in parts: for a million partitions this takes longer than the lease
-        of this node, which the same loop renews."""
-        state = self.state
-        partitions: dict[PartitionKey, Placed] = {}
+    async def _situation(self) -> deciding.Situation:
+        """In parts: a million partitions take longer than the lease of this node."""
+        state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):
             some = keys[start : start + KEYS_PER_SLICE]
-            partitions.update(moving.placed(state, some, self._catalog, self._policy))
+            partitions.update(deciding.placed(state, some, self._catalog, self._policy))
             await asyncio.sleep(0)
-        return moving.Situation(partitions, list(state.hosts), state.draining, self._policy)
+        return deciding.Situation(partitions, list(state.hosts), state.draining, self._policy)
 
     def _log_decisions(self) -> None:
         """Log one line for all decisions since the last one, once none is in progress."""
         if not self._sent and self._logged_counts != self._counts:
-            done = {
-                f"{kind.value}_count": count
-                for kind, count in (self._counts - self._logged_counts).items()
-            }
+            new = self._counts - self._logged_counts
             self._logged_counts = Counter(self._counts)
+            done = {f"{kind.value}_count": count for kind, count in new.items()}
             log.info("partitions managed", extra=done)
 
 
@@ -428,6 +405,14 @@ class _Later:
         self._timer = None
         keys, self._keys = self._keys, {}
         self._look(keys)
+
+
+def _key_in(path: str, key_of: Callable[[str], T]) -> T | None:
+    try:
+        return key_of(path)
+    except Damaged as error:
+        log.warning("drain or placement request unreadable", extra={"reason": str(error)})
+        return None
 
 
 def _decode_place(value: bytes) -> PlacementRequest:

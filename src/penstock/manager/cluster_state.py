@@ -1,18 +1,41 @@
 """The state of the cluster as the manager sees it: live nodes, replicas, placement requests, and
-the partitions that must be checked because one of these has changed. Pure; filled by the code that
-watches the store.
+the partitions that must be checked because one of these has changed. It may be out of date. That is
+safe: a decision is written only if everything it relies on is unchanged (``decisions.py``).
 
-This state may be out of date. That is safe: a decision is written only if everything it relies on
-is unchanged (``decisions.py``).
+The manager fills it as it watches the store. Other callers (a command of an operator, a node that
+is about to stop) read all of it once; unreadable entries are left out and logged, so that one bad
+entry does not hide the others.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from penstock.manager.placement import Host, Loads
-from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, partitions_of
+from penstock.metadata.cluster_entries import (
+    DRAINS_PREFIX,
+    NODES_PREFIX,
+    PARTITIONS_PREFIX,
+    PLACEMENTS_PREFIX,
+    NodeEntry,
+    PartitionKey,
+    decode_node,
+    decode_placement,
+    decode_row,
+    node_of,
+    partition_of,
+    partitions_of,
+)
+from penstock.metadata.store import Entry, Store
+from penstock.model.errors import Damaged
 from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow, View
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+log = logging.getLogger(__name__)
 
 
 class Requested(NamedTuple):
@@ -48,18 +71,14 @@ class ClusterState:
         self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
-    # ── Updates ──────────────────────────────────────────────────────────────────────────────
-
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
         """Set all live nodes."""
-        before, before_incarnations = self.nodes, self.incarnations
+        before, old_incarnations = self.nodes, self.incarnations
         self.nodes, self.incarnations = dict(nodes), dict(incarnations)
         self._arrange()
         for node in {*before, *nodes}:
-            if (
-                before.get(node) != nodes.get(node)
-                or before_incarnations.get(node) != incarnations.get(node)
-            ):  # fmt: skip
+            is_same = old_incarnations.get(node) == incarnations.get(node)
+            if not is_same or before.get(node) != nodes.get(node):
                 self._see_node(node)
 
     def see_draining(self, draining: Iterable[int]) -> None:
@@ -86,16 +105,17 @@ class ClusterState:
         self.is_plan_old = True
 
     def see_row(self, key: PartitionKey, view: View | None) -> None:
-        before = self.rows.get(key)
+        before = self.rows.pop(key, None)
         if before is not None:
             self._forget_row(key, before.row)
         if view is not None:
-            self.rows[key] = view
-            self._index_row(key, view.row)
+            self._add_row(key, view)
         self.due[key] = None
         self.is_plan_old = True
 
-    def _index_row(self, key: PartitionKey, row: PartitionRow) -> None:
+    def _add_row(self, key: PartitionKey, view: View) -> None:
+        self.rows[key] = view
+        row = view.row
         self.land(key)
         self.waiting.pop(key, None)
         self.loads.add(key.topic_id, row.replicas)
@@ -107,7 +127,6 @@ class ClusterState:
             self.unpreferred[key] = None
 
     def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
-        del self.rows[key]
         self.loads.remove(key.topic_id, row.replicas)
         for node in row.replicas:
             del self._on[node][key]
@@ -128,9 +147,8 @@ class ClusterState:
         """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
-    # ── Rows being written: they count as load for the next new row ──────────────────────────
-
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
+        """A row that is being written counts as load for the next new row."""
         self.land(key)
         self._coming[key] = replicas
         self.loads.add(key.topic_id, replicas)
@@ -139,8 +157,6 @@ class ClusterState:
         replicas = self._coming.pop(key, None)
         if replicas is not None:
             self.loads.remove(key.topic_id, replicas)
-
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
     def on(self, node: int) -> Iterable[PartitionKey]:
         """Return the partitions whose rows name this node."""
@@ -153,3 +169,75 @@ class ClusterState:
 
     def is_led(self, row: PartitionRow) -> bool:
         return is_led(row, self.incarnations)
+
+
+class Requests(NamedTuple):
+    draining: frozenset[int] = frozenset()
+    placements: Mapping[PartitionKey, Requested] = {}
+
+
+def readable(
+    entries: Sequence[Entry], key_of: Callable[[str], K], decode: Callable[[str, bytes], V]
+) -> Iterator[tuple[K, V, Entry]]:
+    for entry in entries:
+        try:
+            yield key_of(entry.key), decode(entry.key, entry.value), entry
+        except Damaged as error:
+            log.warning("metadata entry unreadable", extra={"reason": str(error)})
+
+
+async def read_nodes(store: Store) -> tuple[Mapping[int, NodeEntry], Mapping[int, int]]:
+    """Return the live nodes and their incarnations."""
+    entries, _ = await store.list(NODES_PREFIX)
+    found = list(readable(entries, node_of, decode_node))
+    return (
+        {node: entry for node, entry, _ in found},
+        {node: stored.create_revision for node, _, stored in found},
+    )
+
+
+async def read_draining(store: Store) -> frozenset[int]:
+    entries, _ = await store.list(DRAINS_PREFIX)
+    return frozenset(node for node, _, _ in readable(entries, node_of, lambda _key, _value: None))
+
+
+async def read_requests(store: Store) -> Requests:
+    draining = await read_draining(store)
+    entries, _ = await store.list(PLACEMENTS_PREFIX)
+    placements = readable(entries, partition_of, decode_placement)
+    return Requests(
+        draining,
+        {key: Requested(entry.version, request.replicas) for key, request, entry in placements},
+    )
+
+
+def arrange(
+    nodes: Mapping[int, NodeEntry],
+    incarnations: Mapping[int, int],
+    rows: Mapping[PartitionKey, View],
+    requests: Requests,
+) -> ClusterState:
+    state = ClusterState()
+    state.see_nodes(nodes, incarnations)
+    state.see_draining(requests.draining)
+    for key, view in rows.items():
+        state.see_row(key, view)
+    for key, request in requests.placements.items():
+        state.see_request(key, request)
+    return state
+
+
+async def read_cluster_state(store: Store) -> ClusterState:
+    """Read everything. Rows are decoded in a thread: they may be a million."""
+    nodes, incarnations = await read_nodes(store)
+    requests = await read_requests(store)
+    entries, revision = await store.list(PARTITIONS_PREFIX)
+
+    def read() -> ClusterState:
+        rows = {
+            key: View(revision, entry.version, row)
+            for key, row, entry in readable(entries, partition_of, decode_row)
+        }
+        return arrange(nodes, incarnations, rows, requests)
+
+    return await asyncio.to_thread(read)

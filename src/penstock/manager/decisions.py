@@ -1,25 +1,29 @@
 """The next decision for one partition: create it, elect a leader, finish a move, delete its row.
 Pure, and per partition: a node failure costs work only for the partitions that the node led.
 
-Each decision names everything it relies on: the version of the row, the registrations of nodes, the
-version of a placement request. The store writes it only if all of these are unchanged. So stale
-knowledge is safe, and so are several nodes that all act as manager (R1, R3).
+Each decision names everything it relies on: versions of the row and of a placement request, and
+registrations of nodes. The store writes it only if these are unchanged. So stale knowledge is safe,
+and so are several nodes that all act as manager (R1, R3). A replica that may lack committed records
+never becomes leader, except by a request of an operator (``operator_requests.py``).
 
-A replica that may lack committed records never becomes leader, except by an explicit request of an
-operator (``operator_requests.py``). ``moving.py`` decides which moves begin, and when.
+Decisions about the whole cluster follow, with limits on simultaneous changes. A move that has begun
+is in the store, as a placement request beside the row: the next manager continues it. Requests of
+operators and moves planned here are handled alike. Planning takes time proportional to the size of
+the cluster, so it can run in a thread, with ``Situation`` as its input.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.manager.cluster_state import ClusterState
-from penstock.manager.placement import choose
+from penstock.manager.placement import Host, Placed, choose, plan
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.names import is_internal
-from penstock.model.replication import factor_of, in_sync_min_of
+from penstock.model.replication import factor_of, in_sync_min_of, is_manual
 from penstock.model.topic import Topic
 from penstock.replication import election
 from penstock.replication.election import ABSENT, Standing
@@ -57,8 +61,7 @@ class DecisionKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """A change, and its conditions: the row's version, the registrations in ``change``, and, if it
-    matters, the version of the placement request."""
+    """A change, and its conditions: the versions, and the registrations in ``change``."""
 
     key: PartitionKey
     kind: DecisionKind
@@ -120,9 +123,6 @@ def due(
     )
 
 
-# ── Creation, deletion, settings ─────────────────────────────────────────────────────────────
-
-
 def _creation(
     state: ClusterState, key: PartitionKey, topic: Topic | None, policy: Policy
 ) -> Decision | None:
@@ -138,16 +138,13 @@ def _creation(
 
 
 def _deletion(state: ClusterState, key: PartitionKey, view: View | None) -> Decision | None:
-    request = state.requests.get(key)
-    if view is None and request is None:
+    has_request = key in state.requests
+    if view is None and not has_request:
         return None
+    version, asked = ABSENT if view is None else view.version, _version(state, key)
+    has_row = view is not None
     return Decision(
-        key,
-        DecisionKind.DELETED,
-        ABSENT if view is None else view.version,
-        is_row_dropped=view is not None,
-        is_request_dropped=request is not None,
-        request_version=ABSENT if request is None else request.version,
+        key, DecisionKind.DELETED, version, None, has_row, None, has_request, request_version=asked
     )
 
 
@@ -163,9 +160,6 @@ def _settings(
     return Decision(key, DecisionKind.SETTINGS, view.version, Change(view.version, row))
 
 
-# ── Leaders ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _leader(
     state: ClusterState, key: PartitionKey, view: View, standings: Standings
 ) -> Decision | Ask | None:
@@ -175,16 +169,14 @@ def _leader(
         if change is not None:
             return Decision(key, DecisionKind.ELECTED, view.version, change)
         return _recovery(state, key, view, standings)
-    if row.leader in state.avoided:
-        change = _election(state, key, view)
-        if change is not None and change.row.leader not in state.avoided:
-            return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
-    return None
+    change = _election(state, key, view) if row.leader in state.avoided else None
+    if change is None or change.row.leader in state.avoided:
+        return None
+    return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader, if possible one that is not about to stop. If the partition moves, prefer
-    its future leader, or at least a replica that stays."""
+    """Prefer nodes that stay, and of a moving partition its future leader or replicas."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -211,9 +203,6 @@ def _recovery(
     return Ask(key, tuple(node for node in sorted(members) if node not in known))
 
 
-# ── Moves in progress ────────────────────────────────────────────────────────────────────────
-
-
 def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None:
     """Return the next step of a move whose new replicas were added: once they are in sync, the
     first of them leads if it can; then superfluous replicas and the request are removed (R23)."""
@@ -221,13 +210,8 @@ def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None
     if request is None:
         return None
     row, target = view.row, frozenset(request.replicas)
-    ended = Decision(
-        key,
-        DecisionKind.FULFILLED,
-        view.version,
-        is_request_dropped=True,
-        request_version=request.version,
-    )
+    ended = Decision(key, DecisionKind.FULFILLED, view.version, is_request_dropped=True)
+    ended = ended._replace(request_version=request.version)
     if row.replicas == request.replicas:
         return ended
     if not target <= row.whole:
@@ -240,3 +224,178 @@ def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None
             return Decision(key, DecisionKind.HANDED_OVER, view.version, change)
     change = election.place(view, request.replicas)
     return None if change is None else ended._replace(kind=DecisionKind.FINISHED, change=change)
+
+
+# ── The whole cluster ────────────────────────────────────────────────────────────────────────
+
+Targets = Mapping[PartitionKey, tuple[int, ...]]
+
+
+class Situation(NamedTuple):
+    partitions: Mapping[PartitionKey, Placed]
+    hosts: Sequence[Host]
+    draining: frozenset[int]
+    policy: Policy
+
+
+def placed(
+    state: ClusterState, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
+) -> dict[PartitionKey, Placed]:
+    """Return a part of a situation, for callers that cannot block for all of it. Rows may change
+    between two parts: moves that were planned with old rows do not begin (``beginnings``)."""
+    partitions = {}
+    for key in keys:
+        view = state.rows.get(key)
+        if view is not None and topics.tombstone(key.topic_id) is None:
+            partitions[key] = _placed(state, key, view, topics, policy)
+    return partitions
+
+
+def _placed(
+    state: ClusterState, key: PartitionKey, view: View, topics: Topics, policy: Policy
+) -> Placed:
+    """Return the planner's view of a partition. A moving one counts as if it had arrived. One that
+    is not fully in sync is not moved for balance: copying it elsewhere would take longer."""
+    row = view.row
+    request = state.requests.get(key)
+    if request is not None:
+        # A move to too few replicas could not end: then a replica is added.
+        count = max(len(request.replicas), row.in_sync_min)
+        return Placed(request.replicas, count, is_fixed=True, has=frozenset(row.replicas))
+    topic = topics.find_id(key.topic_id)
+    count = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
+    whole = row.whole
+    weak = frozenset(node for node in row.replicas if node not in whole or node not in state.nodes)
+    is_fixed = bool(weak) or (topic is not None and is_manual(topic))
+    return Placed(row.replicas, count, is_fixed=is_fixed, weak=weak)
+
+
+def targets(now: Situation) -> Targets:
+    """Return where partitions should go, the necessary moves first."""
+    return plan(
+        now.partitions,
+        now.hosts,
+        draining=now.draining,
+        is_balancing=now.policy.is_balancing,
+        # More than may begin at once, because some of them will be blocked by limits.
+        steps_max=4 * max(now.policy.moves_max, now.policy.leader_changes_max),
+    )
+
+
+def beginnings(
+    state: ClusterState, now: Situation, planned: Targets, policy: Policy
+) -> list[Decision]:
+    """Return as many requested and planned moves as the limits permit."""
+    room = _Room(state, policy)
+    found: list[Decision | None] = []
+    for key, request in state.requests.items():
+        view = state.rows.get(key)
+        if view and key not in planned and not set(request.replicas) <= set(view.row.replicas):
+            found.append(_begin(state, key, view, request.replicas, room))
+    for key, target in planned.items():
+        view = state.rows.get(key)
+        # A partition that has changed since it was planned is planned again.
+        if (
+            view is None
+            or now.partitions[key].replicas != (state.requests.get(key) or view.row).replicas
+        ):
+            continue
+        found.append(_toward(state, key, view, target, room))
+    return [decision for decision in found if decision is not None]
+
+
+def _toward(
+    state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
+) -> Decision | None:
+    row = view.row
+    if not set(target) <= set(row.replicas):
+        return _begin(state, key, view, target, room)
+    if len(target) < len(row.replicas) or key in state.requests:
+        # All target replicas are there: the placement request removes the superfluous ones.
+        asked = _version(state, key)
+        return Decision(
+            key, DecisionKind.BEGUN, view.version, request=target, request_version=asked
+        )
+    if room.take_order():
+        ordered = msgspec.structs.replace(row, replicas=target)
+        return Decision(key, DecisionKind.ORDERED, view.version, Change(view.version, ordered))
+    return None
+
+
+def _begin(
+    state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
+) -> Decision | None:
+    """Add the missing replicas, and write a placement request unless nothing else remains to do."""
+    row = view.row
+    if not state.is_led(row):
+        return None
+    coming = [node for node in target if node not in row.replicas]
+    if not all(node in state.incarnations and node not in state.avoided for node in coming):
+        return None
+    if not room.take(row.leader, coming, is_repair=set(row.replicas) <= set(target)):
+        return None
+    change = election.place(view, target)
+    assert change is not None, "replicas are missing, so there is a change"
+    change = change._replace(incarnations={node: state.incarnations[node] for node in coming})
+    begun = Decision(key, DecisionKind.BEGUN, view.version, change)
+    request = state.requests.get(key)
+    if set(change.row.replicas) == set(target) and request is None:
+        return begun
+    # An equal request is not replaced: it may contain the original replicas.
+    is_same = request is not None and request.replicas == target
+    asked = None if is_same else target
+    return begun._replace(request_version=_version(state, key), request=asked)
+
+
+def _version(state: ClusterState, key: PartitionKey) -> int:
+    request = state.requests.get(key)
+    return ABSENT if request is None else request.version
+
+
+class _Room:
+    """The remaining room under the limits, given the copies in progress."""
+
+    def __init__(self, state: ClusterState, policy: Policy) -> None:
+        self._policy = policy
+        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._moves = 0
+        self._orders = 0
+        for key in state.behind:
+            row = state.rows[key].row
+            # A node that is not alive copies nothing, and must not use up the limit.
+            coming = [n for n in row.replicas if n not in row.whole and n in state.nodes]
+            self._pairs.update((row.leader, node) for node in coming)
+            if coming and key in state.requests:
+                self._moves += 1
+
+    def take(self, source: int, coming: Sequence[int], *, is_repair: bool) -> bool:
+        policy = self._policy
+        per_pair = policy.repairs_per_pair_max if is_repair else policy.moves_per_pair_max
+        if not is_repair and self._moves >= policy.moves_max:
+            return False
+        if any(self._pairs[source, node] >= per_pair for node in coming):
+            return False
+        self._pairs.update((source, node) for node in coming)
+        self._moves += not is_repair
+        return True
+
+    def take_order(self) -> bool:
+        self._orders += 1
+        return self._orders <= self._policy.leader_changes_max
+
+
+def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
+    """Return elections for partitions whose first replica could lead and does not."""
+    found: list[Decision] = []
+    for key in state.unpreferred:
+        if len(found) >= count_max:
+            break
+        view = state.rows[key]
+        first = view.row.replicas[0]
+        # Moves end with an election, and leaderless partitions get a separate one.
+        if first in state.avoided or key in state.requests or not state.is_led(view.row):
+            continue
+        change = election.elect(view, state.incarnations)
+        if change is not None and change.row.leader == first:
+            found.append(Decision(key, DecisionKind.PREFERRED, view.version, change))
+    return found

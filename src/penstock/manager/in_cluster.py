@@ -5,27 +5,27 @@ lease of the node, so it disappears with the node, and the watch notifies the ot
 guarantees nothing: two nodes may act as manager for a moment, so every change compares what it
 relies on (R3). For the same reason, a node that finds its own entry, written before a restart or in
 a call whose reply was lost, simply manages until the entry disappears.
-
-``active_manager.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from penstock.manager import active_manager
-from penstock.manager.active_manager import ActiveManager, Times
+from penstock.manager.active_manager import ActiveManager, Times, wait_for
+from penstock.manager.cluster_state import read_nodes
+from penstock.manager.decision_writer import AskStandings, cancelled
 from penstock.manager.decisions import DecisionKind, Policy
-from penstock.manager.level_raiser import LevelRaiser
-from penstock.manager.log_end_queries import AskStandings
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import (
+    LEVEL_KEY,
     MANAGER_KEY,
+    LevelEntry,
     ManagerEntry,
-    PartitionKey,
     decode_manager,
     encode_entry,
 )
@@ -34,7 +34,7 @@ from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
-from penstock.replication.row import NO_NODE, View
+from penstock.replication.row import NO_NODE
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
 RETRY_SECONDS: Final = 1.0  # after an error of the store, or while this node has no lease
@@ -72,27 +72,32 @@ class Manager(PrefixWatch):
         ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
         super().__init__(store, MANAGER_KEY)
         self._node = node
-        self._view = view
-        self._catalog = catalog
         self._lease = lease
-        self._ask_standings = ask_standings
-        self._clock = clock
-        self._policy = policy or Policy()
-        self._times = times or Times()
         self._level = level
         self.counts: Counter[DecisionKind] = Counter()  # decisions written since this node started
+        self._activate = partial(
+            ActiveManager,
+            store,
+            view,
+            catalog=catalog,
+            ask_standings=ask_standings,
+            policy=policy or Policy(),
+            times=times or Times(),
+            clock=clock,
+            counts=self.counts,
+        )
         self.passes = 0  # checks of due partitions, in tenures that have ended
         self._holder: Holder | None = None
         self._managed: Holder | None = None  # the entry under which this node manages or managed
         self.active: ActiveManager | None = None  # None unless this node manages
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        view.on_nodes(self._on_nodes)
-        view.on_row(self._on_row)
-        catalog.on_change(self._on_topic)
-        catalog.on_tombstone(lambda tomb: self._on_topic(tomb, None))
-
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+        view.on_nodes(lambda: self.active.saw_nodes() if self.active else None)
+        view.on_row(lambda *row: self.active.saw_row(*row) if self.active else None)
+        catalog.on_change(lambda *topics: self.active.saw_topic(*topics) if self.active else None)
+        catalog.on_tombstone(
+            lambda tomb: self.active.saw_topic(tomb, None) if self.active else None
+        )
 
     async def start(self) -> None:
         """Become a candidate. Raises the errors of the store."""
@@ -102,9 +107,7 @@ class Manager(PrefixWatch):
     async def stop(self) -> None:
         """Stop; if this node is the manager, another can take over at once."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await cancelled(filter(None, (task,)))
         await super().stop()
         await self._give_up()
 
@@ -134,8 +137,6 @@ class Manager(PrefixWatch):
         if self.active is not None:
             self.active.saw_policy()
 
-    # ── Candidacy ────────────────────────────────────────────────────────────────────────────
-
     async def _stand(self) -> None:
         while True:
             self._changed.clear()
@@ -151,12 +152,8 @@ class Manager(PrefixWatch):
                 # Another node may succeed where this one failed.
                 log.error("manager failed", exc_info=error)
                 await self._give_up()
-            try:
-                # If the store did not reply, the watch reports nothing either: retry.
-                async with asyncio.timeout(None if is_answered else RETRY_SECONDS):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            # If the store did not reply, the watch reports nothing either: retry.
+            await wait_for(self._changed, None if is_answered else RETRY_SECONDS)
 
     async def _try_to_hold(self) -> bool:
         """Try to become manager. Returns whether there is a manager now."""
@@ -179,34 +176,20 @@ class Manager(PrefixWatch):
     async def _manage(self, holder: Holder) -> None:
         """Manage until another node does."""
         log.info("this node became the manager", extra={"node": self._node})
-        self.active = ActiveManager(
-            self._store,
-            self._view,
-            manager_created=holder.created,
-            catalog=self._catalog,
-            ask_standings=self._ask_standings,
-            policy=self._policy,
-            times=self._times,
-            clock=self._clock,
-            counts=self.counts,
-        )
+        self.active = self._activate(manager_created=holder.created)
         self._managed = holder
         finalizing: asyncio.Task[None] | None = None
         if self._level is not None:
-            level = LevelRaiser(self._store, self._level, manager_created=holder.created)
-            finalizing = asyncio.create_task(level.run(), name="feature level")
+            raising = raise_levels(self._store, self._level, manager_created=holder.created)
+            finalizing = asyncio.create_task(raising, name="feature level")
         try:
             await self.active.run()
         finally:
             self.passes += self.active.passes
-            if finalizing is not None:
-                finalizing.cancel()
-                await asyncio.wait((finalizing,))
+            await cancelled(filter(None, (finalizing,)))
             self.active = None
             log.info("this node is no longer the manager", extra={"node": self._node})
         await self._fill()
-
-    # ── The manager's entry ──────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(MANAGER_KEY)
@@ -239,20 +222,6 @@ class Manager(PrefixWatch):
             self.active.depose()
         self._changed.set()
 
-    # ── Notifications ────────────────────────────────────────────────────────────────────────
-
-    def _on_nodes(self) -> None:
-        if self.active is not None:
-            self.active.saw_nodes()
-
-    def _on_row(self, key: PartitionKey, view: View | None) -> None:
-        if self.active is not None:
-            self.active.saw_row(key, view)
-
-    def _on_topic(self, before: Topic | None, after: Topic | None) -> None:
-        if self.active is not None:
-            self.active.saw_topic(before, after)
-
 
 def _node(value: bytes) -> int:
     """Return the node of the entry; an unreadable entry still counts as held."""
@@ -260,3 +229,46 @@ def _node(value: bytes) -> int:
         return decode_manager(MANAGER_KEY, value).node
     except Damaged:
         return NO_NODE
+
+
+async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: int) -> None:
+    """Raise the feature level to the one that an operator requested. Once the request is in the
+    store, nodes that do not support it cannot register (``membership/cluster_level.py``), so one
+    check of the registered nodes is enough. If one of them does not, the request is removed. Levels
+    never go down. ``manager_created``: the revision in which the manager's entry was created."""
+    changed = asyncio.Event()
+    end = level.on_change(changed.set)
+    try:
+        while True:
+            changed.clear()
+            is_done = await _raise_level(store, level, manager_created)
+            await wait_for(changed, None if is_done else RETRY_SECONDS)
+    finally:
+        end()
+
+
+async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) -> bool:
+    """Return whether there is nothing to do until the entry changes."""
+    entry, version = level.entry, level.version
+    if not entry.wanted:
+        return True
+    try:
+        nodes, _ = await read_nodes(store)
+        behind = sorted(node for node, one in nodes.items() if entry.wanted not in one.levels)
+        raised = LevelEntry(entry.level if behind else entry.wanted)
+        await store.txn(
+            compare=((LEVEL_KEY, version),),
+            compare_created=((MANAGER_KEY, manager_created),),
+            puts=((LEVEL_KEY, encode_entry(raised)),),
+        )
+    except (VersionConflict, OutcomeUnknown):
+        return False  # the watch reports the new entry; retry in any case
+    except PenstockError as error:
+        log.warning("feature level not raised yet", extra={"reason": str(error)})
+        return False
+    if behind:
+        log.warning(
+            "feature level not raised: some nodes do not support it",
+            extra={"feature_level": entry.wanted, "nodes": ",".join(map(str, behind))},
+        )
+    return True

@@ -3,17 +3,19 @@ named partition at a time, elect a leader that may lack committed records.
 
 The first two are stored, and the manager performs them over time, across restarts. The last two
 change rows as the manager does: a change is written if the row is unchanged since it was read, and
-retried otherwise.
+retried otherwise. Reassignments and elections are in Kafka's terms.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Final, TypeVar
+from enum import Enum
+from typing import Final, NamedTuple, TypeVar
 
-from penstock.manager import moving
-from penstock.manager.reassigning import Refused, cancelled, reassignment
-from penstock.manager.state_reader import read_cluster_state, read_nodes
+import msgspec
+
+from penstock.manager.cluster_state import is_led, read_cluster_state, read_nodes
+from penstock.manager.decisions import preferred
 from penstock.membership.cluster_view import write_row
 from penstock.metadata.cluster_entries import (
     PARTITIONS_PREFIX,
@@ -38,12 +40,86 @@ from penstock.model.errors import (
     VersionConflict,
 )
 from penstock.replication import election
-from penstock.replication.row import Change, View
+from penstock.replication.row import Change, PartitionRow, View
 
 T = TypeVar("T")
 
 TRIES_MAX: Final = 8  # attempts of a change that conflicts with others
 CHANGES_AT_ONCE: Final = 32
+
+
+class Reassignment(NamedTuple):
+    """A move in Kafka's terms: all replicas while it lasts, replicas added, replicas removed."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+    @property
+    def original(self) -> tuple[int, ...]:
+        """The replicas without those being added: where a cancelled move ends."""
+        return tuple(node for node in self.replicas if node not in self.adding) or self.replicas
+
+
+class Refused(Enum):
+    """Why an election changes nothing."""
+
+    NOT_NEEDED = "no election is needed"
+    UNAVAILABLE = "no eligible replica is available"
+
+
+def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
+    """Return the move from the row's replicas to the requested ones. A request made by the manager
+    does not contain the original replicas: then a replica counts as new until it is in sync."""
+    wanted = frozenset(request.replicas)
+    old = frozenset(request.before) or row.whole
+    replicas = (*row.replicas, *(node for node in request.replicas if node not in row.replicas))
+    adding = tuple(node for node in replicas if node in wanted and node not in old)
+    removing = tuple(node for node in replicas if node not in wanted)
+    return Reassignment(replicas, adding, removing)
+
+
+def cancelled(view: View, request: PlacementRequest) -> Change | None:
+    """Return the change that removes the replicas that a move has added. None if there are none, or
+    if they are needed: a new replica leads, or too few of the original ones are in sync."""
+    row, original = view.row, reassignment(view.row, request).original
+    kept = row.whole.intersection(original)
+    if row.replicas == original or row.leader not in kept or len(kept) < row.in_sync_min:
+        return None
+    staying = frozenset(original)
+    back = msgspec.structs.replace(
+        row, replicas=original, in_sync=row.in_sync & staying, lost=row.lost & staying
+    )
+    return Change(view.version, back)
+
+
+def preferred_leader(
+    view: View, incarnations: Mapping[int, int], avoided: frozenset[int]
+) -> Change | Refused:
+    """Return the election of the first replica. ``avoided``: nodes that stop or are drained."""
+    row, first = view.row, view.row.replicas[0]
+    if row.leader == first and is_led(row, incarnations):
+        return Refused.NOT_NEEDED
+    if first not in row.whole or first not in incarnations or first in avoided:
+        return Refused.UNAVAILABLE
+    change = election.elect(view, incarnations)
+    assert change is not None, "the first replica is eligible"
+    return change
+
+
+def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refused:
+    """Return the election of an intact replica if one is alive. Otherwise elect the first live one,
+    in-sync replicas first: records that it does not have are lost."""
+    row = view.row
+    if is_led(row, incarnations):
+        return Refused.NOT_NEEDED
+    clean = election.elect(view, incarnations)
+    if clean is not None:
+        return clean
+    ordered = sorted(row.replicas, key=lambda node: node not in row.in_sync)
+    alive = [node for node in ordered if node in incarnations]
+    change = election.elect_uncleanly(view, alive[0], incarnations) if alive else None
+    return Refused.UNAVAILABLE if change is None else change
 
 
 async def drain(store: Store, node: int) -> None:
@@ -60,8 +136,7 @@ async def undrain(store: Store, node: int) -> None:
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
-    """Request that a partition be on these nodes, led by the first. The request ends when it is
-    done. Raises NotFound, InvalidRequest."""
+    """Request that a partition be on these nodes. Raises NotFound, InvalidRequest."""
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
@@ -74,12 +149,9 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
         if node not in nodes and node not in view.row.replicas:
             raise InvalidRequest(f"There is no node {node}.")
     entry = await store.get(placement_key(key))
-    # Without the replicas that a move in progress adds.
-    before = (
-        view.row.replicas
-        if entry is None
-        else reassignment(view.row, _requested(entry, view)).original
-    )
+    before = view.row.replicas
+    if entry is not None:  # without the replicas that a move in progress adds
+        before = reassignment(view.row, _requested(entry, view)).original
     request = PlacementRequest(tuple(replicas), before)
     # The row's version is not compared: most changes of a row do not matter here.
     await store.put(placement_key(key), encode_entry(request))
@@ -94,8 +166,7 @@ def _requested(entry: Entry, view: View) -> PlacementRequest:
 
 
 async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move: the partition returns to its original replicas, which are returned. Raises
-    NotFound if it is not moving."""
+    """End a move; return the original replicas. Raises NotFound if it is not moving."""
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
@@ -108,9 +179,7 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
         puts, deletes = [], [placement_key(key)]
         if change is not None:
             puts = [(partition_key(key), encode_entry(change.row))]
-        elif (
-            view.row.replicas != original
-        ):  # not possible yet: the manager moves the partition back
+        elif view.row.replicas != original:  # not possible yet: the manager moves it back
             puts, deletes = [(placement_key(key), encode_entry(PlacementRequest(original)))], []
         compare = [(partition_key(key), view.version), (placement_key(key), entry.version)]
         await store.txn(compare=compare, puts=puts, deletes=deletes)
@@ -122,16 +191,14 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
 async def create(
     store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
 ) -> None:
-    """Create partitions on given nodes, before their topic is created or grown: the manager then
-    creates only missing partitions. A partition that exists already, because an earlier request
-    failed half-way, is accepted if it is on these nodes. Raises InvalidRequest for a node that is
-    not alive, and Conflict."""
+    """Create partitions on given nodes before their topic is created or grown. One that exists
+    there already, because an earlier request failed half-way, is accepted. Raises InvalidRequest
+    for a node that is not alive, and Conflict."""
     nodes, incarnations = await read_nodes(store)
     for node in sorted({node for replicas in places.values() for node in replicas}):
         if node not in nodes:
-            raise InvalidRequest(
-                f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
-            )
+            text = f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
+            raise InvalidRequest(text)
     keys = {PartitionKey(topic_id, index): tuple(places[index]) for index in sorted(places)}
     entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
     for entry in entries:
@@ -195,14 +262,10 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 
 
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
-    """Elect the first replica wherever it can lead, of all partitions or of these. Returns the
-    number of leaders changed."""
+    """Elect the first replica wherever it can lead. Returns the number of leaders changed."""
     state = await read_cluster_state(store)
-    chosen = [
-        decision
-        for decision in moving.preferred(state, count_max=len(state.rows))
-        if keys is None or decision.key in keys
-    ]
+    found = preferred(state, count_max=len(state.rows))
+    chosen = [one for one in found if keys is None or one.key in keys]
     room = asyncio.Semaphore(CHANGES_AT_ONCE)
 
     async def carry_out(key: PartitionKey, change: Change) -> bool:
@@ -213,10 +276,8 @@ async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = 
                 return False  # a newer change was written first
             return True
 
-    changed = await asyncio.gather(
-        *(carry_out(one.key, one.change) for one in chosen if one.change is not None)
-    )
-    return sum(changed)
+    changes = (carry_out(one.key, one.change) for one in chosen if one.change is not None)
+    return sum(await asyncio.gather(*changes))
 
 
 async def _row(store: Store, key: PartitionKey) -> View:

@@ -1,5 +1,5 @@
 """A summary of a cluster: counts, and the names of affected partitions. Pure; computed from a
-manager's state or from one read of the store (``state_reader.py``)."""
+manager's state or from one read of the store (``cluster_state.py``)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,7 +10,6 @@ from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
-from penstock.replication.row import PartitionRow
 
 NAMED_MAX: Final = 100  # names per kind; the count includes partitions that are not named
 
@@ -48,8 +47,8 @@ class Overview(msgspec.Struct, frozen=True):
 def overview(
     state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
 ) -> Overview:
-    under, below, leaderless, lost, orphaned = _Names(), _Names(), _Names(), _Names(), _Names()
-    counts: dict[int, list[int]] = {}
+    under, below, leaderless, lost, orphaned = (_Names() for _ in range(5))
+    counts: dict[int, list[int]] = {}  # replicas, leaders, preferred leaders, lagging
     for key, view in state.rows.items():
         row = view.row
         topic = topics.find_id(key.topic_id)
@@ -65,7 +64,12 @@ def overview(
             leaderless.add(key)
         if not row.whole:
             lost.add(key)
-        _count(counts, row)
+        for node in row.replicas:
+            of_node = counts.setdefault(node, [0, 0, 0, 0])
+            of_node[0] += 1
+            of_node[1] += node == row.leader
+            of_node[2] += node == row.replicas[0]
+            of_node[3] += node not in row.whole
     return Overview(
         len(state.rows),
         tuple(_summary(state, node, counts) for node in sorted({*state.nodes, *counts})),
@@ -79,25 +83,11 @@ def overview(
     )
 
 
-def _count(counts: dict[int, list[int]], row: PartitionRow) -> None:
-    """Count the replicas, leaders, preferred leaders and lagging replicas of each node."""
-    for node in row.replicas:
-        of_node = counts.setdefault(node, [0, 0, 0, 0])
-        of_node[0] += 1
-        of_node[1] += node == row.leader
-        of_node[2] += node == row.replicas[0]
-        of_node[3] += node not in row.whole
-
-
 def _summary(state: ClusterState, node: int, counts: dict[int, list[int]]) -> NodeSummary:
     entry = state.nodes.get(node)
-    return NodeSummary(
-        node,
-        entry is not None,
-        entry is not None and entry.is_leaving,
-        node in state.draining,
-        *counts.get(node, (0, 0, 0, 0)),
-    )
+    is_leaving = entry is not None and entry.is_leaving
+    is_draining, found = node in state.draining, counts.get(node, (0, 0, 0, 0))
+    return NodeSummary(node, entry is not None, is_leaving, is_draining, *found)
 
 
 class _Names:
@@ -114,9 +104,6 @@ class _Names:
 
     def named(self) -> Named:
         return Named(self._count, tuple(sorted(self._keys)))
-
-
-# ── Before a node is stopped ─────────────────────────────────────────────────────────────────
 
 
 class StopRisk(msgspec.Struct, frozen=True):

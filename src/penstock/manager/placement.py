@@ -5,22 +5,21 @@ are balanced, in this order, and a later one never undoes an earlier one: the ra
 partition, the replicas per node, the leaders per node. Every step improves one of these and worsens
 none. Therefore planning again after a plan changes nothing, and no replica moves back and forth.
 
-A node that is not alive keeps its replicas: it is probably restarting, and copying its data would
-be wasted work by then. An operator who knows that the node will not return drains it. ``moving.py``
-decides how many moves run at a time and how each of them changes a row.
-
-New partitions are spread per topic: if one node led all of a busy topic, the topic would be limited
-to the cores of that node, however balanced the nodes are in total.
+A node that is not alive keeps its replicas: it is probably restarting. An operator who knows that
+the node will not return drains it. New partitions are spread per topic: if one node led all of a
+busy topic, the topic would be limited to the cores of that node.
 """
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from penstock.metadata.cluster_entries import PartitionKey
 
 T = TypeVar("T")
+# Partitions that the first node leads and of which the second has a replica.
+_Shared: TypeAlias = dict[int, dict[int, dict[PartitionKey, None]]]
 
 
 class Host(NamedTuple):
@@ -52,46 +51,33 @@ class Loads:
         self.seconds: Counter[tuple[int, int]] = Counter()
         self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders, by topic id and node
 
-    def add(self, topic_id: str, replicas: Sequence[int]) -> None:
-        self.replicas.update(replicas)
-        self.leaders[replicas[0]] += 1
-        self.of_topics[topic_id, replicas[0]] += 1
+    def add(self, topic_id: str, replicas: Sequence[int], change: int = 1) -> None:
+        for node in replicas:
+            _count(self.replicas, node, change)
+        _count(self.leaders, replicas[0], change)
+        _count(self.of_topics, (topic_id, replicas[0]), change)
         if len(replicas) > 1:
-            self.seconds[replicas[0], replicas[1]] += 1
+            _count(self.seconds, (replicas[0], replicas[1]), change)
 
     def remove(self, topic_id: str, replicas: Sequence[int]) -> None:
-        for node in replicas:
-            _decrease(self.replicas, node)
-        _decrease(self.leaders, replicas[0])
-        _decrease(self.of_topics, (topic_id, replicas[0]))
-        if len(replicas) > 1:
-            _decrease(self.seconds, (replicas[0], replicas[1]))
+        self.add(topic_id, replicas, -1)
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that should lead one more partition of a topic: the one that leads the
-        fewest of the topic, and among equals the one with the least load."""
+        """Return the node that leads the fewest of the topic, then the least loaded."""
+        leading = self.of_topics
         return min(
-            nodes,
-            key=lambda node: (
-                self.of_topics[topic_id, node],
-                self.replicas[node],
-                self.leaders[node],
-                node,
-            ),
+            nodes, key=lambda n: (leading[topic_id, n], self.replicas[n], self.leaders[n], n)
         )
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
         """Return the nodes with ``first`` first, then the one that is least often second to it."""
         others = sorted(node for node in nodes if node != first)
-        if others:
-            second = min(others, key=lambda node: (self.seconds[first, node], node))
-            others.remove(second)
-            others.insert(0, second)
-        return (first, *others)
+        second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
+        return (first, *sorted(others, key=lambda node: node != second))
 
 
-def _decrease(counts: Counter[T], key: T) -> None:
-    counts[key] -= 1
+def _count(counts: Counter[T], key: T, change: int) -> None:
+    counts[key] += change
     assert counts[key] >= 0, "count fell below zero"
     if not counts[key]:
         del counts[key]
@@ -144,8 +130,7 @@ def _least(
     *,
     has: frozenset[int] = frozenset(),
 ) -> int:
-    """Return the best host to join the others: fewest in its rack, then one that already has the
-    partition, then the least load, then the first."""
+    """Return the best host: fewest in its rack, then one that has the partition, then load."""
     return min(
         (host.node for host in hosts if host.node not in others),
         key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
@@ -200,11 +185,8 @@ class _Plan:
                     self._on[node][key] = None
 
     def moved(self) -> dict[PartitionKey, tuple[int, ...]]:
-        return {
-            key: place
-            for key, place in self._places.items()
-            if place != self._partitions[key].replicas
-        }
+        before = self._partitions
+        return {key: to for key, to in self._places.items() if to != before[key].replicas}
 
     def _load(self, node: int) -> int:
         return len(self._on[node])
@@ -224,8 +206,6 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    # ── Repair: the requested number of replicas, and none on draining nodes ─────────────────
-
     def repair(self) -> bool:
         """Repair all partitions. False if ``steps_max`` was reached."""
         steps = 0
@@ -242,8 +222,6 @@ class _Plan:
         replicas = self._places[key]
         wanted = self._partitions[key].wanted
         kept = [node for node in replicas if node not in self._draining]
-        if len(kept) == wanted == len(replicas):
-            return replicas
         while len(kept) > wanted:
             kept.remove(self._least_needed(key, kept))
         if len(kept) == wanted:
@@ -259,16 +237,8 @@ class _Plan:
         return self._substituted(replicas, kept, chosen, wanted)
 
     def _least_needed(self, key: PartitionKey, kept: Sequence[int]) -> int:
-        weak = self._partitions[key].weak
-        return max(
-            kept,
-            key=lambda node: (
-                node in weak,
-                self._racks.shared(node, kept),
-                len(self._on.get(node, ())),
-                node,
-            ),
-        )
+        weak, shared, on = self._partitions[key].weak, self._racks.shared, self._on
+        return max(kept, key=lambda n: (n in weak, shared(n, kept), len(on.get(n, ())), n))
 
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
@@ -285,8 +255,6 @@ class _Plan:
             elif node in self._draining and node not in staying and coming:
                 place.append(coming.popleft())
         return (*place, *coming, *staying)
-
-    # ── Racks ────────────────────────────────────────────────────────────────────────────────
 
     def spread_racks(self) -> None:
         if not self._racks:
@@ -312,19 +280,13 @@ class _Plan:
             others = [each for each in place if each != node]
             if self._racks.shared(node, others) <= self._racks.fewest(others, self._open_racks):
                 continue  # no rack has fewer of them
-            if all(host.node in place for host in self._open):
+            free = [host for host in self._open if host.node not in place]
+            if not free:
                 return None
-            taking = _least(
-                [host for host in self._open if host.node not in place],
-                self._racks,
-                self._loads(),
-                others,
-            )
+            taking = _least(free, self._racks, self._loads(), others)
             if self._racks.shared(taking, others) < self._racks.shared(node, others):
                 return _replaced(place, node, taking)
         return None
-
-    # ── Replicas ─────────────────────────────────────────────────────────────────────────────
 
     def even_replicas(self) -> None:
         steps = 0
@@ -332,8 +294,7 @@ class _Plan:
             steps += 1
 
     def _even_one(self) -> bool:
-        """Move one replica from the fullest node to the emptiest; if none can move, between other
-        nodes whose loads differ by more than one."""
+        """Move one replica from the fullest node to the emptiest, or between other nodes."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -346,8 +307,8 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Return a partition that can move, if possible one that the giving node does not lead, so
-        that no leader changes; otherwise one of the topic that it leads more of than ``taking``."""
+        """Prefer a partition that the giving node does not lead, then one of the topic that it
+        leads more."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:
@@ -364,13 +325,9 @@ class _Plan:
                 led, led_more = key, more
         return led
 
-    # ── Leaders ──────────────────────────────────────────────────────────────────────────────
-
     def even_leaders(self) -> None:
-        """Balance leaders: change leaders along a chain of nodes, from a node that leads too many
-        partitions to one that leads too few. A direct exchange is not always possible."""
-        # Partitions that the first node leads and of which the second has a replica.
-        shared: dict[int, dict[int, dict[PartitionKey, None]]] = {node: {} for node in self._on}
+        """Change leaders along a chain of nodes: a direct exchange is not always possible."""
+        shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:
             first = self._places[key][0]
@@ -379,38 +336,27 @@ class _Plan:
                 if not self._partitions[key].is_fixed:
                     self._share(shared, key)
         steps = 0
-        while steps != self._steps_max:
-            chain = self._chain(shared, led)
-            if chain is None:
-                return
+        while steps != self._steps_max and (chain := self._chain(shared, led)) is not None:
             for giving, taking in pairwise(chain):
                 self._hand_over(shared, giving, taking)
             led[chain[0]] -= 1
             led[chain[-1]] += 1
             steps += 1
 
-    def _share(
-        self, shared: dict[int, dict[int, dict[PartitionKey, None]]], key: PartitionKey
-    ) -> None:
+    def _share(self, shared: _Shared, key: PartitionKey) -> None:
         first, *others = self._places[key]
         for node in others:
             if node in shared:
                 shared[first].setdefault(node, {})[key] = None
 
-    def _hand_over(
-        self, shared: dict[int, dict[int, dict[PartitionKey, None]]], giving: int, taking: int
-    ) -> None:
+    def _hand_over(self, shared: _Shared, giving: int, taking: int) -> None:
         key = next(iter(shared[giving][taking]))
         for keys in shared[giving].values():
             keys.pop(key, None)
-        place = self._places[key]
-        rest = tuple(giving if node == taking else node for node in place[1:])
-        self._put(key, (taking, *rest))
+        self._put(key, (taking, *_replaced(self._places[key][1:], taking, giving)))
         self._share(shared, key)
 
-    def _chain(
-        self, shared: Mapping[int, Mapping[int, Mapping[PartitionKey, None]]], led: dict[int, int]
-    ) -> list[int] | None:
+    def _chain(self, shared: _Shared, led: dict[int, int]) -> list[int] | None:
         """Return the shortest chain from a node with most leaders to one with fewest, or None."""
         least_of_all = min(led.values(), default=0)
         in_vain: set[int] = set()  # no chain: nodes reachable from one of these have none either

@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.cursor.rows import Row
 from penstock.cursor.transactions import (
+    BEFORE,
     EPOCH_MAX,
     ID_CHARS_MAX,
     ID_RETENTION_MS,
     PARTITIONS_MAX,
     TIMEOUT_MS_MAX,
-    TRANSITIONS,
     Marker,
     Transactions,
     TxnOutcome,
@@ -401,8 +401,8 @@ def test_a_row_that_is_not_ours_is_an_error() -> None:
 
 
 def test_the_table_has_a_way_out_of_every_state() -> None:
-    assert {source for source, _ in TRANSITIONS} == set(TxnState)
-    assert set(TRANSITIONS.values()) == set(TxnState)
+    assert {source for sources in BEFORE.values() for source in sources} == set(TxnState)
+    assert BEFORE.keys() == set(TxnState)
 
 
 # ── Any order of events ──────────────────────────────────────────────────────────────────────

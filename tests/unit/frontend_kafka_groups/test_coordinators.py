@@ -52,8 +52,7 @@ from penstock.cursor.coordinator_calls import (
 )
 from penstock.cursor.groups.classic.classic_state import JoinRequest, SyncRequest
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
-from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.describe import Listing
+from penstock.cursor.groups.decision import Decision, Listing
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings

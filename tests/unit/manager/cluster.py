@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.manager.active_manager import Times
 from penstock.manager.cluster_state import ClusterState
-from penstock.manager.decisions import DecisionKind, Policy
+from penstock.manager.decisions import DecisionKind, Policy, Situation, Topics, placed
 from penstock.manager.in_cluster import Manager
 from penstock.manager.overview import risk_of_stopping
 from penstock.membership.cluster_level import ClusterLevel
@@ -388,3 +388,8 @@ def is_safe_to_stop(state: ClusterState, node: int) -> bool:
 
 def is_empty(state: ClusterState, node: int) -> bool:
     return not list(state.on(node))
+
+
+def situation(state: ClusterState, topics: Topics, policy: Policy) -> Situation:
+    whole = placed(state, state.rows, topics, policy)
+    return Situation(whole, list(state.hosts), state.draining, policy)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.manager.cluster import is_empty, is_safe_to_stop, topic
+from tests.unit.manager.cluster import is_empty, is_safe_to_stop, situation, topic
 
-from penstock.manager import moving
+from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState, Requested
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, due, wanted
 from penstock.manager.overview import overview
@@ -221,26 +221,26 @@ class TestBeginnings:
         """The plan was to even leaders out; meanwhile the partition has moved."""
         topics = Topics(topic("a", 1))
         state = known_of(a_row(), 1, 2, 3, 4)
-        now = moving.situation(state, topics, POLICY)
+        now = situation(state, topics, POLICY)
         planned = {KEY: (2, 1, 3)}
-        [ordered] = moving.beginnings(state, now, planned, POLICY)
+        [ordered] = deciding.beginnings(state, now, planned, POLICY)
         assert ordered.change is not None
         assert ordered.change.row.replicas == (2, 1, 3)
         state.see_row(KEY, View(8, 8, a_row(replicas=(1, 2, 4), in_sync=frozenset({1, 2, 4}))))
-        assert moving.beginnings(state, now, planned, POLICY) == []
+        assert deciding.beginnings(state, now, planned, POLICY) == []
 
     def test_are_not_made_towards_a_node_that_is_away_or_leaving(self) -> None:
         topics = Topics(topic("a", 1))
         for state in (known_of(a_row(), 1, 2, 3), known_of(a_row(), 1, 2, 3, 4, leaving=4)):
             state.see_request(KEY, Requested(9, (1, 2, 4)))
-            now = moving.situation(state, topics, POLICY)
-            assert moving.beginnings(state, now, {}, POLICY) == []
+            now = situation(state, topics, POLICY)
+            assert deciding.beginnings(state, now, {}, POLICY) == []
 
     def test_write_down_where_a_partition_goes_with_the_first_step(self) -> None:
         topics = Topics(topic("a", 1))
         state = known_of(a_row(), 1, 2, 3, 4)
-        now = moving.situation(state, topics, POLICY)
-        [begun] = moving.beginnings(state, now, {KEY: (1, 2, 4)}, POLICY)
+        now = situation(state, topics, POLICY)
+        [begun] = deciding.beginnings(state, now, {KEY: (1, 2, 4)}, POLICY)
         assert begun.change is not None
         assert begun.change.row.replicas == (1, 2, 3, 4)
         assert begun.change.row.in_sync == {1, 2, 3}
@@ -251,8 +251,8 @@ class TestBeginnings:
         topics = Topics(topic("a", 1))
         row = a_row(replicas=(1, 2), in_sync=frozenset({1, 2}))
         state = known_of(row, 1, 2, 3)
-        now = moving.situation(state, topics, POLICY)
-        [begun] = moving.beginnings(state, now, moving.targets(now), POLICY)
+        now = situation(state, topics, POLICY)
+        [begun] = deciding.beginnings(state, now, deciding.targets(now), POLICY)
         assert begun.request is None
         assert begun.change is not None
         assert begun.change.row.replicas == (1, 2, 3)
@@ -262,16 +262,16 @@ class TestBeginnings:
         state = known_of(None, 1, 2, 3, 4)
         for index in range(40):
             state.see_row(PartitionKey("a", index), View(index, index, a_row()))
-        now = moving.situation(state, topics, POLICY)
+        now = situation(state, topics, POLICY)
         planned = {PartitionKey("a", index): (1, 2, 4) for index in range(40)}
-        assert len(moving.beginnings(state, now, planned, POLICY)) == 1
+        assert len(deciding.beginnings(state, now, planned, POLICY)) == 1
         wide = msgspec.structs.replace(POLICY, moves_per_pair_max=100, moves_max=7)
-        assert len(moving.beginnings(state, now, planned, wide)) == 7
+        assert len(deciding.beginnings(state, now, planned, wide)) == 7
         # One that is being copied that way counts already.
         busy = a_row(replicas=(1, 2, 3, 4))
         state.see_row(PartitionKey("a", 39), View(99, 99, busy))
         del planned[PartitionKey("a", 39)]
-        assert moving.beginnings(state, now, planned, POLICY) == []
+        assert deciding.beginnings(state, now, planned, POLICY) == []
 
 
 class World:
@@ -369,10 +369,10 @@ class World:
         return done
 
     def plan(self) -> int:
-        now = moving.situation(self.state, self.topics, self.policy)
-        planned = moving.targets(now)
-        decisions = moving.beginnings(self.state, now, planned, self.policy)
-        decisions += moving.preferred(self.state, count_max=self.policy.leader_changes_max)
+        now = situation(self.state, self.topics, self.policy)
+        planned = deciding.targets(now)
+        decisions = deciding.beginnings(self.state, now, planned, self.policy)
+        decisions += deciding.preferred(self.state, count_max=self.policy.leader_changes_max)
         self.check_copies(decisions)
         done = 0
         for decision in decisions:

@@ -7,9 +7,9 @@ import pytest
 from tests.unit.manager.cluster import Cluster, is_empty, is_safe_to_stop, topic, until
 
 from penstock.manager import operator_requests
+from penstock.manager.cluster_state import read_cluster_state
 from penstock.manager.decisions import Policy
 from penstock.manager.overview import overview
-from penstock.manager.state_reader import read_cluster_state
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.replication.row import Change

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from tests.unit.manager.cluster import topic
+from tests.unit.manager.cluster import situation, topic
 
-from penstock.manager import moving
+from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, wanted
-from penstock.manager.reassigning import (
+from penstock.manager.operator_requests import (
     Reassignment,
     Refused,
     cancelled,
@@ -186,7 +186,7 @@ def planned(one: Topic, places: Mapping[int, tuple[int, ...]]) -> set[int]:
     state.see_nodes({node: NodeEntry(node, f"n{node}", "") for node in (1, 2, 3)}, ALIVE)
     for index, replicas in places.items():
         state.see_row(PartitionKey(one.topic_id, index), viewed(row_of(*replicas)))
-    return {key.index for key in moving.targets(moving.situation(state, Only(one), Policy()))}
+    return {key.index for key in deciding.targets(situation(state, Only(one), Policy()))}
 
 
 class Only:

@@ -18,9 +18,9 @@ from benchmarks.scale import model, population
 from benchmarks.scale.memory_store import MemoryStore
 from benchmarks.scale.model import Size
 from tests.harness.full import FULL
-from tests.unit.manager.cluster import until
+from tests.unit.manager.cluster import situation, until
 
-from penstock.manager import moving
+from penstock.manager import decisions as deciding
 from penstock.manager.active_manager import KEYS_PER_SLICE, Times
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Decision, DecisionKind, Policy, due
@@ -382,13 +382,13 @@ def _no_standings(_key: PartitionKey, _view: View) -> Mapping[int, Standing]:
 def test_a_situation_noted_in_parts_is_the_whole_one() -> None:
     state = known_of(SIZES[0])
     keys = list(state.rows)
-    whole = moving.situation(state, QUEUES, QUIET).partitions
+    whole = situation(state, QUEUES, QUIET).partitions
     parts: dict[PartitionKey, Placed] = {}
     for start in range(0, len(keys), 7):
-        parts.update(moving.placed(state, keys[start : start + 7], QUEUES, QUIET))
+        parts.update(deciding.placed(state, keys[start : start + 7], QUEUES, QUIET))
     assert parts == whole
     gone = PartitionKey("gone meanwhile", 0)
-    assert moving.placed(state, [gone], QUEUES, QUIET) == {}
+    assert deciding.placed(state, [gone], QUEUES, QUIET) == {}
 
 
 async def test_planning_lets_others_have_their_turns() -> None:
@@ -415,11 +415,11 @@ async def test_what_changes_while_a_situation_is_noted_is_not_begun() -> None:
     """The part that was noted first is overtaken; nothing of it is acted upon."""
     state = known_of(Size(4, 8))
     keys = list(state.rows)
-    partitions = moving.placed(state, keys[:4], QUEUES, Policy())
+    partitions = deciding.placed(state, keys[:4], QUEUES, Policy())
     view = state.rows[keys[0]]
     others = tuple(reversed(view.row.replicas))
     state.see_row(keys[0], View(2, 2, msgspec.structs.replace(view.row, replicas=others)))
-    partitions.update(moving.placed(state, keys[4:], QUEUES, Policy()))
-    now = moving.Situation(partitions, state.hosts, state.draining, Policy())
+    partitions.update(deciding.placed(state, keys[4:], QUEUES, Policy()))
+    now = deciding.Situation(partitions, state.hosts, state.draining, Policy())
     target = {keys[0]: tuple(n for n in range(1, 5) if n != view.row.replicas[1])}
-    assert moving.beginnings(state, now, target, Policy()) == []
+    assert deciding.beginnings(state, now, target, Policy()) == []

@@ -5,7 +5,7 @@ import asyncio
 import logging
 
 from penstock.broker.coordination.group_coordinator import GroupCoordinator
-from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
+from penstock.cursor.groups.streams.task_assignor import AssignmentInput, compute_assignment
 
 log_ = logging.getLogger(__name__)
 

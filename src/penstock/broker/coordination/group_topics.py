@@ -8,9 +8,8 @@ from functools import partial
 from penstock.broker.coordination.group_coordinator import GroupCoordinator
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
 from penstock.cursor.groups.groups import Groups
-from penstock.cursor.patterns.matches import Matches, Topics
+from penstock.cursor.patterns.matches import Matches, Topics, TopicVisibility
 from penstock.cursor.patterns.pattern_syntax import InvalidPattern
-from penstock.cursor.patterns.visibility import TopicVisibility
 from penstock.model.names import is_internal, split_scoped
 from penstock.model.topic import Topic
 

@@ -21,8 +21,7 @@ from penstock.broker.coordination.row_log import RowLog
 from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.coordinator_calls import UNAVAILABLE, GroupCall, R, failed
 from penstock.cursor.groups.consumer import ConsumerReply
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.decision import Decision, Description, Listing, Reply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import FetchReply
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings

@@ -27,10 +27,9 @@ from penstock.broker.leases.record_reader import Opening, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
-from penstock.cursor.leases.events import AckReason, Event, encode, encode_shared
+from penstock.cursor.leases.events import AckReason, Event, Pick, encode, encode_shared
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
-from penstock.cursor.leases.outcome import Pick
 from penstock.cursor.leases.standard import StandardCursor
 from penstock.log.log import Log
 from penstock.model import limits

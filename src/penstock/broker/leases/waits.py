@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from penstock.broker.storage.flush import Flush
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import Pick
 from penstock.model import limits
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.message import Delivery

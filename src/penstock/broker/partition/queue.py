@@ -17,7 +17,7 @@ import msgspec
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.waits import LeaseResult, Wait, Waits
 from penstock.broker.partition.partition import Partition
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import Pick
 from penstock.model.errors import InFlightLimit, NotLeader, PenstockError
 from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from penstock.broker.context.backup_hold import BackupHold
 from penstock.broker.leases.leases import Leases
-from penstock.cursor.leases.events import AckReason
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import AckReason, Pick
 from penstock.cursor.leases.redrive import dead_letter
 from penstock.model.calls import Append, BrokerPort
 from penstock.model.errors import PenstockError

@@ -16,7 +16,7 @@ from penstock.broker.partition.queue import Queue
 from penstock.broker.queues.acquisition import Acquisition
 from penstock.broker.queues.redrive import ATTEMPTS_CONFIG, Redriver
 from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
-from penstock.cursor.leases.outcome import Pick
+from penstock.cursor.leases.events import Pick
 from penstock.model.calls import (
     Acquire,
     BrokerCall,

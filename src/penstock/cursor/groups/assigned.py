@@ -1,19 +1,18 @@
 """What consumer groups and streams groups share: the coordinator assigns, member by member.
 
-The state is a fold of the group's rows, and only this code changes it. No row may depend on an
-earlier row of another kind, because compaction may have removed that row.
+The state is a fold of the group's rows. No row may depend on an earlier row of another kind,
+because compaction may have removed that row. Members move towards the target assignment one by
+one: first give up, then take partitions (or tasks) that no other member has.
 
     epochs   the group's rises when members, subscriptions or topics change;
              the target's follows when an assignment for it is complete;
              a member's follows when it has given up the partitions it must.
-
-Members move towards the target assignment one by one: first give up, then take partitions that no
-other member has. Consumer groups move partitions, streams groups move tasks.
+             In a request: 0 join · -1 leave · -2 a static member leaves for a short time;
+             the previous epoch: the reply was lost, and is repeated.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -21,18 +20,20 @@ import msgspec
 
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.describe import Description
+from penstock.cursor.groups.decision import Decision, Description, Reply
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
     CODEC,
     ConsumerValue,
+    CurrentValue,
     MemberValue,
     RowKind,
+    StreamsCurrentValue,
     StreamsMemberValue,
     StreamsValue,
 )
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, StreamsSettings
+from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -42,11 +43,40 @@ LEAVE = -1
 LEAVE_STATIC = -2
 
 _SESSION = "session"
-_REVOKE = "revoke"
+REVOKE = "revoke"
 
 MemberT = TypeVar("MemberT", bound=MemberValue | StreamsMemberValue)
 ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue)
 TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings)
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """The base of all heartbeats of groups that the coordinator assigns."""
+
+    member_id: str
+    member_epoch: int
+
+    def refused(self, code: ErrorCode, message: str) -> Reply:
+        raise NotImplementedError
+
+    def malformed(self, topics: Topics) -> Reply | None:
+        """Return the error of a request that no group accepts."""
+        raise NotImplementedError
+
+    def merged_into(self, old: MemberT, rebalance_ms_max: int, **fields: Any) -> MemberT:
+        """Return a member's row with the changes of this request."""
+        names = frozenset(old.__struct_fields__).intersection(self.__struct_fields__)
+        changes = {name: getattr(self, name) for name in names} | fields
+        for name in ("client_id", "client_host"):
+            changes[name] = changes[name] or None
+        rebalance_ms = min(changes["rebalance_ms"], rebalance_ms_max)
+        changes["rebalance_ms"] = rebalance_ms if changes["rebalance_ms"] > 0 else None
+        known = {name: value for name, value in changes.items() if value is not None}
+        return msgspec.structs.replace(old, **known)
+
+    def first_of(self, errors: Mapping[str, bool]) -> Reply | None:
+        text = next((text for text, is_wrong in errors.items() if is_wrong), None)
+        return None if text is None else self.refused(ErrorCode.INVALID_REQUEST, text)
 
 
 class MemberState(IntEnum):
@@ -115,23 +145,33 @@ def epoch_text(kind: str, epoch: int, known: int) -> str:
     )
 
 
-class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
+class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
-    _kinds: ClassVar[Kinds]
+    is_stored: bool  # False: no member has joined, or the first join was rejected
+    kinds: ClassVar[Kinds]
+    _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
     _without_epochs: ClassVar[ErrorCode]  # for commits of clients that do not know epochs
+    _nothing: ValueT  # the value of a group without a row
+    _read_times: Callable[[Mapping[str, str], GroupSettings], TimesT]
+    # The partitions that a row of a member's assignment states: assigned, revoking.
+    _held_in: Callable[[Any], tuple[Partitions, Partitions]]
+    _fields_of: Callable[[str, MemberAssignment], tuple[Any, ...]]  # the same as fields of the row
+    _target_in: Callable[[Any], Partitions]
+    _held: Callable[[str, Partitions], None]  # a member has these, or must still give them up
+    _released: Callable[[str, Partitions], None]
+    _is_free: Callable[[str, TopicPartition], bool]  # whether the member may take it now
+    _remove: Callable[[str, Decision], None]
+    describe: Callable[[], Description]
+    subscribed: Callable[[], frozenset[str]]  # names of the topics that the members read
 
-    def __init__(
-        self, group_id: str, settings: GroupSettings, *, times: TimesT, nothing: ValueT
-    ) -> None:
-        """``nothing``: the value of a group without a row."""
+    def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
         self._settings = settings
-        self.times = times  # set again before each heartbeat
-        self._nothing = nothing
+        self.set_times({})
         # The fold.
-        self.value = nothing
-        self.target_epoch = nothing.epoch
+        self.value = self._nothing
+        self.target_epoch = self._nothing.epoch
         self._members: dict[str, MemberT] = {}
         self._targets: dict[str, Partitions] = {}
         self._currents: dict[str, MemberAssignment] = {}
@@ -143,32 +183,19 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
         self._seen_topics: int | None = None  # epoch of the topics at the last heartbeat
 
     # ── Rows ─────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
-    def _assignment_in(self, value: Any) -> MemberAssignment:
-        """Return the assignment that a row states."""
-
-    @abstractmethod
-    def _current_row(self, member_id: str, current: MemberAssignment) -> msgspec.Struct: ...
-
-    @abstractmethod
-    def _target_in(self, value: Any) -> Partitions: ...
-
-    @abstractmethod
-    def _held(self, member_id: str, partitions: Partitions) -> None:
-        """Called when a member has partitions, or must still give them up."""
-
-    @abstractmethod
-    def _released(self, member_id: str, partitions: Partitions) -> None: ...
-
-    @abstractmethod
-    def _is_free(self, member_id: str, partition: TopicPartition) -> bool:
-        """Return whether the member may take a partition now."""
+    def set_times(self, configs: Mapping[str, str]) -> None:
+        """Called before each heartbeat."""
+        self.times = self._read_times(configs, self._settings)
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
         """Apply a row; ``value`` None: it was deleted."""
-        kinds, member_id = self._kinds, key[-1]
+        kinds, member_id = self.kinds, key[-1]
         if kind == kinds.current:
-            new = None if value is None else self._assignment_in(value)
+            new = None
+            if value is not None:
+                state = MemberState(value.state)
+                held = self._held_in(value)
+                new = MemberAssignment(value.epoch, value.previous_epoch, state, *held)
             self._set_current(member_id, new, value)
         elif kind == kinds.member:
             self._set_member(member_id, value)
@@ -209,37 +236,28 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
 
     def _put_current(self, decision: Decision, member_id: str, current: MemberAssignment) -> None:
         if current != self._currents.get(member_id):
-            value = self._current_row(member_id, current)
+            fields = self._fields_of(member_id, current)
+            value = self._current_type(
+                current.epoch, current.previous_epoch, current.state, *fields
+            )
             key = (self.group_id, member_id)
-            decision.rows.append(CODEC.encode(self._kinds.current, key, value))
+            decision.rows.append(CODEC.encode(self.kinds.current, key, value))
             self._set_current(member_id, current, value)
 
     def _forget(self, decision: Decision, member_id: str) -> None:
-        self._put(decision, self._kinds.current, None, member_id)
+        self._put(decision, self.kinds.current, None, member_id)
         if member_id in self._targets:
-            self._put(decision, self._kinds.target_of, None, member_id)
-        self._put(decision, self._kinds.member, None, member_id)
+            self._put(decision, self.kinds.target_of, None, member_id)
+        self._put(decision, self.kinds.member, None, member_id)
         self._deadlines.drop((_SESSION, member_id))
-        self._deadlines.drop((_REVOKE, member_id))
+        self._deadlines.drop((REVOKE, member_id))
 
     def erase(self, decision: Decision) -> None:
-        """Delete all rows: the group is deleted or becomes a classic group. The row of the group
-        is the last one deleted."""
+        """Delete all rows, that of the group last."""
         for member_id in list(self._members):
             self._forget(decision, member_id)
-        self._put(decision, self._kinds.target, None)
-        self._put(decision, self._kinds.group, None)
-
-    def view(self) -> tuple[object, ...]:
-        """Return the whole state as a value that tests compare."""
-        maps: tuple[Mapping[str, object], ...]
-        maps = (self._members, self._targets, self._currents)
-        return (
-            self.value,
-            self.target_epoch,
-            *(dict(sorted(each.items())) for each in maps),
-            self._states,
-        )
+        self._put(decision, self.kinds.target, None)
+        self._put(decision, self.kinds.group, None)
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
@@ -266,21 +284,24 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
     def next_wake_ms(self) -> int | None:
         return self._deadlines.next_ms()
 
-    @abstractmethod
-    def describe(self) -> Description: ...
+    def _describe(self, **fields: Any) -> Description:
+        epochs = {"epoch": self.value.epoch, "target_epoch": self.target_epoch}
+        return Description.of(self, **epochs, **fields)
 
-    @abstractmethod
-    def subscribed(self) -> frozenset[str]:
-        """Return the names of the topics that the members read."""
+    def _described(self) -> Iterator[tuple[str, int, MemberT, Partitions, Partitions]]:
+        for member_id, member in self._members.items():
+            current = self._currents.get(member_id, MemberAssignment())
+            target = self._targets.get(member_id, frozenset())
+            yield member_id, current.epoch, member, current.assigned, target
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
-    def _epoch_refusal(
-        self, member_id: str, epoch: int, owned: Partitions | None
-    ) -> tuple[ErrorCode, str] | None:
+    def _epoch_refusal(self, request: Heartbeat, owned: Partitions | None) -> Reply | None:
         """Return the error if the member is unknown or has another epoch than it should."""
+        member_id, epoch = request.member_id, request.member_epoch
         current = self._currents.get(member_id)
         if current is None or member_id not in self._members:
-            return ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of the group."
+            text = f"Member {member_id} is not a member of the group."
+            return request.refused(ErrorCode.UNKNOWN_MEMBER_ID, text)
         # The previous epoch is accepted if the member cannot have missed a revocation.
         has_lost_reply = (
             epoch == current.previous_epoch < current.epoch
@@ -288,7 +309,8 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
             and owned <= current.assigned
         )
         if epoch > 0 and epoch != current.epoch and not has_lost_reply:
-            return ErrorCode.FENCED_MEMBER_EPOCH, epoch_text(self.kind, epoch, current.epoch)
+            text = epoch_text(self.kind, epoch, current.epoch)
+            return request.refused(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
 
     def _advance(
@@ -298,8 +320,7 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        """Move the member one step towards the target, and set its timers. ``before``: its
-        assignment at the last heartbeat."""
+        """Move one step towards the target. ``before``: assignment at the last heartbeat."""
         current = next_assignment(
             self._currents.get(member_id, MemberAssignment()),
             self._targets.get(member_id, frozenset()),
@@ -310,7 +331,7 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
         self._put_current(decision, member_id, current)
         self._arm_session(member_id, decision.now_ms)
         if current.state is not MemberState.UNREVOKED:
-            self._deadlines.drop((_REVOKE, member_id))
+            self._deadlines.drop((REVOKE, member_id))
         elif before != current:
             self._arm_revoke(member_id, decision.now_ms)
         return current
@@ -320,12 +341,8 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
         at_ms = self._assigned_at_ms
         return at_ms is None or now_ms >= at_ms + self.times.assignment_ms
 
-    @abstractmethod
-    def _remove(self, member_id: str, decision: Decision) -> None: ...
-
     def tick(self, decision: Decision) -> None:
-        """Remove members whose session or revocation timed out. The next heartbeat reassigns their
-        partitions."""
+        """Remove members that timed out. The next heartbeat reassigns their partitions."""
         while (name := self._deadlines.pop_due(decision.now_ms)) is not None:
             self._remove(name[1], decision)
 
@@ -341,18 +358,11 @@ class AssignedGroup(ABC, Generic[MemberT, ValueT, TimesT]):
     def _arm_session(self, member_id: str, now_ms: int) -> None:
         self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)
 
-    def _arm_away(self, member_id: str, now_ms: int) -> None:
-        """Give a static member that is away its session timeout to return."""
-        self._deadlines.drop((_REVOKE, member_id))
-        self._arm_session(member_id, now_ms)
-
     def _arm_revoke(self, member_id: str, now_ms: int) -> None:
-        self._deadlines.set((_REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)
+        self._deadlines.set((REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
-        """Check a commit. The code for a wrong epoch differs between plain and transactional
-        commits."""
         if not (request.knows_epochs or is_transactional or self.is_empty):
             return self._without_epochs
         if request.generation < 0 and self.is_empty:

@@ -1,27 +1,23 @@
 """Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
 
 A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
-The reply has the partitions that the member shall have now. No member waits for all others.
-
-    epoch in the request:  0 join · -1 leave · -2 a static member leaves for a short time
-    the previous epoch: the reply was lost, and is repeated
-
-A member is removed if it does not give up partitions within its rebalance timeout, or sends no
+The reply has the partitions that the member shall have now. No member waits for all others. A
+member is removed if it does not give up partitions within its rebalance timeout, or sends no
 heartbeat within the session timeout.
 
-``patterns/visibility.py`` finds the topics that match a pattern; each call gets the topics as a
+``patterns/matches.py`` finds the topics that match a pattern; each call gets the topics as a
 value with an epoch.
 """
 
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
+    REVOKE,
     AssignedGroup,
+    Heartbeat,
     Kinds,
     MemberAssignment,
     MemberState,
@@ -35,8 +31,7 @@ from penstock.cursor.groups.assignors import (
     from_map,
     to_map,
 )
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import ConsumerMemberDescription, Description
+from penstock.cursor.groups.decision import ConsumerMemberDescription, Decision, Description, Reply
 from penstock.cursor.groups.records import (
     ConsumerValue,
     CurrentValue,
@@ -46,32 +41,16 @@ from penstock.cursor.groups.records import (
     TargetValue,
 )
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
-from penstock.cursor.patterns.matches import Topics
+from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
 from penstock.cursor.patterns.pattern_syntax import InvalidPattern
-from penstock.cursor.patterns.visibility import TopicVisibility, VisibleMatches
 from penstock.wire.kafka.faults import ErrorCode
 
 _NO_TOPICS = (
     "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 )
-_NOTHING = ConsumerValue(0, (), 0)
+_NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
+_SUBSCRIPTION = ("topic_names", "topic_regex", "assignor")
 _NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
-
-
-class ConsumerHeartbeat(msgspec.Struct, frozen=True):
-    """None means "unchanged" in every field that may be None."""
-
-    member_id: str  # from the client; for clients of version 0, from the broker
-    member_epoch: int
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_ms: int = -1
-    topic_names: tuple[str, ...] | None = None
-    topic_regex: str | None = None
-    assignor: str | None = None
-    owned: Partitions | None = None
-    client_id: str = ""
-    client_host: str = ""
 
 
 class ConsumerReply(Reply, frozen=True):
@@ -82,39 +61,79 @@ class ConsumerReply(Reply, frozen=True):
     assignment: Partitions | None = None  # None: unchanged
 
 
+class ConsumerHeartbeat(Heartbeat, frozen=True):
+    """None means "unchanged" in every field that may be None. The member id is from the client; for
+    clients of version 0, from the broker."""
+
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int = -1
+    topic_names: tuple[str, ...] | None = None
+    topic_regex: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    @property
+    def has_topics(self) -> bool:
+        """An empty list and an empty pattern are subscriptions to nothing."""
+        return self.topic_names is not None or self.topic_regex is not None
+
+    def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
+        return ConsumerReply(code, message)
+
+    def malformed(self, topics: Topics) -> Reply | None:
+        epoch, is_join, instance_id = self.member_epoch, self.member_epoch == JOIN, self.instance_id
+        has_owned = is_join and self.owned != frozenset()
+        errors = {
+            "MemberId can't be empty.": not self.member_id,
+            "InstanceId can't be empty.": instance_id == "",
+            "RackId can't be empty.": self.rack_id == "",
+            "MemberEpoch is invalid.": epoch < LEAVE_STATIC,
+            "InstanceId can't be null.": epoch == LEAVE_STATIC and instance_id is None,
+            _NO_TIMEOUT: is_join and self.rebalance_ms <= 0,
+            "TopicPartitions must be empty when (re-)joining.": has_owned,
+            _NO_TOPICS: is_join and not self.has_topics,
+        }
+        if any(errors.values()):
+            return self.first_of(errors)
+        if self.assignor is not None and self.assignor not in ASSIGNORS:
+            known = ", ".join(sorted(ASSIGNORS, reverse=True))
+            text = f"ServerAssignor {self.assignor} is not supported. Supported assignors: {known}."
+            return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+        regex = self.topic_regex
+        if regex:
+            try:
+                topics.matches.check(regex)
+            except InvalidPattern as error:
+                text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
+                return ConsumerReply(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
+        return None
+
+
 class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
     kind = "consumer"
-    _kinds = Kinds(
+    kinds = Kinds(
         RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
     )
+    _current_type = CurrentValue
     _without_epochs = ErrorCode.UNKNOWN_MEMBER_ID
+    _nothing = ConsumerValue(0, (), 0)
+    _read_times = staticmethod(consumer_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
-        times = consumer_settings({}, settings)
-        super().__init__(group_id, settings, times=times, nothing=_NOTHING)
+        super().__init__(group_id, settings)
         # Derived from the fold. A member owns a partition until it has given it up.
         self._owners: dict[TopicPartition, str] = {}
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
-    def _assignment_in(self, value: CurrentValue) -> MemberAssignment:
-        return MemberAssignment(
-            value.epoch,
-            value.previous_epoch,
-            MemberState(value.state),
-            from_map(value.assigned),
-            from_map(value.revoking),
-        )
+    def _held_in(self, value: CurrentValue) -> tuple[Partitions, Partitions]:
+        return from_map(value.assigned), from_map(value.revoking)
 
-    def _current_row(self, member_id: str, current: MemberAssignment) -> CurrentValue:  # noqa: ARG002
-        return CurrentValue(
-            current.epoch,
-            current.previous_epoch,
-            current.state,
-            to_map(current.assigned),
-            to_map(current.revoking),
-        )
+    def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:  # noqa: ARG002
+        return to_map(current.assigned), to_map(current.revoking)
 
     def _target_in(self, value: TargetOfValue) -> Partitions:
         return from_map(value.partitions)
@@ -143,11 +162,10 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             value = TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
-    def view(self) -> tuple[object, ...]:
-        maps = (self._owners, self._static)
-        return (*super().view(), *(dict(sorted(each.items())) for each in maps))
+    @property
+    def is_stored(self) -> bool:  # type: ignore[override]
+        return self.value.epoch > 0
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def assignor(self) -> str:
         """The assignor that most members request; the smaller name in a tie."""
@@ -155,33 +173,14 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
-            epoch=self.value.epoch,
-            target_epoch=self.target_epoch,
-            assignor=self.assignor,
-            consumer_members=tuple(
-                ConsumerMemberDescription(
-                    member_id,
-                    self._currents[member_id].epoch,
-                    member,
-                    self._currents[member_id].assigned,
-                    self._targets.get(member_id, frozenset()),
-                )
-                for member_id, member in self._members.items()
-            ),
-        )
+        members = tuple(ConsumerMemberDescription(*each) for each in self._described())
+        return self._describe(assignor=self.assignor, consumer_members=members)
 
     def subscribed(self) -> frozenset[str]:
         if not self._members:
             return frozenset()
         return frozenset(name for name, _, _ in self.value.topics)
 
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
     def heartbeat(
         self,
         request: ConsumerHeartbeat,
@@ -193,38 +192,28 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         """Apply a heartbeat. ``visibility``: the topics that the member may see; None: all."""
         refusal = self._refusal(request)
         if refusal is not None:
-            decision.reply(ConsumerReply(*refusal))
+            decision.reply(refusal)
             return
         if request.member_epoch < JOIN:
             self._leave(request, decision)
             return
-        member_id = request.member_id
-        before = self._currents.get(member_id)
-        has_changed = False
-        if request.member_epoch == JOIN:
-            before = None
-            has_changed = self._admit(request, decision)
+        member_id, is_join = request.member_id, request.member_epoch == JOIN
+        before = None if is_join else self._currents.get(member_id)
+        has_changed = is_join and self._admit(request, decision)
         has_changed |= self._update_member(request, decision)
-        has_changed |= self._matches.update(
-            member_id, self._members[member_id].topic_regex, topics, visibility
-        )
+        regex = self._members[member_id].topic_regex
+        has_changed |= self._matches.update(member_id, regex, topics, visibility)
         self._refresh(topics, decision, has_changed=has_changed)
         if self.value.epoch > self.target_epoch and self._may_assign(decision.now_ms):
             self._assigned_at_ms = decision.now_ms
             self._assign(topics, decision)
-        owned = request.owned if request.member_epoch != JOIN else frozenset()
+        owned = frozenset() if is_join else request.owned
         current = self._advance(member_id, owned, before, decision)
-        is_full = request.owned is not None and (
-            request.topic_names is not None or request.topic_regex is not None
-        )
+        is_full = request.owned is not None and request.has_topics
         is_news = before is None or before.assigned != current.assigned or is_full
-        reply = ConsumerReply(
-            member_id=member_id,
-            member_epoch=current.epoch,
-            heartbeat_ms=self.times.heartbeat_ms,
-            assignment=current.assigned if is_news else None,
-        )
-        decision.reply(reply, after_commit=True)
+        assignment, heartbeat_ms = current.assigned if is_news else None, self.times.heartbeat_ms
+        fields = (member_id, current.epoch, heartbeat_ms, assignment)
+        decision.reply(ConsumerReply(ErrorCode.NONE, None, *fields), after_commit=True)
 
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
@@ -239,8 +228,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         if (
             not is_due
             and request.member_epoch != JOIN
-            and request.topic_names is None
-            and request.topic_regex is None
+            and not request.has_topics
             and topics.epoch == self._seen_topics
             and self.value.epoch == self.target_epoch
         ):
@@ -248,31 +236,28 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         patterns = {member.topic_regex for member in self._members.values()}
         return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
 
-    def _refusal(self, request: ConsumerHeartbeat) -> tuple[ErrorCode, str] | None:
+    def _refusal(self, request: ConsumerHeartbeat) -> Reply | None:
         """Return an error if the member's id, instance id or epoch is wrong."""
-        member_id, epoch = request.member_id, request.member_epoch
-        if request.instance_id is not None:
-            known_id = self._static.get(request.instance_id)
-            if known_id is not None and known_id != member_id:
-                if epoch != JOIN:
-                    return ErrorCode.FENCED_INSTANCE_ID, "Another member uses this instance id."
-                if self._currents[known_id].epoch != LEAVE_STATIC:
-                    text = "Another member still uses this instance id."
-                    return ErrorCode.UNRELEASED_INSTANCE_ID, text
-                return None
-        if epoch == JOIN:
-            members_max = self._settings.members_max
-            if len(self._members) >= members_max and member_id not in self._members:
-                return (
-                    ErrorCode.GROUP_MAX_SIZE_REACHED,
-                    f"The group is full: {members_max} members.",
-                )
+        member_id, is_join = request.member_id, request.member_epoch == JOIN
+        known_id = self._static.get(request.instance_id or "", member_id)
+        if known_id != member_id:
+            if not is_join:
+                text = "Another member uses this instance id."
+                return ConsumerReply(ErrorCode.FENCED_INSTANCE_ID, text)
+            if self._currents[known_id].epoch != LEAVE_STATIC:
+                text = "Another member still uses this instance id."
+                return ConsumerReply(ErrorCode.UNRELEASED_INSTANCE_ID, text)
             return None
-        return self._epoch_refusal(member_id, epoch, request.owned)
+        if not is_join:
+            return self._epoch_refusal(request, request.owned)
+        members_max = self._settings.members_max
+        if len(self._members) < members_max or member_id in self._members:
+            return None
+        text = f"The group is full: {members_max} members."
+        return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Add a member that joins: for the first time, again, or in the place of a static member
-        that is away. True if the group's epoch must rise."""
+        """Add a member: new, again, or for a static member. True if the epoch must rise."""
         member_id = request.member_id
         old_id = self._static.get(request.instance_id or "", member_id)
         if old_id not in self._members:
@@ -296,33 +281,22 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Update the member's row. True if its subscription or assignor has changed."""
         old = self._members.get(request.member_id, _NEW_MEMBER)
-        names, rebalance_ms = request.topic_names, request.rebalance_ms
-        new = MemberValue(
-            old.instance_id if request.instance_id is None else request.instance_id,
-            old.rack_id if request.rack_id is None else request.rack_id,
-            request.client_id or old.client_id,
-            request.client_host or old.client_host,
-            min(rebalance_ms, self._settings.rebalance_ms_max)
-            if rebalance_ms > 0
-            else old.rebalance_ms,
-            old.topic_names if names is None else tuple(sorted(set(names))),
-            old.topic_regex if request.topic_regex is None else request.topic_regex,
-            old.assignor if request.assignor is None else request.assignor,
-        )
+        names = request.topic_names and tuple(sorted(set(request.topic_names)))
+        new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
         if new != old:
             self._put(decision, RowKind.MEMBER, new, request.member_id)
-        return _subscription(new) != _subscription(old)
+        return any(getattr(new, name) != getattr(old, name) for name in _SUBSCRIPTION)
 
-    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
     def _leave(self, request: ConsumerHeartbeat, decision: Decision) -> None:
         member_id = request.member_id
         if request.member_epoch == LEAVE_STATIC and request.instance_id in self._static:
             current = self._currents[member_id]
-            away = MemberAssignment(
-                LEAVE_STATIC, current.epoch, MemberState.STABLE, current.assigned
-            )
+            stable = (MemberState.STABLE, current.assigned)
+            away = MemberAssignment(LEAVE_STATIC, current.epoch, *stable)
             self._put_current(decision, member_id, away)
-            self._arm_away(member_id, decision.now_ms)
+            # It has its session timeout to return.
+            self._deadlines.drop((REVOKE, member_id))
+            self._arm_session(member_id, decision.now_ms)
         else:
             self._remove(member_id, decision)
         reply = ConsumerReply(member_id=member_id, member_epoch=request.member_epoch)
@@ -338,7 +312,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         value = ConsumerValue(self.value.epoch + 1, topics, decision.wall_ms)
         self._put(decision, RowKind.CONSUMER, value)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         """Raise the group's epoch if anything an assignment depends on has changed."""
         if not has_changed and topics.epoch == self._seen_topics:
@@ -361,59 +334,12 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def _assign(self, topics: Topics, decision: Decision) -> None:
         ids = {name: topic_id for name, topic_id, _ in self.value.topics}
         counts = {topic_id: count for _, topic_id, count in self.value.topics}
-        members = [
-            MemberSpec(
-                member_id,
-                frozenset(
-                    ids[name] for name in self._names(member_id, member, topics) if name in ids
-                ),
-                self._targets.get(member_id, frozenset()),
-                member.instance_id,
-            )
-            for member_id, member in self._members.items()
-        ]
+        members = []
+        for member_id, member in self._members.items():
+            names = self._names(member_id, member, topics)
+            wanted = frozenset(ids[name] for name in names if name in ids)
+            target = self._targets.get(member_id, frozenset())
+            members.append(MemberSpec(member_id, wanted, target, member.instance_id))
         for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
             self._put_target(decision, member_id, share)
         self._put(decision, RowKind.TARGET, TargetValue(self.value.epoch))
-
-
-def _subscription(member: MemberValue) -> tuple[Any, ...]:
-    return member.topic_names, member.topic_regex, member.assignor
-
-
-def malformed(request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
-    """Return the error of a request that no group accepts."""
-    epoch, is_join = request.member_epoch, request.member_epoch == JOIN
-    # An empty list and an empty pattern are subscriptions to nothing.
-    no_topics = request.topic_names is None and request.topic_regex is None
-    wrong = (
-        (not request.member_id, "MemberId can't be empty."),
-        (request.instance_id == "", "InstanceId can't be empty."),
-        (request.rack_id == "", "RackId can't be empty."),
-        (epoch < LEAVE_STATIC, "MemberEpoch is invalid."),
-        (epoch == LEAVE_STATIC and request.instance_id is None, "InstanceId can't be null."),
-        (
-            is_join and request.rebalance_ms <= 0,
-            "RebalanceTimeoutMs must be provided in first request.",
-        ),
-        (
-            is_join and (request.owned is None or bool(request.owned)),
-            "TopicPartitions must be empty when (re-)joining.",
-        ),
-        (is_join and no_topics, _NO_TOPICS),
-    )
-    for is_wrong, text in wrong:
-        if is_wrong:
-            return ConsumerReply(ErrorCode.INVALID_REQUEST, text)
-    if request.assignor is not None and request.assignor not in ASSIGNORS:
-        known = ", ".join(sorted(ASSIGNORS, reverse=True))
-        text = f"ServerAssignor {request.assignor} is not supported. Supported assignors: {known}."
-        return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
-    if request.topic_regex:
-        try:
-            topics.matches.check(request.topic_regex)
-        except InvalidPattern as error:
-            regex = request.topic_regex
-            text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
-            return ConsumerReply(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
-    return None

@@ -1,18 +1,22 @@
-"""Results of a coordinator's decision: replies to tickets, and rows to append.
+"""Results of a coordinator's decision: replies to tickets, and rows to append; and the descriptions
+of groups for tools, in one shape for all kinds.
 
 The broker parks every request under a ticket of its choice. A decision may reply to any tickets: to
-its own, to none, or to those of requests parked before. Rules for the broker:
-
+its own, to none, or to those of requests parked before (also of clients that are gone).
 - The rows of one decision go into one batch, so that a crash leaves all of them or none.
 - A reply with ``after_commit`` waits until everything this coordinator has appended so far is
   committed, even if this decision has no rows: the reply may depend on earlier rows.
 - When an append fails, memory is ahead of the log. The state is folded from the log again; replies
   held back become an error on which clients retry.
-- A decision may reply to a ticket whose client is gone; the broker ignores that reply.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from penstock.cursor.groups.assignors import Partitions
+from penstock.cursor.groups.records import MemberValue, StreamsMemberValue, TopologyValue
 from penstock.cursor.rows import Row
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -30,8 +34,7 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision:
-    """One decision: its time and, if a request caused it, the request's ticket. The coordinator
-    adds replies and rows."""
+    """The coordinator adds replies and rows. ``ticket``: of the request that caused it."""
 
     __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
 
@@ -49,3 +52,75 @@ class Decision:
         """Reply to a request that was parked before; None: there is none."""
         if ticket is not None:
             self.replies.append(TicketReply(ticket, reply, after_commit))
+
+
+class Listing(msgspec.Struct, frozen=True):
+    group_id: str
+    protocol_type: str
+    state: str
+    kind: str  # classic, consumer, share, streams
+
+
+class ClassicMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class ConsumerMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    subscription: MemberValue
+    assigned: Partitions
+    target: Partitions
+
+
+class ShareMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    assigned: Partitions
+
+
+class StreamsMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    metadata: StreamsMemberValue
+    assigned: Partitions  # tasks with their role, as in ``task_assignor``
+    target: Partitions
+
+
+class Description(msgspec.Struct, frozen=True):
+    code: ErrorCode
+    group_id: str
+    kind: str = "classic"
+    state: str = "Empty"
+    # Of a classic group.
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    leader: str = ""
+    classic_members: tuple[ClassicMemberDescription, ...] = ()
+    # Of a consumer group, a share group or a streams group.
+    epoch: int = 0
+    target_epoch: int = 0
+    assignor: str = ""
+    consumer_members: tuple[ConsumerMemberDescription, ...] = ()
+    share_members: tuple[ShareMemberDescription, ...] = ()
+    subscribed: frozenset[str] = frozenset()  # topics by name, of a share group
+    streams_members: tuple[StreamsMemberDescription, ...] = ()
+    topology: TopologyValue | None = None
+    # Partitions of the topology's topics by name; empty until all of them exist.
+    partition_counts: Mapping[str, int] = {}
+
+    @classmethod
+    def of(cls, group: Any, **fields: Any) -> "Description":
+        """Describe a group of any kind, with the fields of its kind."""
+        head = (group.group_id, group.kind, group.state, group.protocol_type)
+        return cls(ErrorCode.NONE, *head, **fields)

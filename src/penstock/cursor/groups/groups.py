@@ -1,18 +1,16 @@
 """All groups of one coordinator partition: the entry point of every group protocol request.
 
-A request is a ``Decision`` with a ticket, to which the groups add replies and rows. A group has one
-kind at a time: classic, consumer or streams (assigned by the coordinator), or share. An empty group
-changes between classic and consumer, and between classic and streams, when a member of the other
-kind joins; its offsets stay. A group whose consumers assign partitions themselves has offsets only,
-and counts as classic. A share group has no offsets and never changes its kind.
-
-Reads (``fetch``, ``list_groups``, ``describe``) return the state in memory: the broker holds their
+A group has one kind at a time. An empty group changes between classic and consumer, and between
+classic and streams, when a member of the other kind joins; its offsets stay. A group whose
+consumers assign partitions themselves has offsets only, and counts as classic. A share group has no
+offsets and never changes its kind. Reads return the state in memory: the broker holds their
 replies, like all replies marked so, until earlier appends are committed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-from penstock.cursor.groups.assigned import JOIN
+from penstock.cursor.groups.assigned import JOIN, AssignedGroup, Heartbeat
 from penstock.cursor.groups.assignors import TopicPartition
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import (
@@ -23,25 +21,15 @@ from penstock.cursor.groups.classic.classic_state import (
     SyncReply,
     SyncRequest,
 )
-from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat, ConsumerReply
-from penstock.cursor.groups.consumer import malformed as malformed_consumer
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, Listing
+from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat
+from penstock.cursor.groups.decision import Decision, Description, Listing, Reply
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply, Offsets
-from penstock.cursor.groups.settings import share_settings
-from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat, ShareReply
-from penstock.cursor.groups.share import malformed as malformed_share
+from penstock.cursor.groups.share import ShareGroup, ShareHeartbeat
 from penstock.cursor.groups.streams.streams import StreamsGroup
-from penstock.cursor.groups.streams.streams_assignment import Assignment, AssignmentInput
-from penstock.cursor.groups.streams.streams_requests import (
-    StreamsHeartbeat,
-    StreamsReply,
-    malformed,
-    unsupported,
-)
-from penstock.cursor.groups.table import Group, GroupTable
-from penstock.cursor.patterns.matches import Topics
-from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
+from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
+from penstock.cursor.groups.table import Group, GroupTable, Members
+from penstock.cursor.patterns.matches import Topics, TopicVisibility
 from penstock.model.quotas import OFFSET_BYTES
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -91,8 +79,6 @@ class Groups(GroupTable):
     def leave(
         self, group_id: str, leavers: Sequence[tuple[str, str | None]], decision: Decision
     ) -> None:
-        """Remove members, given as (member id, instance id). Versions below 3 have one member,
-        whose code becomes the code of the reply."""
         group, classic = self._classic(group_id)
         if classic is None:
             results = tuple((m, i, ErrorCode.UNKNOWN_MEMBER_ID) for m, i in leavers)
@@ -102,41 +88,52 @@ class Groups(GroupTable):
             self._finish(group)
 
     def _classic(self, group_id: str) -> tuple[Group | None, ClassicGroup | None]:
+        members = self._members(group_id)
+        return self._groups.get(group_id), members if isinstance(members, ClassicGroup) else None
+
+    def _members(self, group_id: str) -> Members | None:
         group = self._groups.get(group_id)
-        members = None if group is None else group.members
-        return group, members if isinstance(members, ClassicGroup) else None
+        return None if group is None else group.members
 
     # ── Heartbeats of groups that the coordinator assigns ────────────────────────────────────
-    def consumer_heartbeat(
+    def beat(
         self,
         group_id: str,
-        request: ConsumerHeartbeat,
+        request: Heartbeat,
         topics: Topics,
         decision: Decision,
-        *,
-        visibility: TopicVisibility | None = None,
+        **rights: TopicVisibility | None,
     ) -> None:
-        refusal = malformed_consumer(request, topics)
+        """``rights``: the ``visibility`` of topics for a member of a consumer group."""
+        refusal = request.malformed(topics)
         if refusal is not None:
             decision.reply(refusal)
             return
-        is_join = request.member_epoch == JOIN
-        group, code = self._find_or_create(group_id, may_create=is_join)
-        members = None if group is None else group.members
-        if group is not None and not isinstance(members, ConsumerGroup):
-            if is_join and group.is_idle_classic:
-                self._erase_members(group, decision)
-                members = ConsumerGroup(group_id, self._settings)
-            else:
-                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
-        if group is None or not isinstance(members, ConsumerGroup):
-            decision.reply(ConsumerReply(code, self._no_group(group_id, code, "consumer")))
+        kind = _KINDS[type(request)]
+        group, members, code = self._find(group_id, kind, is_join=request.member_epoch == JOIN)
+        if group is None or members is None:
+            text = self._no_group(group_id, code, kind.kind)
+            decision.reply(request.refused(code, text))
             return
-        self._set_times(members)
-        members.heartbeat(request, topics, decision, visibility=visibility)
-        if members.value.epoch:  # a rejected first join creates no group
-            group.members = members
+        members.set_times(self.configs(group_id))
+        members.heartbeat(request, topics, decision, **rights)
+        if members.is_stored and group.members is not members:
+            self._erase_members(group, decision)
+            group.members = members  # a rejected first join creates no group
         self._finish(group)
+
+    consumer_heartbeat = share_heartbeat = streams_heartbeat = beat
+
+    def _find(
+        self, group_id: str, kind: type[Any], *, is_join: bool
+    ) -> tuple[Group | None, Any, ErrorCode]:
+        """Find the group and its members; those of a new group are not stored yet."""
+        group, code = self._find_or_create(group_id, may_create=is_join)
+        if group is None or isinstance(group.members, kind):
+            return group, group and group.members, code
+        if is_join and (group.is_blank if kind is ShareGroup else group.is_idle_classic):
+            return group, kind(group_id, self._settings), code
+        return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
     def due_patterns(
         self,
@@ -146,44 +143,14 @@ class Groups(GroupTable):
         visibility: TopicVisibility | None,
     ) -> tuple[frozenset[str], str]:
         """Call ``ConsumerGroup.due_patterns`` of a group that may not exist yet."""
-        group = self._groups.get(group_id)
-        members = None if group is None else group.members
+        members = self._members(group_id)
         if not isinstance(members, ConsumerGroup):
             members = ConsumerGroup(group_id, self._settings)
         return members.due_patterns(request, topics, visibility)
 
-    def streams_heartbeat(
-        self, group_id: str, request: StreamsHeartbeat, topics: Topics, decision: Decision
-    ) -> None:
-        refusal = unsupported(request) or malformed(request)
-        if refusal is not None:
-            decision.reply(refusal)
-            return
-        is_join = request.member_epoch == JOIN
-        group, code = self._find_or_create(group_id, may_create=is_join)
-        members = None if group is None else group.members
-        if group is not None and not isinstance(members, StreamsGroup):
-            members = None
-            if is_join and group.is_idle_classic:
-                members = StreamsGroup(group_id, self._settings)
-            else:
-                group, code = None, ErrorCode.GROUP_ID_NOT_FOUND
-        if group is None or not isinstance(members, StreamsGroup):
-            text = self._no_group(group_id, code, "streams")
-            decision.reply(StreamsReply(code, text, request.member_epoch))
-            return
-        self._set_times(members)
-        members.heartbeat(request, topics, decision)
-        if members.topology is not None and group.members is not members:
-            self._erase_members(group, decision)
-            group.members = members  # a rejected first join creates no group
-        self._finish(group)
-
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the assignment that a large streams group waits for. The caller computes it and
-        passes the result to ``take_assignment``."""
-        group = self._groups.get(group_id)
-        members = None if group is None else group.members
+        """Return the input of a large assignment; the result goes to ``take_assignment``."""
+        members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
@@ -192,44 +159,14 @@ class Groups(GroupTable):
             group.members.take_assignment(assignment, decision)
             self._finish(group)
 
-    def share_heartbeat(
-        self, group_id: str, request: ShareHeartbeat, topics: Topics, decision: Decision
-    ) -> None:
-        refusal = malformed_share(request)
-        if refusal is not None:
-            decision.reply(refusal)
-            return
-        group, share, code = self._share(group_id, may_create=request.member_epoch == JOIN)
-        if group is None or share is None:
-            decision.reply(ShareReply(code, self._no_group(group_id, code, "share")))
-            return
-        share.heartbeat(request, topics, share_settings(self.configs(group_id)), decision)
-        if share.epoch:  # a rejected first join creates no group
-            group.members = share
-        self._finish(group)
-
     def make_share(self, group_id: str, decision: Decision) -> None:
-        """Create a share group without members, unless it exists. GROUP_ID_NOT_FOUND if a group of
-        another kind has the name."""
-        group, share, code = self._share(group_id, may_create=True)
+        """GROUP_ID_NOT_FOUND if a group of another kind has the name."""
+        group, share, code = self._find(group_id, ShareGroup, is_join=True)
         if group is not None and share is not None and not share.epoch:
             share.begin(decision)
             group.members = share
         decision.reply(Reply(code), after_commit=share is not None)
         self._finish(group)
-
-    def _share(
-        self, group_id: str, *, may_create: bool
-    ) -> tuple[Group | None, ShareGroup | None, ErrorCode]:
-        """Find a share group; a new one has epoch 0 and is not stored yet."""
-        group, code = self._find_or_create(group_id, may_create=may_create)
-        if group is None:
-            return None, None, code
-        if isinstance(group.members, ShareGroup):
-            return group, group.members, ErrorCode.NONE
-        if group.is_blank:
-            return group, ShareGroup(group_id, self._settings), ErrorCode.NONE
-        return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
@@ -240,11 +177,10 @@ class Groups(GroupTable):
         *,
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """Commit offsets. ``producer``: id and epoch, for a commit in a transaction; the broker has
-        checked that the group is part of it."""
+        """``producer``: id and epoch, for a commit in a transaction of which the group is part."""
         group, code = self._find_or_create(group_id, may_create=request.generation < 0)
         if group is not None:
-            code = self._commit_refusal(group, request, decision, producer)
+            code = self._commit_refusal(group, request, decision.now_ms, producer)
         elif code is ErrorCode.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
             code = ErrorCode.ILLEGAL_GENERATION  # what older clients expect for an unknown group
         if code or group is None:
@@ -262,11 +198,7 @@ class Groups(GroupTable):
         self._finish(group)
 
     def _commit_refusal(
-        self,
-        group: Group,
-        request: CommitRequest,
-        decision: Decision,
-        producer: tuple[int, int] | None,
+        self, group: Group, request: CommitRequest, now_ms: int, producer: tuple[int, int] | None
     ) -> ErrorCode:
         members, is_transactional = group.members, producer is not None
         if isinstance(members, ShareGroup):
@@ -278,9 +210,7 @@ class Groups(GroupTable):
         if members is None:
             return ErrorCode.NONE if request.generation < 0 else ErrorCode.UNKNOWN_MEMBER_ID
         if isinstance(members, ClassicGroup):
-            return members.check_commit(
-                request, is_transactional=is_transactional, now_ms=decision.now_ms
-            )
+            return members.check_commit(request, is_transactional=is_transactional, now_ms=now_ms)
         return members.check_commit(request, is_transactional=is_transactional)
 
     def complete_transaction(
@@ -313,11 +243,7 @@ class Groups(GroupTable):
             return nothing.fetch(partitions, requires_stable=requires_stable)
         if isinstance(group.members, ShareGroup):
             return FetchReply(ErrorCode.GROUP_ID_NOT_FOUND)
-        if (
-            isinstance(group.members, ConsumerGroup | StreamsGroup)
-            and member_id is not None
-            and member_epoch >= 0
-        ):
+        if isinstance(group.members, AssignedGroup) and member_id is not None and member_epoch >= 0:
             member = CommitRequest((), member_id, member_epoch)
             code = group.members.check_commit(member, is_transactional=False)
             if code:
@@ -329,12 +255,12 @@ class Groups(GroupTable):
     ) -> None:
         """Delete offsets, given as (topic id, topic name, partition), of topics not subscribed."""
         group = self._groups.get(group_id)
-        if group is not None and isinstance(group.members, ShareGroup):
-            group = None  # share groups have no offsets
-        subscribed = _subscribed(group)
-        if group is None or subscribed is None:
-            code = ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP
-            decision.reply(CommitReply(code))
+        if group is None or isinstance(group.members, ShareGroup):  # which has no offsets
+            decision.reply(CommitReply(ErrorCode.GROUP_ID_NOT_FOUND))
+            return
+        subscribed = group.subscribed()
+        if subscribed is None:
+            decision.reply(CommitReply(ErrorCode.NON_EMPTY_GROUP))
             return
         results = []
         for topic_id, name, partition in partitions:
@@ -363,12 +289,7 @@ class Groups(GroupTable):
         wanted_states = {state.lower() for state in states}
         wanted_kinds = {kind.lower() for kind in kinds}
         return tuple(
-            Listing(
-                group.id,
-                "" if group.members is None else group.members.protocol_type,
-                group.state,
-                group.kind,
-            )
+            Listing(group.id, group.protocol_type, group.state, group.kind)
             for group in self._groups.values()
             if (not wanted_states or group.state.lower() in wanted_states)
             and (not wanted_kinds or group.kind in wanted_kinds)
@@ -386,7 +307,7 @@ class Groups(GroupTable):
     def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
         """Drop the offsets of deleted topics."""
         for group in list(self._groups.values()):
-            group.offsets.forget_topics(topic_ids, decision)
+            group.offsets.erase(decision, topic_ids)
             self._finish(group)
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
@@ -398,8 +319,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """Drop expired offsets, and empty groups without any left. For a periodic job.
-        ``topic_ids``: group id and a topic's name → the topic's id for that group."""
+        """For a periodic job. ``topic_ids``: group id, topic's name → topic's id for that group."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):
@@ -408,7 +328,7 @@ class Groups(GroupTable):
             if group.is_empty:
                 self._expire_empty(group, bound_ms, decision)
                 continue
-            subscribed = _subscribed(group)
+            subscribed = group.subscribed()
             if subscribed is not None:
                 # Offsets of topics without a subscriber expire.
                 found = (topic_ids(group.id, name) for name in subscribed)
@@ -427,8 +347,8 @@ class Groups(GroupTable):
             self._erase(group, decision)
 
 
-def _subscribed(group: Group | None) -> frozenset[str] | None:
-    """Return the names of subscribed topics; None if only the members know them."""
-    if group is None or group.members is None:
-        return frozenset()
-    return group.members.subscribed()
+_KINDS: dict[type[Heartbeat], type[ConsumerGroup | ShareGroup | StreamsGroup]] = {
+    ConsumerHeartbeat: ConsumerGroup,
+    ShareHeartbeat: ShareGroup,
+    StreamsHeartbeat: StreamsGroup,
+}

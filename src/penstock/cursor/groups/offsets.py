@@ -3,8 +3,6 @@
 A commit inside a transaction is written at once but not visible: the marker of the transaction
 turns it into a committed offset or drops it. A plain commit made meanwhile is the later one, so it
 wins whatever the marker says: it drops the pending commits for its partition.
-
-``check_commit`` of each kind of group decides who may commit.
 """
 
 from collections.abc import Iterable
@@ -32,8 +30,7 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """``generation``: of a classic group, or the member's epoch in a consumer group; -1 for a
-    consumer that is not a member."""
+    """``generation``: or the member's epoch; -1 for a consumer that is not a member."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
@@ -83,18 +80,9 @@ class Offsets:
         """Return the number of partitions with a committed or a pending offset."""
         return len(self._committed) + self._pending_only
 
-    @property
-    def producers(self) -> tuple[int, ...]:
-        """Producers with a commit that waits for a marker."""
-        return tuple(self._pending)
-
-    def view(self) -> tuple[object, ...]:
-        return self._committed, self._pending, self._unstable
-
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
         before = self._committed.pop(partition, None)
-        self._count(_size_of(value) - _size_of(before))
+        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if value is not None:
             self._committed[partition] = value
         if partition in self._unstable:
@@ -105,7 +93,7 @@ class Offsets:
     ) -> None:
         commits = self._pending.setdefault(producer_id, {})
         before = commits.pop(partition, None)
-        self._count(_size_of(_offset_in(value)) - _size_of(_offset_in(before)))
+        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if before is not None:
             self._unstable[partition] -= 1
             if not self._unstable[partition]:
@@ -124,29 +112,17 @@ class Offsets:
             if not groups:
                 self._open_groups.pop(producer_id, None)
 
-    def _count(self, change: int) -> None:
-        if change:
-            self._usage.add(self._account, OFFSET_BYTES, change)
-
-    def _put(
-        self, decision: Decision, partition: TopicPartition, value: OffsetValue | None
-    ) -> None:
-        key = (self.group_id, *partition)
-        decision.rows.append(CODEC.encode(RowKind.OFFSET, key, value))
-        self.apply_offset(partition, value)
+    def _put(self, decision: Decision, at: TopicPartition, value: OffsetValue | None) -> None:
+        decision.rows.append(CODEC.encode(RowKind.OFFSET, (self.group_id, *at), value))
+        self.apply_offset(at, value)
 
     def _put_pending(
-        self,
-        decision: Decision,
-        producer_id: int,
-        partition: TopicPartition,
-        value: PendingValue | None,
+        self, decision: Decision, producer_id: int, at: TopicPartition, value: PendingValue | None
     ) -> None:
-        key = (self.group_id, producer_id, *partition)
+        key = (self.group_id, producer_id, *at)
         decision.rows.append(CODEC.encode(RowKind.PENDING, key, value))
-        self.apply_pending(producer_id, partition, value)
+        self.apply_pending(producer_id, at, value)
 
-    # ── Commit ───────────────────────────────────────────────────────────────────────────────
     def commit(
         self,
         request: CommitRequest,
@@ -156,8 +132,7 @@ class Offsets:
         bytes_max: int = NO_LIMIT,
         producer: tuple[int, int] | None = None,
     ) -> CommitReply:
-        """Commit offsets. ``bytes_max``: how much more the group's tenant may store. ``producer``:
-        id and epoch, for a commit inside a transaction."""
+        """``bytes_max``: how much more the tenant may store. ``producer``: id and epoch."""
         results = []
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
@@ -180,17 +155,14 @@ class Offsets:
                 self._put_pending(decision, producer[0], partition, pending)
                 continue
             self._put(decision, partition, value)
-            if partition in self._unstable:
-                for producer_id in self.producers:
-                    if partition in self._pending[producer_id]:
-                        self._put_pending(decision, producer_id, partition, None)
+            self._drop_pending(decision, partition)
         return CommitReply(partitions=tuple(results))
 
     def _size_at(self, partition: TopicPartition, producer: tuple[int, int] | None) -> int:
         """Return the size of the offset that a commit replaces."""
         if producer is None:
             return _size_of(self._committed.get(partition))
-        return _size_of(_offset_in(self._pending.get(producer[0], {}).get(partition)))
+        return _size_of(self._pending.get(producer[0], {}).get(partition))
 
     def _refusal(self, commit: PartitionCommit, entries_max: int) -> ErrorCode:
         # A character is at least a byte: the cheap test first.
@@ -216,49 +188,47 @@ class Offsets:
         commits = self._pending.get(producer_id, {})
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
-    # ── Fetch, delete, expire ────────────────────────────────────────────────────────────────
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
     ) -> FetchReply:
         """Return committed offsets (None: all); -1 and no error for partitions without a commit."""
         if partitions is None:
-            wanted = self._committed.keys() | (self._unstable if requires_stable else ())
-            partitions = sorted(wanted)
+            partitions = sorted(
+                self._committed.keys() | (self._unstable if requires_stable else ())
+            )
         found = []
         for partition in partitions:
             value = self._committed.get(partition)
             if requires_stable and partition in self._unstable:
-                found.append(FetchedOffset(*partition, code=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+                each = FetchedOffset(*partition, code=ErrorCode.UNSTABLE_OFFSET_COMMIT)
             elif value is None:
-                found.append(FetchedOffset(*partition))
+                each = FetchedOffset(*partition)
             else:
-                found.append(
-                    FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
-                )
+                each = FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
+            found.append(each)
         return FetchReply(partitions=tuple(found))
 
     def delete(self, partition: TopicPartition, decision: Decision) -> None:
         if partition in self._committed:
             self._put(decision, partition, None)
-        for producer_id in self.producers:
-            if partition in self._pending[producer_id]:
-                self._put_pending(decision, producer_id, partition, None)
+        self._drop_pending(decision, partition)
 
-    def erase(self, decision: Decision) -> None:
-        for partition in list(self._committed.keys() | self._unstable.keys()):
-            self.delete(partition, decision)
+    def _drop_pending(self, decision: Decision, partition: TopicPartition) -> None:
+        if partition in self._unstable:
+            for producer_id in list(self._pending):
+                if partition in self._pending[producer_id]:
+                    self._put_pending(decision, producer_id, partition, None)
 
-    def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
-        """Drop the offsets of deleted topics, whose ids are never used again."""
-        for partition in list(self._committed.keys() | self._unstable.keys()):
-            if partition[0] in topic_ids:
+    def erase(self, decision: Decision, topic_ids: frozenset[str] | None = None) -> None:
+        """Drop all offsets, or those of deleted topics, whose ids are never used again."""
+        for partition in self._committed.keys() | self._unstable.keys():
+            if topic_ids is None or partition[0] in topic_ids:
                 self.delete(partition, decision)
 
     def expire(
         self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """Drop offsets committed before ``older_than_ms``. ``topics_kept``: ids of topics that
-        members still subscribe to."""
+        """``topics_kept``: ids of topics that members still subscribe to."""
         for partition, value in list(self._committed.items()):
             if (
                 value.committed_at_ms < older_than_ms
@@ -268,22 +238,17 @@ class Offsets:
                 self._put(decision, partition, None)
 
 
-def _offset_in(pending: PendingValue | None) -> OffsetValue | None:
-    return None if pending is None else pending.offset
-
-
-def _size_of(value: OffsetValue | None) -> int:
+def _size_of(value: OffsetValue | PendingValue | None) -> int:
     if value is None:
         return 0
-    return ENTRY_BYTES + len(value.metadata.encode()) if value.metadata else ENTRY_BYTES
+    metadata = value.offset.metadata if isinstance(value, PendingValue) else value.metadata
+    return ENTRY_BYTES + len(metadata.encode()) if metadata else ENTRY_BYTES
 
 
 class Fences:
-    """The epoch of the last marker of each producer that has committed offsets in a transaction.
-
-    A commit that arrives after the marker of its transaction would wait for ever for another
-    marker. The remembered epoch lets the coordinator reject that commit (if epochs rise with each
-    transaction, as they do for current clients)."""
+    """The epoch of the last marker of each producer that has committed offsets in a transaction: a
+    commit after the marker of its transaction would wait for ever for another marker, so it is
+    rejected (if epochs rise with each transaction, as they do for current clients)."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first
@@ -312,6 +277,3 @@ class Fences:
             if value.fenced_at_ms + FENCE_MS > decision.wall_ms:
                 return
             self._put(decision, producer_id, None)
-
-    def view(self) -> dict[int, FenceValue]:
-        return dict(sorted(self._fences.items()))

@@ -1,8 +1,5 @@
-"""The rows in the internal topic of a group coordinator.
-
-A group that only has offsets, because its consumers assign partitions themselves, has no other
-rows. ``rows.py`` says how rows are encoded and how a layout is changed.
-"""
+"""The rows in the internal topic of a group coordinator. A group that only has offsets, because its
+consumers assign partitions themselves, has no other rows. ``rows.py`` says how rows are encoded."""
 
 from enum import IntEnum
 from typing import TypeAlias
@@ -82,10 +79,6 @@ class CurrentValue(msgspec.Struct, frozen=True, array_like=True):
     state: int  # assigned.MemberState
     assigned: PartitionMap
     revoking: PartitionMap
-
-
-class ShareValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    epoch: int
 
 
 class ConfigsValue(msgspec.Struct, frozen=True, array_like=True):
@@ -187,7 +180,7 @@ CODEC = RowCodec(
         RowKind.TARGET: (_GROUP, TargetValue),
         RowKind.TARGET_OF: (_MEMBER, TargetOfValue),
         RowKind.CURRENT: (_MEMBER, CurrentValue),
-        RowKind.SHARE: (_GROUP, ShareValue),
+        RowKind.SHARE: (_GROUP, TargetValue),
         RowKind.CONFIGS: (_GROUP, ConfigsValue),
         RowKind.STREAMS: (_GROUP, StreamsValue),
         RowKind.TOPOLOGY: (_GROUP, TopologyValue),

@@ -77,11 +77,9 @@ class ConsumerSettings(msgspec.Struct, frozen=True, gc=False):
 
 def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> ConsumerSettings:
     """``configs`` have been checked before they were stored."""
-    return ConsumerSettings(
-        session_ms=int(configs.get(CONSUMER_SESSION, default.consumer_session_ms)),
-        heartbeat_ms=int(configs.get(CONSUMER_HEARTBEAT, default.consumer_heartbeat_ms)),
-        assignment_ms=int(configs.get(CONSUMER_ASSIGNMENT, 0)),
-    )
+    session_ms = int(configs.get(CONSUMER_SESSION, default.consumer_session_ms))
+    heartbeat_ms = int(configs.get(CONSUMER_HEARTBEAT, default.consumer_heartbeat_ms))
+    return ConsumerSettings(session_ms, heartbeat_ms, int(configs.get(CONSUMER_ASSIGNMENT, 0)))
 
 
 class StreamsSettings(ConsumerSettings, frozen=True, gc=False):
@@ -92,7 +90,6 @@ class StreamsSettings(ConsumerSettings, frozen=True, gc=False):
 
 
 def streams_settings(configs: Mapping[str, str], default: GroupSettings) -> StreamsSettings:
-    """``configs`` have been checked before they were stored."""
     return StreamsSettings(
         session_ms=int(configs.get(STREAMS_SESSION, default.consumer_session_ms)),
         heartbeat_ms=int(configs.get(STREAMS_HEARTBEAT, default.consumer_heartbeat_ms)),
@@ -120,7 +117,6 @@ SHARE_DEFAULT = ShareSettings()
 
 
 def share_settings(configs: Mapping[str, str]) -> ShareSettings:
-    """``configs`` have been checked before they were stored."""
     default = SHARE_DEFAULT
     if not configs:
         return default

@@ -1,12 +1,8 @@
 """Share groups (KIP-932): which member reads which partitions; a partition may have many readers.
 
-A heartbeat shows that a member is alive; the reply has the member's partitions. No member owns a
-partition, so none has to be given up before another member takes it: a new assignment is valid at
-once, and members get it with their next heartbeat. Which member gets which record is not decided
-here but by the lease cursor of the topic and the group.
-
-    epoch in the request:  0 join · -1 leave
-    the previous epoch: the reply was lost, and is repeated
+No member owns a partition, so none has to be given up before another member takes it: a new
+assignment is valid at once, and members get it with their next heartbeat. Which member gets which
+record is decided by the lease cursor of the topic and the group.
 
 The log stores that the group exists, and its epoch. Its members are only in this node's memory:
 after a restart each gets an unknown-member error, joins again with the same id, and misses nothing,
@@ -19,28 +15,22 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.cursor.deadlines import Deadlines
-from penstock.cursor.groups.assigned import JOIN, LEAVE, epoch_text
+from penstock.cursor.groups.assigned import JOIN, LEAVE, Heartbeat, epoch_text
 from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.describe import Description, ShareMemberDescription
-from penstock.cursor.groups.records import CODEC, RowKind, ShareValue
-from penstock.cursor.groups.settings import GENERATION_MAX, GroupSettings, ShareSettings
+from penstock.cursor.groups.decision import Decision, Description, Reply, ShareMemberDescription
+from penstock.cursor.groups.records import CODEC, RowKind, TargetValue
+from penstock.cursor.groups.settings import (
+    GENERATION_MAX,
+    SHARE_DEFAULT,
+    GroupSettings,
+    ShareSettings,
+    share_settings,
+)
 from penstock.cursor.patterns.matches import Topics
 from penstock.wire.kafka.faults import ErrorCode
 
 ASSIGNOR = "simple"
 _ASSIGNMENT = ""  # name of a deadline; others are member ids, which are not empty
-
-
-class ShareHeartbeat(msgspec.Struct, frozen=True):
-    """None means "unchanged"."""
-
-    member_id: str  # made by the client
-    member_epoch: int
-    rack_id: str | None = None
-    topic_names: tuple[str, ...] | None = None
-    client_id: str = ""
-    client_host: str = ""
 
 
 class ShareReply(Reply, frozen=True):
@@ -49,6 +39,28 @@ class ShareReply(Reply, frozen=True):
     settings: ShareSettings = ShareSettings()
     assignment: Partitions = frozenset()
     is_news: bool = False  # whether the reply includes the assignment
+
+
+class ShareHeartbeat(Heartbeat, frozen=True):
+    """None means "unchanged"."""
+
+    rack_id: str | None = None
+    topic_names: tuple[str, ...] | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    def refused(self, code: ErrorCode, message: str) -> ShareReply:
+        return ShareReply(code, message)
+
+    def malformed(self, topics: Topics) -> Reply | None:  # noqa: ARG002 - for consumer groups
+        has_no_topics = self.member_epoch == JOIN and not self.topic_names
+        errors = {
+            "MemberId can't be empty.": not self.member_id,
+            "MemberEpoch is invalid.": self.member_epoch < LEAVE,
+            "RackId can't be empty.": self.rack_id == "",
+            "SubscribedTopicNames must be set in first request.": has_no_topics,
+        }
+        return self.first_of(errors)
 
 
 class ShareMember(msgspec.Struct):
@@ -73,15 +85,12 @@ def assign_simple(
     for member in sorted(members, key=lambda each: each.member_id):
         if shares[member.member_id]:
             continue
-        choice = [
-            (t, p) for t in sorted(member.topic_ids & topics.keys()) for p in range(topics[t])
-        ]
-        if not choice:
-            continue
-        # Ties go to a previous partition, so that members stay where their records are.
-        best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
-        readers[best] += 1
-        shares[member.member_id] = frozenset((best,))
+        choice = [(t, p) for t in member.topic_ids & topics.keys() for p in range(topics[t])]
+        if choice:
+            # Ties go to a previous partition, so that members stay where their records are.
+            best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
+            readers[best] += 1
+            shares[member.member_id] = frozenset((best,))
     return shares
 
 
@@ -92,31 +101,31 @@ class ShareGroup:
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
-        self.value = ShareValue(0)
+        self.value = TargetValue(0)
         self._settings = settings
         self._members: dict[str, ShareMember] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         self._assigned_at_ms: int | None = None
-        self._assignment_ms = 0  # minimum time between two assignments
+        self.times = SHARE_DEFAULT
         self._topics_epoch: int | None = None  # of the topics at the last heartbeat
         self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def epoch(self) -> int:
         return self.value.epoch
+
+    is_stored = epoch  # not 0
+
+    def set_times(self, configs: Mapping[str, str]) -> None:
+        self.times = share_settings(configs)
 
     @property
     def state(self) -> str:
         return "Stable" if self._members else "Empty"
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
+        return Description.of(
+            self,
             epoch=self.epoch,
             target_epoch=self.epoch,
             assignor=ASSIGNOR,
@@ -143,31 +152,20 @@ class ShareGroup:
 
     def begin(self, decision: Decision) -> None:
         """Raise the epoch. A new group exists from then on, with or without members."""
-        self.value = ShareValue(min(self.value.epoch + 1, GENERATION_MAX))
+        self.value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), self.value))
 
-    def apply(self, value: ShareValue | None, *, now_ms: int) -> None:  # noqa: ARG002 - for classic groups
-        self.value = value or ShareValue(0)
+    def apply(self, value: TargetValue | None, *, now_ms: int) -> None:  # noqa: ARG002 - for classic groups
+        self.value = value or TargetValue(0)
 
     def erase(self, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), None))
 
-    def view(self) -> object:
-        return self.value
-
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
-    def heartbeat(
-        self,
-        request: ShareHeartbeat,
-        topics: Topics,
-        settings: ShareSettings,
-        decision: Decision,
-    ) -> None:
+    def heartbeat(self, request: ShareHeartbeat, topics: Topics, decision: Decision) -> None:
         refusal = self._refusal(request)
         if refusal is not None:
             decision.reply(refusal)
             return
-        self._assignment_ms = settings.assignment_ms
         if request.member_epoch == LEAVE:
             self._remove(request.member_id, decision)
             decision.reply(ShareReply(member_epoch=LEAVE), after_commit=True)
@@ -176,41 +174,30 @@ class ShareGroup:
         self._refresh(topics, decision, has_changed=has_changed)
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch
-        self._deadlines.set(member.member_id, decision.now_ms + settings.session_ms)
-        is_full = request.topic_names is not None
-        is_news = is_full or member.replied != member.assigned
-        member.replied = member.assigned
-        reply = ShareReply(
-            member_epoch=member.epoch,
-            settings=settings,
-            assignment=member.assigned,
-            is_news=is_news,
-        )
+        self._deadlines.set(member.member_id, decision.now_ms + self.times.session_ms)
+        is_news = request.topic_names is not None or member.replied != member.assigned
+        member.replied = assigned = member.assigned
+        reply = ShareReply(ErrorCode.NONE, None, member.epoch, self.times, assigned, is_news)
         decision.reply(reply, after_commit=True)
 
     def _refusal(self, request: ShareHeartbeat) -> ShareReply | None:
         member = self._members.get(request.member_id)
-        epoch = request.member_epoch
-        if epoch == JOIN:
-            members_max = self._settings.share_members_max
-            if member is None and len(self._members) >= members_max:
-                text = f"The group is full: {members_max} members."
-                return ShareReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-            return None
-        if member is None:
+        epoch, members_max = request.member_epoch, self._settings.share_members_max
+        if member is None and epoch != JOIN:
             text = f"Member {request.member_id} is not a member of the group."
             return ShareReply(ErrorCode.UNKNOWN_MEMBER_ID, text)
-        if epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
+        if member is None and len(self._members) >= members_max:
+            text = f"The group is full: {members_max} members."
+            return ShareReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        if member is not None and epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
             text = epoch_text("share", epoch, member.epoch)
             return ShareReply(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
 
     def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
         """Add or update the member; return it and whether a new assignment is needed."""
-        member = self._members.get(request.member_id)
-        is_new = member is None
-        if member is None:
-            member = self._members[request.member_id] = ShareMember(request.member_id)
+        is_new = request.member_id not in self._members
+        member = self._members.setdefault(request.member_id, ShareMember(request.member_id))
         if request.member_epoch == JOIN:
             member.replied = None
         if request.rack_id is not None:
@@ -230,7 +217,6 @@ class ShareGroup:
             else:
                 self._remove(member_id, decision)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _remove(self, member_id: str, decision: Decision) -> None:
         del self._members[member_id]
         self._deadlines.drop(member_id)
@@ -239,8 +225,8 @@ class ShareGroup:
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         if topics.epoch != self._topics_epoch or has_changed:
             self._topics_epoch = topics.epoch
-            names = self.subscribed()
-            found = {name: topics.by_name[name] for name in names if name in topics.by_name}
+            names = self.subscribed() & topics.by_name.keys()
+            found = {name: topics.by_name[name] for name in names}
             has_changed |= found != self._topics
             self._topics = found
         if has_changed:
@@ -249,10 +235,10 @@ class ShareGroup:
     def _assign_in_time(self, decision: Decision) -> None:
         """Assign now, or when the last assignment is old enough."""
         at_ms = self._assigned_at_ms
-        if at_ms is None or decision.now_ms >= at_ms + self._assignment_ms or not self.epoch:
+        if at_ms is None or decision.now_ms >= at_ms + self.times.assignment_ms or not self.epoch:
             self._assign(decision)
         else:
-            self._deadlines.set(_ASSIGNMENT, at_ms + self._assignment_ms)
+            self._deadlines.set(_ASSIGNMENT, at_ms + self.times.assignment_ms)
 
     def _assign(self, decision: Decision) -> None:
         self._assigned_at_ms = decision.now_ms
@@ -265,20 +251,3 @@ class ShareGroup:
         counts = dict(self._topics.values())
         for member_id, share in assign_simple(specs, counts).items():
             self._members[member_id].assigned = share
-
-
-def malformed(request: ShareHeartbeat) -> ShareReply | None:
-    is_join = request.member_epoch == JOIN
-    wrong = (
-        (not request.member_id, "MemberId can't be empty."),
-        (request.member_epoch < LEAVE, "MemberEpoch is invalid."),
-        (request.rack_id == "", "RackId can't be empty."),
-        (
-            is_join and not request.topic_names,
-            "SubscribedTopicNames must be set in first request.",
-        ),
-    )
-    for is_wrong, text in wrong:
-        if is_wrong:
-            return ShareReply(ErrorCode.INVALID_REQUEST, text)
-    return None

@@ -1,6 +1,4 @@
-"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups.
-
-``replay`` folds the rows of the internal topic in log order, then ``loaded`` starts the timers. A
+"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups. A
 group without rows exists only while a client is joining.
 
 Below feature level 3 the configs of groups are rows here. From that level on they are in the
@@ -11,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.consumer import ConsumerGroup
@@ -20,8 +19,6 @@ from penstock.cursor.groups.records import CODEC, ConfigsValue, RowKind
 from penstock.cursor.groups.settings import (
     GROUP_ID_CHARS_MAX,
     GroupSettings,
-    consumer_settings,
-    streams_settings,
 )
 from penstock.cursor.groups.share import ShareGroup
 from penstock.cursor.groups.streams.streams import StreamsGroup
@@ -51,8 +48,16 @@ class Group:
         return ClassicGroup.kind if self.members is None else self.members.kind
 
     @property
+    def protocol_type(self) -> str:
+        return "" if self.members is None else self.members.protocol_type
+
+    @property
     def state(self) -> str:
         return State.EMPTY if self.members is None else self.members.state
+
+    def subscribed(self) -> frozenset[str] | None:
+        """Return the names of subscribed topics; None if only the members know them."""
+        return frozenset() if self.members is None else self.members.subscribed()
 
     @property
     def is_empty(self) -> bool:
@@ -94,35 +99,29 @@ class GroupTable:
         """Return when to call ``tick``, on the monotonic clock; None: there is no deadline."""
         return self._wakes.next_ms()
 
-    # ── Replay ───────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
         """Apply a row of the log. Raises ValueError for an unknown row."""
         kind, fields, body = CODEC.decode(key, value)
-        if kind == RowKind.FENCE:
-            self._fences.apply(fields[0], body)
+        if kind in (RowKind.FENCE, RowKind.CONFIGS):
+            (self._fences.apply if kind == RowKind.FENCE else self._apply_configs)(fields[0], body)
             return
-        if kind == RowKind.CONFIGS:
-            self._apply_configs(fields[0], body)
+        if body is None and fields[0] not in self._groups:
             return
-        group = self._groups.get(fields[0])
-        if group is None:
-            if body is None:
-                return
-            group = self._add(fields[0])
+        group = self._groups.get(fields[0]) or self._add(fields[0])
         if kind == RowKind.OFFSET:
             group.offsets.apply_offset(fields[1:], body)
         elif kind == RowKind.PENDING:
             group.offsets.apply_pending(fields[1], fields[2:], body)
         else:
-            members_type = _MEMBERS.get(kind, StreamsGroup)
+            members_type = _MEMBERS[kind]
             if body is not None and not isinstance(group.members, members_type):
                 group.members = members_type(group.id, self._settings)
             members = group.members
             if isinstance(members, members_type):
-                if isinstance(members, ClassicGroup | ShareGroup):
-                    members.apply(body, now_ms=now_ms)
-                else:
+                if isinstance(members, AssignedGroup):
                     members.apply(kind, fields, body)
+                else:
+                    members.apply(body, now_ms=now_ms)
                 # Of several rows, that of the group is deleted last.
                 if body is None and kind in _GROUP_ROWS:
                     group.members = None
@@ -132,22 +131,13 @@ class GroupTable:
     def loaded(self, decision: Decision) -> None:
         """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
-            if isinstance(group.members, ConsumerGroup | StreamsGroup):
-                self._set_times(group.members)
+            if isinstance(group.members, AssignedGroup):
+                group.members.set_times(self.configs(group.id))
                 group.members.arm(decision.now_ms)
             self._arm(group)
 
-    def _set_times(self, members: ConsumerGroup | StreamsGroup) -> None:
-        configs = self.configs(members.group_id)
-        if isinstance(members, ConsumerGroup):
-            members.times = consumer_settings(configs, self._settings)
-        else:
-            members.times = streams_settings(configs, self._settings)
-
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return the configs of a group, even if there is no such group. The metadata store
-        overrides a row that was not moved there yet."""
+        """Return a group's configs. The metadata store overrides a row not moved there yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
@@ -159,7 +149,7 @@ class GroupTable:
 
     def repeat_configs(self, decision: Decision) -> None:
         """Write all configs again: once committed, this node is the leader and has all of them."""
-        for group_id, value in list(self._configs.items()):
+        for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 
     def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
@@ -184,13 +174,8 @@ class GroupTable:
             decision.reply(Reply(), after_commit=True)
 
     def _has_room_for_configs(self, group_id: str) -> bool:
-        account, bound = self._usage.account_of(group_id), self._settings.configs_max
-        if len(self._configs) >= bound:
-            return False
-        has_room = self._usage.room(account, GROUP_CONFIGS, bound=bound) > 0
-        if not has_room:
-            self._usage.note_refused(account, GROUP_CONFIGS)
-        return has_room
+        bound = self._settings.configs_max
+        return len(self._configs) < bound and self._usage.may_add(group_id, GROUP_CONFIGS, bound)
 
     def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
@@ -199,12 +184,11 @@ class GroupTable:
     def _apply_configs(self, group_id: str, value: ConfigsValue | None) -> None:
         change = (value is not None) - (group_id in self._configs)
         self._usage.add(self._usage.account_of(group_id), GROUP_CONFIGS, change)
-        if value is None:
-            self._configs.pop(group_id, None)
-        else:
+        if value is not None:
             self._configs[group_id] = value
+        else:
+            self._configs.pop(group_id, None)
 
-    # ── Finding and dropping ─────────────────────────────────────────────────────────────────
     def _find_or_create(self, group_id: str, *, may_create: bool) -> tuple[Group | None, ErrorCode]:
         group = self._groups.get(group_id)
         if group is not None:
@@ -214,11 +198,7 @@ class GroupTable:
         if not may_create:
             return None, ErrorCode.GROUP_ID_NOT_FOUND
         bound = self._settings.groups_max
-        if len(self._groups) >= bound:
-            return None, ErrorCode.GROUP_MAX_SIZE_REACHED
-        account = self._usage.account_of(group_id)
-        if not self._usage.room(account, GROUPS, bound=bound):
-            self._usage.note_refused(account, GROUPS)
+        if len(self._groups) >= bound or not self._usage.may_add(group_id, GROUPS, bound):
             return None, ErrorCode.GROUP_MAX_SIZE_REACHED
         return self._add(group_id), ErrorCode.NONE
 
@@ -265,25 +245,11 @@ class GroupTable:
         self._erase_members(group, decision)
         self._remove(group)
 
-    def view(self) -> dict[str, object]:
-        """Return the whole state; it must be equal for two folds of the same rows."""
-        found: dict[str, object] = {"fences": self._fences.view()}
-        for group_id, group in sorted(self._groups.items()):
-            members = None if group.members is None else group.members.view()
-            if members is not None or len(group.offsets):
-                found[f"group {group_id}"] = (members, group.offsets.view())
-        if self._configs:
-            found["configs"] = dict(sorted(self._configs.items()))
-        return found
-
 
 _GROUP_ROWS = (RowKind.CLASSIC, RowKind.CONSUMER, RowKind.SHARE, RowKind.STREAMS)
-_MEMBERS: dict[int, type[ClassicGroup | ConsumerGroup | ShareGroup]] = {
+_MEMBERS: dict[int, type[Members]] = {
     RowKind.CLASSIC: ClassicGroup,
     RowKind.SHARE: ShareGroup,
-    RowKind.CONSUMER: ConsumerGroup,
-    RowKind.MEMBER: ConsumerGroup,
-    RowKind.TARGET: ConsumerGroup,
-    RowKind.TARGET_OF: ConsumerGroup,
-    RowKind.CURRENT: ConsumerGroup,
+    **dict.fromkeys(ConsumerGroup.kinds, ConsumerGroup),
+    **dict.fromkeys((*StreamsGroup.kinds, RowKind.TOPOLOGY), StreamsGroup),
 }

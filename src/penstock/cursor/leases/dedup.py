@@ -40,16 +40,12 @@ class DedupTable:
     def find(self, key: bytes, *, wall_ms: int) -> tuple[int, bytes] | None:
         """Return offset and id of the first message with this key while its window is open."""
         found = self._found.get(key)
-        if found is None:
+        if found is None or found[2] + DEDUP_WINDOW_MS <= wall_ms:
             return None
-        offset, message_id, appended_at_ms = found
-        if appended_at_ms + DEDUP_WINDOW_MS <= wall_ms:
-            return None
-        return offset, message_id
+        return found[:2]
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
-        """Raise Throttled if ``count`` more keys do not fit. Call it before an append: each message
-        in the log must be remembered."""
+        """Raise Throttled if ``count`` more keys do not fit. Call it before an append."""
         self._forget(wall_ms)
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
@@ -59,8 +55,7 @@ class DedupTable:
             )
 
     def remember(self, key: bytes, offset: int, message_id: bytes, appended_at_ms: int) -> None:
-        """Remember a message, unless the key has an earlier one whose window is open. Raises
-        Throttled if the table is full."""
+        """Remember the first message with a key. Raises Throttled if the table is full."""
         self._forget(appended_at_ms)
         if key in self._found:
             return

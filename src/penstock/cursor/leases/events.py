@@ -6,25 +6,23 @@ message contents: a lease names the records that it leased and the ones that it 
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
-                   detail: skipped, held, expired, due_keys, attempt_id
+                   detail: skipped, held, expired, due_keys, attempt_id (rarely used)
     65    Extend   [[offset, duration_ms], ...]
     66    Ack      reason, offsets
     67    Trim     start, passed
     68    Start    start, backlog
 
 The events of a share have SHARE_STEP added to the type and the share's id, sixteen bytes, before
-the value: a replay finds the share without decoding the value.
-
-Leasing one record takes about thirty bytes; the rarely used fields of a lease are one nil.
-
-To change a layout: add fields at the end with a default (old records decode, they are shorter
-arrays). To change a meaning: take a new type number and keep decoding the old one.
+the value: a replay finds the share without decoding the value. To change a layout: add fields at
+the end with a default. To change a meaning: take a new type number and keep decoding the old one.
 """
 
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
+
+from penstock.model.message import Record
 
 
 class AckReason(IntEnum):
@@ -78,21 +76,17 @@ class StartEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent | StartEvent
 
-LEASE_TYPE = 64
-EXTEND_TYPE = 65
-ACK_TYPE = 66
-TRIM_TYPE = 67
-START_TYPE = 68
+_TYPES: dict[type, int] = {
+    LeaseEvent: 64,
+    ExtendEvent: 65,
+    AckEvent: 66,
+    TrimEvent: 67,
+    StartEvent: 68,
+}
+TRIM_TYPE = _TYPES[TrimEvent]
 SHARE_STEP = 16
 SHARE_ID_BYTES = 16
 
-_TYPES: dict[type, int] = {
-    LeaseEvent: LEASE_TYPE,
-    ExtendEvent: EXTEND_TYPE,
-    AckEvent: ACK_TYPE,
-    TrimEvent: TRIM_TYPE,
-    StartEvent: START_TYPE,
-}
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
     number: msgspec.msgpack.Decoder(event_type) for event_type, number in _TYPES.items()
@@ -160,3 +154,81 @@ def clipped(event: Event, start: int) -> Event:
 
 def _from(offsets: tuple[int, ...], start: int) -> tuple[int, ...]:
     return tuple([offset for offset in offsets if offset >= start])
+
+
+# ── Results of decisions ─────────────────────────────────────────────────────────────────────
+# A decision has already changed the cursor when it returns. The broker appends the events in their
+# order, waits until they are as durable as the queue requires, and then replies.
+
+Reply = TypeVar("Reply")
+
+
+class Outcome(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
+    reply: Reply
+    events: tuple[Event, ...] = ()
+    # Monotonic time at which a record may become available to a waiting consumer; None: never.
+    wake_at_ms: int | None = None
+
+
+class Pick(msgspec.Struct, frozen=True, gc=False):
+    """One record taken by a lease."""
+
+    offset: int
+    lease_seq: int
+    attempt: int  # number of leases in this queue, including this one
+    first_leased_at_ms: int  # wall clock
+    record: Record | None  # None: leased before, so read it from the log again
+
+
+class LeaseOutcome(msgspec.Struct, frozen=True, gc=False):
+    picks: tuple[Pick, ...] = ()
+    # Leased too often: copy each to the dead-letter queue, then ack it as dead. These records are
+    # held for redrive.HOLD_MS, so a crash in between loses nothing.
+    dead: tuple[Pick, ...] = ()
+    expired: int = 0  # records found to be past their retention
+    event: LeaseEvent | None = None
+    # Nothing was picked because too little of the log was read: feed from ``scan_from`` and lease
+    # again. (Records may have been skipped, so there can still be an event.)
+    needs_feed: bool = False
+    is_over_limit: bool = False
+    # When to try again; set if fewer records than requested were found.
+    wake_at_ms: int | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return () if self.event is None else (self.event,)
+
+
+class CursorStats(msgspec.Struct, frozen=True, gc=False):
+    visible: int
+    in_flight: int
+    delayed: int
+
+
+class Selection(msgspec.Struct, gc=False):
+    """What one receive requests, and the records chosen so far; becomes one lease event."""
+
+    take: int
+    attempts_max: int | None
+    bound_ms: int  # records sent up to this time are past their retention
+    now_ms: int
+    is_dry: bool = False  # the last feed added nothing
+    picked: list[tuple[int, Record | None]] = []
+    held: list[int] = []
+    expired: list[int] = []  # from the table
+    fresh_expired: int = 0
+    skipped: list[int] = []
+    passed: int = 0
+    due_keys: list[int] = []
+    reads_on: bool = False  # all records of the window are locked: read beyond it
+
+    def detail(self, attempt_id: str | None) -> LeaseDetail | None:
+        if not (self.skipped or self.held or self.expired or self.due_keys or attempt_id):
+            return None
+        return LeaseDetail(
+            tuple(self.skipped),
+            tuple(self.held),
+            tuple(self.expired),
+            tuple(self.due_keys),
+            attempt_id,
+        )

@@ -1,30 +1,28 @@
 """The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
 one of its records is in flight.
 
-Groups wait in a line in the order in which they became available: a new group joins when its first
-record is due, a group that was delivered joins at the end when it is available again. So a group
-that fails repeatedly does not starve the others. A receive takes as many records as it can from the
-first group before the next one. Inside a group it goes from the oldest remaining record to the
-first one in flight. So no record overtakes a record that is being processed, while records before
-one whose lease was extended are delivered again. A record without a group is a group by itself.
+Groups wait in a line in the order in which they became available, so a group that fails repeatedly
+does not starve the others. A receive takes as many records as it can from the first group before
+the next one, from the oldest remaining record to the first one in flight. So no record overtakes a
+record that is being processed, while records before one whose lease was extended are delivered
+again. A record without a group is a group by itself.
 
 Each group has a queue of offsets: entries of the table first, then records of the window, all
 ascending. A group is available if its first live record is. It is in the line at most once; an
 unavailable group found there is dropped, and the event that frees the group adds it again.
 
-The queue's current delay applies to every record that was never leased nor skipped. All have the
-same delay, so due times follow log order: groups that begin with such a record arrive in the order
-of offsets, all records after a delayed one are delayed, reading ahead stops there, and no entry of
-the table is ever delayed.
+The queue's current delay applies to every record that was never leased nor skipped. So due times
+follow log order: groups that begin with such a record arrive in the order of offsets, reading ahead
+stops at a delayed record, and no entry of the table is ever delayed.
 """
 
 from collections import deque
 from heapq import heappop, heappush
 from itertools import islice
 
-from penstock.cursor.leases.entry import LEASED, READY, TAKEN, UNKNOWN, Entry
+from penstock.cursor.leases.events import Selection
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.window import Selection
+from penstock.cursor.leases.parts import LEASED, READY, TAKEN, UNKNOWN, Entry
 from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
@@ -65,7 +63,6 @@ class FifoCursor(LeaseCursor):
     def _reads_on(self, selection: Selection) -> bool:
         return selection.reads_on
 
-    # ── Choosing ─────────────────────────────────────────────────────────────────────────────
     def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
         """Take records of the groups in line. Returns whether a bound on one event stopped it, and
         whether a record is delayed. A record appended after ``due_ms`` is delayed."""
@@ -124,8 +121,7 @@ class FifoCursor(LeaseCursor):
         return True
 
     def _pass_to(self, selection: Selection, last: int) -> int:
-        """Move the head after ``last``: picked records become entries, records in between become
-        skipped entries. Returns the new head."""
+        """Move the head after ``last``: records in between become skipped entries."""
         window = self._window
         picked = {offset for offset, record in selection.picked if record is not None}
         while window and window[0].offset <= last:
@@ -149,7 +145,6 @@ class FifoCursor(LeaseCursor):
         _, appended_ms = self._fresh[self._window[-1].offset]
         return appended_ms + self._queue_delay_ms <= now_ms
 
-    # ── Groups ───────────────────────────────────────────────────────────────────────────────
     def _front(self, key: GroupKey) -> int | None:
         """Return the oldest offset of a group that is not gone."""
         offsets = self._groups.get(key)
@@ -208,7 +203,6 @@ class FifoCursor(LeaseCursor):
         for key in list(self._groups):
             self._line_up(key)
 
-    # ── Callbacks of the fold and the window ─────────────────────────────────────────────────
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         # On the monotonic clock, and ascending even if the wall clock jumped between reads.
         appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)
@@ -233,15 +227,7 @@ class FifoCursor(LeaseCursor):
         if entry.sent_at_ms != UNKNOWN:
             self._line_up(_key_of(entry.group, offset))
 
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        if entry.sent_at_ms != UNKNOWN:
-            self._line_up(_key_of(entry.group, offset))
-
-    def _on_leased(self, entry: Entry) -> None:
-        pass  # _walk checks the state
-
-    def _on_lease_ended(self, entry: Entry) -> None:
-        pass
+    _on_gone = _on_ready
 
     def next_wake_ms(self) -> int | None:
         ends_ms = super().next_wake_ms()

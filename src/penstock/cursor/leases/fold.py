@@ -1,46 +1,71 @@
-"""The state of a queue as a fold of its partition's log. Only this code changes that state.
-
-Decisions (lease.py) create an event and apply it here; a restart or a follower applies the same
-events from the log. So live and replayed state agree.
+"""The state of a queue as a fold of its partition's log, and the records read ahead. Only this code
+changes that state: decisions (lease.py) create an event and apply it here, and a restart or a
+follower applies the same events from the log. So live and replayed state agree.
 
 The state, and its size:
 - ``head``: the first offset that no lease has examined. The backlog after it needs no memory.
 - the table: records below the head that are not gone, O(in flight + skipped).
 - counts of messages appended and messages passed by the head, from batch headers alone.
 - deadlines, in a heap with lazy deletion; a lease's end is not an event, it only permits the next.
+- the window: decoded records from the head on, bounded.
 
 Replay needs no message contents. An entry created by replay therefore lacks its group, sending time
 and due time until ``hydrate`` gets its record; a leader hydrates before its first lease.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from penstock.cursor.leases.attempt import Attempt, AttemptTable
-from penstock.cursor.leases.delay import DelayBuckets, due_at
-from penstock.cursor.leases.entry import DELAYED, LEASED, READY, RESTORED, TAKEN, Entry
 from penstock.cursor.leases.events import (
     AckEvent,
     Event,
     ExtendEvent,
     LeaseEvent,
+    Selection,
     StartEvent,
     TrimEvent,
 )
+from penstock.cursor.leases.parts import (
+    DELAYED,
+    LEASED,
+    READY,
+    RESTORED,
+    TAKEN,
+    Attempt,
+    AttemptTable,
+    DelayBuckets,
+    Entry,
+    Snapshot,
+    due_at,
+)
 from penstock.cursor.leases.redrive import HOLD_MS
-from penstock.cursor.leases.snapshot import Snapshot, encode, fingerprint
+from penstock.model.limits import DEFERRED_MAX, WINDOW_BYTES_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024  # with fewer stale heap items a sweep is not worth its cost
 
 
-class LeaseState(ABC):
+class LeaseState:
     is_fifo: bool
+    # Callbacks that the two kinds of queue implement.
+    _on_ready: Callable[[int, Entry], None]  # an entry may be leased again
+    _on_fed: Callable[[Record, int, int], None]  # a record was added to the window (now, wall)
+    _on_dropped: Callable[[Record], None]  # a record left the window and is no entry
+    _rebuild: Callable[[], None]  # make the order again: all entries are hydrated, or many gone
+
+    def _on_leased(self, group: str) -> None:
+        """Called when an entry with a group was leased."""
+
+    def _on_lease_ended(self, group: str) -> None:
+        """Called when an entry with a group is no longer in flight."""
+
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        """Called when an entry has left the table."""
 
     def __init__(self) -> None:
         # The fold: equal on every replica that has applied the same log.
-        self._head = 0
+        self.head = 0
         self._next_offset = 0
         self._appended_count = 0
         self._passed_count = 0
@@ -57,35 +82,10 @@ class LeaseState(ABC):
         self._delayed = 0
         self._unhydrated: set[int] = set()
         self._delays = DelayBuckets(by_append=self.is_fifo)
-
-    # ── Callbacks that the two kinds of queue implement ──────────────────────────────────────
-    @abstractmethod
-    def _on_ready(self, offset: int, entry: Entry) -> None:
-        """Called when an entry may be leased again."""
-
-    @abstractmethod
-    def _on_leased(self, entry: Entry) -> None:
-        """Called when an entry with a group was leased."""
-
-    @abstractmethod
-    def _on_lease_ended(self, entry: Entry) -> None:
-        """Called when an entry with a group is no longer in flight."""
-
-    @abstractmethod
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        """Called when an entry has left the table."""
-
-    @abstractmethod
-    def _on_head(self) -> None:
-        """Called when the head has moved: read-ahead below it is void."""
-
-    @abstractmethod
-    def _on_restart(self) -> None:
-        """Called before the head is set to any offset: all read-ahead is void."""
-
-    @abstractmethod
-    def _rebuild(self) -> None:
-        """Rebuild the delivery order: all entries are hydrated, or many are gone."""
+        self._window: deque[Record] = deque()  # read ahead of the head, decoded
+        self._window_bytes = 0
+        self.scan_from = 0  # offset from which to read the next records for ``feed``
+        self._is_dry = False  # the last feed added nothing: the next lease must not request another
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(
@@ -106,14 +106,13 @@ class LeaseState(ABC):
         self._appended_count += count
         self._next_offset = next_offset
         for offset, delay_ms in delays:
-            if delay_ms > 0 and offset >= self._head:
+            if delay_ms > 0 and offset >= self.head:
                 self._delays.add(
                     delay_ms, appended_at_ms=appended_at_ms, now_ms=now_ms - elapsed_ms
                 )
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
-        """Replay the event at ``offset`` of the log, which was written ``elapsed_ms`` ago. A lease
-        gets the rest of its time, counted from now."""
+        """Replay an event written ``elapsed_ms`` ago. A lease gets the rest of its time."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease event must come after its records"
             self._add_restored(event)
@@ -130,15 +129,19 @@ class LeaseState(ABC):
 
     def _apply_lease(self, event: LeaseEvent, now_ms: int, elapsed_ms: int = 0) -> None:
         detail = event.detail
-        if event.head > self._head:
-            self._head = event.head
+        if event.head > self.head:
+            self.head = event.head
             self._passed_count += event.passed
             if self._acked_order:
                 self._forget_acked_ahead()
         attempt = 1
         if detail is not None:
             if detail.attempt_id is not None:
-                attempt = self._note_attempt(detail.attempt_id, event, now_ms - elapsed_ms)
+                if self._attempts.is_repeat(detail.attempt_id, event.lease_seq):
+                    attempt = 0  # it repeats an earlier receive
+                else:
+                    made = Attempt(event.lease_seq, event.offsets, now_ms - elapsed_ms)
+                    self._attempts.remember(detail.attempt_id, made)
             if detail.expired:
                 self._apply_ack(detail.expired)
             if detail.due_keys:
@@ -172,10 +175,9 @@ class LeaseState(ABC):
         heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Add entries for the records that this lease is the first to examine. A live decision adds
-        them itself, with contents."""
+        """Add entries for the records that this lease is the first to examine."""
         table = self._table
-        head = self._head
+        head = self.head
         fresh = [o for o in event.offsets if o >= head and o not in table]
         if event.detail is not None and event.detail.skipped:
             fresh += [o for o in event.detail.skipped if o not in table]
@@ -183,13 +185,6 @@ class LeaseState(ABC):
             for offset in sorted(fresh):
                 table[offset] = Entry(RESTORED)
             self._unhydrated.update(fresh)
-
-    def _note_attempt(self, attempt_id: str, event: LeaseEvent, at_ms: int) -> int:
-        """Return the attempts that this lease counts for: 0 if it repeats an earlier receive."""
-        if self._attempts.is_repeat(attempt_id, event.lease_seq):
-            return 0
-        self._attempts.remember(attempt_id, Attempt(event.lease_seq, event.offsets, at_ms))
-        return 1
 
     def _apply_extend(self, event: ExtendEvent, now_ms: int, elapsed_ms: int = 0) -> None:
         for offset, duration_ms in event.leases:
@@ -214,7 +209,7 @@ class LeaseState(ABC):
             if entry is not None:
                 self._leave(offset, entry)
                 self._on_gone(offset, entry)
-            elif offset >= self._head and offset not in self._acked_ahead:
+            elif offset >= self.head and offset not in self._acked_ahead:
                 self._acked_ahead.add(offset)
                 heappush(self._acked_order, offset)
 
@@ -224,8 +219,8 @@ class LeaseState(ABC):
         for offset, entry in gone:
             del self._table[offset]
             self._leave(offset, entry)
-        if start > self._head:
-            self._head = start
+        if start > self.head:
+            self.head = start
             self._passed_count += event.passed
             self._forget_acked_ahead()
             self._on_head()
@@ -243,8 +238,12 @@ class LeaseState(ABC):
         self._acked_order.clear()
         self._attempts = AttemptTable()
         self._delays.clear()  # unread delayed records count as visible until they are read
-        self._on_restart()
-        self._head = event.start
+        for record in self._window:
+            self._on_dropped(record)
+        self._window.clear()
+        self._window_bytes = 0
+        self.scan_from = 0
+        self.head = event.start
         self._passed_count = self._appended_count - event.backlog
         self._next_offset = max(self._next_offset, event.start)
         self._on_head()
@@ -264,7 +263,7 @@ class LeaseState(ABC):
 
     def _forget_acked_ahead(self) -> None:
         order = self._acked_order
-        while order and order[0] < self._head:
+        while order and order[0] < self.head:
             self._acked_ahead.discard(heappop(order))
 
     def _leave(self, offset: int, entry: Entry) -> None:
@@ -281,12 +280,18 @@ class LeaseState(ABC):
         entry.state = LEASED
         self._in_flight += 1
         if entry.group is not None:
-            self._on_leased(entry)
+            self._on_leased(entry.group)
 
     def _end_lease(self, entry: Entry) -> None:
         self._in_flight -= 1
         if entry.group is not None:
-            self._on_lease_ended(entry)
+            self._on_lease_ended(entry.group)
+
+    def _put_off(self, offset: int, entry: Entry, due_ms: int) -> None:
+        entry.state = DELAYED
+        entry.until_ms = due_ms
+        self._delayed += 1
+        self._arm(due_ms, offset)
 
     def _arm(self, until_ms: int, offset: int) -> None:
         heappush(self._deadlines, (until_ms, offset))
@@ -294,15 +299,11 @@ class LeaseState(ABC):
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
-        """Drop stale deadlines, of acked and extended leases, before they are more than half of the
-        heap, so that the cost per lease stays constant."""
+        """Drop stale deadlines before they are more than half of the heap."""
         timed = (LEASED, DELAYED)
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)
         self._deadlines_max = 2 * len(self._deadlines) + _STALE_MIN
-
-    def _pop_deadline(self) -> None:
-        heappop(self._deadlines)
 
     def _advance(self, now_ms: int) -> None:
         """End the leases and delays that are over by now."""
@@ -336,77 +337,64 @@ class LeaseState(ABC):
             entry.sent_at_ms = self._retention_base(record)
             if entry.state == LEASED:
                 if entry.group is not None:
-                    self._on_leased(entry)
+                    self._on_leased(entry.group)
             elif entry.state == RESTORED:
-                self._settle(record, entry, now_ms, wall_ms)
+                entry.state = READY
+                delay_ms = record.message.delay_ms
+                if not delay_ms or self.is_fifo or entry.attempts:
+                    continue
+                due_ms = due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+                if due_ms > now_ms:
+                    self._put_off(record.offset, entry, due_ms)
         if not self._unhydrated:
             self._rebuild()
-
-    def _settle(self, record: Record, entry: Entry, now_ms: int, wall_ms: int) -> None:
-        entry.state = READY
-        delay_ms = record.message.delay_ms
-        if delay_ms and not self.is_fifo and entry.attempts == 0:
-            due_ms = due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
-            if due_ms > now_ms:
-                entry.state = DELAYED
-                entry.until_ms = due_ms
-                self._delayed += 1
-                self._arm(due_ms, record.offset)
 
     def _retention_base(self, record: Record) -> int:
         return record.appended_at_ms if self.is_fifo else record.sent_at_ms
 
     # ── Snapshots ────────────────────────────────────────────────────────────────────────────
-    def _to_snapshot(self, now_ms: int) -> Snapshot:
-        return Snapshot(
-            is_fifo=self.is_fifo,
-            head=self._head,
-            next_offset=self._next_offset,
-            appended_count=self._appended_count,
-            passed_count=self._passed_count,
-            next_lease_seq=self._next_lease_seq,
-            entries=[
-                (
-                    offset,
-                    e.lease_seq,
-                    e.attempts,
-                    e.first_leased_at_ms,
-                    e.is_changed,
-                    max(0, e.until_ms - now_ms) if e.state == LEASED else -1,
-                    now_ms - e.leased_at_ms,
-                )
-                for offset, e in self._table.items()
-            ],
-            acked_ahead=sorted(self._acked_ahead),
-            attempts=self._attempts.rows(now_ms=now_ms),
-            delays=self._delays.rows(now_ms=now_ms),
-        )
-
     def snapshot(self, *, now_ms: int) -> bytes:
         """Return the encoded state after every record below ``next_offset``. Call it when all
         events are in the log, and store the log's end beside it: replay continues from there."""
         assert all(e.state != TAKEN for e in self._table.values()), "no snapshot during a lease"
-        return encode(self._to_snapshot(now_ms))
-
-    def state_hash(self) -> bytes:
-        """Return a hash that is equal on all replicas that have applied the same log."""
-        return fingerprint(self._to_snapshot(0))
+        entries = [
+            (
+                offset,
+                e.lease_seq,
+                e.attempts,
+                e.first_leased_at_ms,
+                e.is_changed,
+                max(0, e.until_ms - now_ms) if e.state == LEASED else -1,
+                now_ms - e.leased_at_ms,
+            )
+            for offset, e in self._table.items()
+        ]
+        return Snapshot(
+            self.is_fifo,
+            self.head,
+            self._next_offset,
+            self._appended_count,
+            self._passed_count,
+            self._next_lease_seq,
+            entries,
+            sorted(self._acked_ahead),
+            self._attempts.rows(now_ms=now_ms),
+            self._delays.rows(now_ms=now_ms),
+        ).encoded()
 
     def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
         """Load a snapshot into a cursor that is still empty."""
         assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
-        self._head = snapshot.head
+        began_ms = now_ms - elapsed_ms
+        self.head = snapshot.head
         self._next_offset = snapshot.next_offset
         self._appended_count = snapshot.appended_count
         self._passed_count = snapshot.passed_count
         self._next_lease_seq = snapshot.next_lease_seq
         for offset, lease_seq, attempts, first_ms, is_changed, left_ms, age_ms in snapshot.entries:
-            entry = Entry(RESTORED)
-            entry.lease_seq = lease_seq
-            entry.attempts = attempts
+            entry = Entry(RESTORED, attempts=attempts, lease_seq=lease_seq, is_changed=is_changed)
             entry.first_leased_at_ms = first_ms
-            entry.is_changed = is_changed
-            entry.leased_at_ms = now_ms - age_ms - elapsed_ms
+            entry.leased_at_ms = began_ms - age_ms
             if left_ms >= 0:
                 entry.state = LEASED
                 entry.until_ms = now_ms + max(0, left_ms - elapsed_ms)
@@ -415,7 +403,80 @@ class LeaseState(ABC):
         self._unhydrated = set(self._table)
         self._acked_ahead = set(snapshot.acked_ahead)
         self._acked_order = sorted(snapshot.acked_ahead)
-        self._attempts.load(snapshot.attempts, now_ms=now_ms, elapsed_ms=elapsed_ms)
-        self._delays.load(snapshot.delays, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        self._attempts.load(snapshot.attempts, began_ms)
+        self._delays.load(snapshot.delays, began_ms)
         self._sweep_deadlines()
         self._on_head()
+
+    # ── The window ───────────────────────────────────────────────────────────────────────────
+    @property
+    def wants_feed(self) -> bool:
+        """Whether the log has more to read ahead and the window has room."""
+        return (
+            self._backlog > len(self._window)
+            and len(self._window) < WINDOW_RECORDS_MAX
+            and self._window_bytes < WINDOW_BYTES_MAX
+        )
+
+    def _lacks(self, count: int, is_dry: bool) -> bool:
+        """Return whether the window has fewer than ``count`` records although the log has more."""
+        return (
+            len(self._window) < count
+            and not is_dry
+            and self._backlog > len(self._window)
+            and self._window_bytes < WINDOW_BYTES_MAX
+        )
+
+    def feed(
+        self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
+    ) -> None:
+        """Add records read from ``scan_from`` on to the window; ``next_offset`` follows them. Adds
+        as many as fit: ``scan_from`` is then the first one left out. After a feed that adds
+        nothing, the next lease uses the records that there are."""
+        self._is_dry = True
+        for record in records:
+            if record.offset < self.scan_from:
+                continue
+            is_full = len(self._window) >= WINDOW_RECORDS_MAX
+            if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
+                self.scan_from = record.offset
+                return
+            self._is_dry = False
+            self._window.append(record)
+            self._window_bytes += size_of(record)
+            self.scan_from = record.offset + 1
+            self._on_fed(record, now_ms, wall_ms)
+        self.scan_from = max(self.scan_from, next_offset)
+
+    def _on_head(self) -> None:
+        window = self._window
+        while window and window[0].offset < self.head:
+            record = window.popleft()
+            self._window_bytes -= size_of(record)
+            self._on_dropped(record)
+        if self.scan_from < self.head:
+            self.scan_from = self.head
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether memory allows to skip another record."""
+        return len(self._table) - self._in_flight < DEFERRED_MAX
+
+    def _pass(self, record: Record, selection: Selection) -> None:
+        """Move the first record of the window out, as the head passes it."""
+        self._window.popleft()
+        self._window_bytes -= size_of(record)
+        selection.passed += 1
+        if self._delays:
+            key = self._delays.key_of(record)
+            if key in self._delays:
+                selection.due_keys.append(key)
+
+
+def size_of(record: Record) -> int:
+    """Return the approximate bytes that a record in the window takes in memory."""
+    message = record.message
+    size = len(message.body)
+    if message.attributes is not None:
+        size += sum([len(a.value) for a in message.attributes.values()])
+    return size

@@ -1,48 +1,44 @@
 """The decisions of a lease cursor: which consumer holds which record, and until when.
 
-Pure: broker/partition/partition.py owns the clock and the log. It calls a decision, appends the
-events that the decision returns, and replies when they are durable. A decision has applied its
-event when it returns, so two receives in a row never pick the same record, whatever the log does
-meanwhile.
-
-This module has what both kinds of queue share: ack, extend, purge, trim, expire, counts. Which
-records a receive gets is decided in standard.py (any order, fairness) and fifo.py (message groups).
-
-Retention is checked when a record would be delivered, and by ``expire``, which the broker calls
-periodically so that idle queues drop records too. Both write an event with the dropped offsets.
+Pure: broker/partition/partition.py owns the clock and the log. A decision has applied its event
+when it returns, so two receives in a row never pick the same record, whatever the log does
+meanwhile. Which records a receive gets is decided in standard.py (any order, fairness) and fifo.py
+(message groups). Retention is checked when a record would be delivered, and by ``expire``, which
+the broker calls periodically so that idle queues drop records too.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop
 from typing import NamedTuple
 
 import msgspec
 
-from penstock.cursor.leases.delay import due_at
-from penstock.cursor.leases.entry import DELAYED, LEASED, TAKEN, UNKNOWN, Entry
 from penstock.cursor.leases.events import (
     AckEvent,
     AckReason,
+    CursorStats,
     Event,
     ExtendEvent,
     LeaseDetail,
     LeaseEvent,
+    LeaseOutcome,
+    Outcome,
+    Pick,
+    Selection,
     StartEvent,
     TrimEvent,
 )
+from penstock.cursor.leases.fold import LeaseState
 from penstock.cursor.leases.obstacles import (
     ObstacleCounter,
     ObstacleSearch,
     QueueTerms,
     find_obstacles,
 )
-from penstock.cursor.leases.outcome import CursorStats, LeaseOutcome, Outcome, Pick
+from penstock.cursor.leases.parts import DELAYED, LEASED, TAKEN, UNKNOWN, Attempt, Entry, due_at
 from penstock.cursor.leases.redrive import HELD_PER_LEASE_MAX, is_dead
-from penstock.cursor.leases.window import LeaseWindow, Selection
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
-from penstock.model.limits import (
-    LEASE_MS_MAX,
-)
+from penstock.model.limits import LEASE_MS_MAX
 from penstock.model.message import Claim, Record
 from penstock.model.topic import PeekState
 
@@ -64,7 +60,17 @@ class RecordState(NamedTuple):
     blocked_by: int | None = None  # FIFO: the offset in flight that locks its group
 
 
-class LeaseCursor(LeaseWindow):
+class LeaseCursor(LeaseState):
+    # How the two kinds of queue choose:
+    _needs_feed: Callable[[int, bool], bool]  # whether to feed before records are chosen
+    # Returns the new head, and whether a bound on one event ended the search too early.
+    _select: Callable[[Selection], tuple[int, bool]]
+    _reads_on: Callable[[Selection], bool]  # whether to feed because too few records were found
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue_delay_ms = 0  # of the last lease; FIFO only
+
     # ── Lease ────────────────────────────────────────────────────────────────────────────────
     def lease(
         self,
@@ -114,19 +120,6 @@ class LeaseCursor(LeaseWindow):
             needs_feed=self._reads_on(selection),
             wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
         )
-
-    @abstractmethod
-    def _needs_feed(self, take: int, is_dry: bool) -> bool:
-        """Return whether to feed before records are chosen."""
-
-    @abstractmethod
-    def _select(self, selection: Selection) -> tuple[int, bool]:
-        """Choose records. Returns the new head, and whether a bound on one event ended the search
-        before the records did."""
-
-    @abstractmethod
-    def _reads_on(self, selection: Selection) -> bool:
-        """Return whether to feed because too few records were found."""
 
     def _consider(self, selection: Selection, offset: int, entry: Entry) -> bool:
         """Pick, hold as dead, or expire one available entry. False: the event is full."""
@@ -179,19 +172,11 @@ class LeaseCursor(LeaseWindow):
             return None
         for offset in attempt.offsets:
             entry = self._table.get(offset)
-            if entry is None or entry.state != LEASED or entry.is_changed:
+            if entry is None or entry.is_changed or not _is_held(entry, attempt):
                 return None
-            if entry.lease_seq != attempt.lease_seq:
-                return None
-        event = LeaseEvent(
-            attempt.lease_seq,
-            lease_ms,
-            self._head,
-            0,
-            attempt.offsets,
-            wall_ms,
-            LeaseDetail(attempt_id=attempt_id),
-        )
+        lease_seq, offsets = attempt.lease_seq, attempt.offsets
+        detail = LeaseDetail(attempt_id=attempt_id)
+        event = LeaseEvent(lease_seq, lease_ms, self.head, 0, offsets, wall_ms, detail)
         self._apply_lease(event, now_ms)
         return LeaseOutcome(tuple([self._pick_of(o) for o in attempt.offsets]), event=event)
 
@@ -222,9 +207,13 @@ class LeaseCursor(LeaseWindow):
             if is_strict and (entry is None or offset in gone or not _is_held(entry, claim)):
                 error = NotLeased(_NOT_LEASED)
             elif entry is None:
-                if offset >= self._head and self.is_fifo:
+                if offset >= self.head and self.is_fifo:
                     error = ExpiredReceipt(_RECEIPT_EXPIRED)
-                elif self._is_lost_lease(offset) and offset not in gone:
+                # A crash lost the event of the lease: the ack must still count, or the record is
+                # delivered again. (On FIFO queues it could break the group's order.)
+                elif self.head <= offset < self._next_offset and not (
+                    offset in gone or offset in self._acked_ahead
+                ):
                     gone.append(offset)
             elif self.is_fifo and reason is AckReason.ACKED and not _is_held(entry, claim):
                 error = ExpiredReceipt(_RECEIPT_EXPIRED)
@@ -238,12 +227,6 @@ class LeaseCursor(LeaseWindow):
         # An ack can unlock a message group; on a standard queue it makes nothing available.
         return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
 
-    def _is_lost_lease(self, offset: int) -> bool:
-        """Return whether the claim is for a record that no lease has reached: a crash lost the
-        event of its lease. The ack must still count, or the record is delivered again. (FIFO queues
-        reject the ack instead, because it could break the group's order.)"""
-        return self._head <= offset < self._next_offset and offset not in self._acked_ahead
-
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
@@ -253,19 +236,15 @@ class LeaseCursor(LeaseWindow):
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
-        wake_at_ms: int | None = None
         for claim, lease_ms in claims:
-            error = self._refusal(claim, lease_ms, now_ms, is_strict=is_strict)
-            results.append(error)
-            if error is None:
+            results.append(self._refusal(claim, lease_ms, now_ms, is_strict=is_strict))
+            if results[-1] is None:
                 leases.append((claim.offset, lease_ms))
-                ends_ms = now_ms + lease_ms
-                wake_at_ms = ends_ms if wake_at_ms is None else min(wake_at_ms, ends_ms)
         if not leases:
             return Outcome(tuple(results))
         event = ExtendEvent(tuple(leases))
         self._apply_extend(event, now_ms)
-        return Outcome(tuple(results), (event,), wake_at_ms)
+        return Outcome(tuple(results), (event,), now_ms + min(ms for _, ms in leases))
 
     def _refusal(
         self, claim: Claim, lease_ms: int, now_ms: int, *, is_strict: bool
@@ -282,27 +261,22 @@ class LeaseCursor(LeaseWindow):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """Start, or start again, at an offset with ``backlog`` messages from there to the log's
-        end. Leases, attempts and acks are forgotten."""
-        event = StartEvent(offset, backlog)
-        self._apply_start(event)
+        """``backlog``: messages from there on. Leases, attempts and acks are forgotten."""
+        self._apply_start(event := StartEvent(offset, backlog))
         return Outcome(None, (event,))
 
     def purge(self, *, end_offset: int) -> Outcome[None]:
         """Drop everything below ``end_offset``, the log's end: visible, delayed, in flight."""
         assert end_offset >= self._next_offset, "a purge must cover the whole log"
-        event = TrimEvent(end_offset, self._appended_count - self._passed_count)
-        self._apply_trim(event)
+        self._apply_trim(event := TrimEvent(end_offset, self.unseen))
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``, as retention dropped the segments; ``passed`` of
-        their messages were at or after the head."""
+        """``passed``: dropped messages that were at or after the head."""
         if start_offset <= self.low_offset():
             return Outcome(None)
-        assert start_offset > self._head or passed == 0, "messages passed but the head did not move"
-        event = TrimEvent(start_offset, passed)
-        self._apply_trim(event)
+        assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
+        self._apply_trim(event := TrimEvent(start_offset, passed))
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
@@ -328,7 +302,7 @@ class LeaseCursor(LeaseWindow):
 
     def _pass_expired(self, selection: Selection) -> int:
         """Drop expired records at the front of the window. Returns the new head."""
-        window, head = self._window, self._head
+        window, head = self._window, self.head
         while window and self._retention_base(window[0]) <= selection.bound_ms:
             record = window[0]
             if record.offset not in self._acked_ahead:
@@ -353,25 +327,19 @@ class LeaseCursor(LeaseWindow):
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:
-        """Return the earliest time at which a lease or a delay ends; only calls can make records
-        available earlier."""
+        """Return when a lease or a delay ends; only calls make records available earlier."""
         deadlines = self._deadlines
         while deadlines:
             until_ms, offset = deadlines[0]
             entry = self._table.get(offset)
-            if (
-                entry is not None
-                and entry.until_ms == until_ms
-                and entry.state in (LEASED, DELAYED)
-            ):
+            if entry and entry.until_ms == until_ms and entry.state in (LEASED, DELAYED):
                 return until_ms
-            # A stale deadline of an acked or extended lease.
-            self._pop_deadline()
+            heappop(deadlines)  # of an acked or extended lease
         return None
 
     def low_offset(self) -> int:
         """Return the lowest offset that is still needed."""
-        return next(iter(self._table), self._head)
+        return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:
         entry = self._table.get(offset)
@@ -384,16 +352,16 @@ class LeaseCursor(LeaseWindow):
         self._advance(now_ms)
         offset = record.offset
         entry = self._table.get(offset)
-        if entry is None and (offset < self._head or offset in self._acked_ahead):
-            return None
-        if entry is not None and entry.state == LEASED:
-            return RecordState(PeekState.IN_FLIGHT, entry.until_ms)
-        if entry is not None and entry.state == DELAYED:
-            return RecordState(PeekState.DELAYED, entry.until_ms)
         if entry is None:
+            if offset < self.head or offset in self._acked_ahead:
+                return None
             due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
             if due_ms > now_ms:
                 return RecordState(PeekState.DELAYED, due_ms)
+        elif entry.state in (LEASED, DELAYED):
+            is_leased = entry.state == LEASED
+            shown = PeekState.IN_FLIGHT if is_leased else PeekState.DELAYED
+            return RecordState(shown, entry.until_ms)
         blocker = self._blocker(record.message.group, offset)
         if blocker is not None:
             return RecordState(PeekState.VISIBLE, self._table[blocker].until_ms, blocker)
@@ -404,9 +372,9 @@ class LeaseCursor(LeaseWindow):
         delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
         return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
 
-    @abstractmethod
-    def _blocker(self, group: str | None, offset: int) -> int | None:
+    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
         """Return the offset in flight that locks the group for a record at ``offset``, or None."""
+        return None
 
     def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
         """Find out why messages are not delivered; yields every millisecond or so."""
@@ -424,6 +392,6 @@ class LeaseCursor(LeaseWindow):
         return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
 
 
-def _is_held(entry: Entry, claim: Claim) -> bool:
+def _is_held(entry: Entry, claim: Claim | Attempt) -> bool:
     """Return whether the claim's lease is running; deadlines up to now have been applied."""
     return entry.state == LEASED and entry.lease_seq == claim.lease_seq

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from penstock.cursor.leases.entry import DELAYED, LEASED, Entry
+from penstock.cursor.leases.parts import DELAYED, LEASED, Entry
 from penstock.cursor.leases.redrive import is_dead
 from penstock.model.topic import GroupLock, Obstacles, worst_locks
 
@@ -66,20 +66,14 @@ class ObstacleCounter:
             self.available += 1
 
     def result(self) -> ObstacleSearch:
+        partition, ahead_ms = self._terms.partition, self._terms.wall_ms - self._terms.now_ms
         worst: list[GroupLock] = []
         waiting = iter(self._waiting.items())
         while some := list(islice(waiting, AT_ONCE)):
-            locks = (
-                GroupLock(
-                    partition=self._terms.partition,
-                    group=group,
-                    offset=self._locks[group][0],
-                    until_ms=self._on_wall(self._locks[group][1]),
-                    blocked=count,
-                )
-                for group, count in some
-            )
-            worst = worst_locks([*worst, *locks])
+            for group, blocked in some:
+                offset, until_ms = self._locks[group]
+                worst.append(GroupLock(partition, group, offset, until_ms + ahead_ms, blocked))
+            worst = worst_locks(worst)
             yield None
         return Obstacles(
             available=self.available,
@@ -88,12 +82,9 @@ class ObstacleCounter:
             locks=worst,
             exhausted=self.exhausted,
             expired=self.expired,
-            lease_ends_ms=None if self.lease_ends_ms is None else self._on_wall(self.lease_ends_ms),
-            delay_ends_ms=None if self.delay_ends_ms is None else self._on_wall(self.delay_ends_ms),
+            lease_ends_ms=None if self.lease_ends_ms is None else self.lease_ends_ms + ahead_ms,
+            delay_ends_ms=None if self.delay_ends_ms is None else self.delay_ends_ms + ahead_ms,
         )
-
-    def _on_wall(self, mono_ms: int) -> int:
-        return self._terms.wall_ms + mono_ms - self._terms.now_ms
 
 
 def find_obstacles(

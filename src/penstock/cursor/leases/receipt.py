@@ -5,12 +5,9 @@
     u16      u16          u64       u64          over the topic's id and bytes 0-19
 
 in URL-safe base64: 48 characters, no padding, so each receipt has exactly one text. A check needs
-no table, so receipts survive restarts and are valid on any node that leads the partition. The
-topic's id is signed but not included: a receipt of another queue, or of a deleted queue with the
-same name, is invalid.
-
-To change the layout: take the next version number and accept the old one for twelve more hours, the
-longest time of a lease.
+no table, so receipts are valid after restarts, on any node that leads the partition; but not for
+another queue, or for a deleted queue with the same name. To change the layout: take the next
+version number and accept the old one for twelve more hours, the longest time of a lease.
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """Dead letters: which records have been leased too often, and the messages written for them.
 
-The cursor never delivers such a record. It holds the record under an internal lease that is not an
-attempt; the broker appends the dead letter to the dead-letter queue, waits until it is durable, and
-acks the original as dead. A crash in between repeats the copy; the deduplication id below makes the
-second copy a duplicate.
+The cursor holds such a record under an internal lease that is not an attempt; the broker appends
+the dead letter to the dead-letter queue, waits until it is durable, and acks the original as dead.
+A crash in between repeats the copy, which the deduplication id below makes a duplicate.
 """
 
 import msgspec

@@ -1,22 +1,101 @@
 """The lease cursor of a standard queue: which records a receive gets.
 
 First records that are available again or have come due, lowest offset first, then fresh records in
-log order. A delayed fresh record is skipped and becomes an entry until it is due. While a message
-group is noisy, fair.py decides which groups wait; otherwise this costs two truth tests.
+log order. A delayed fresh record is skipped and becomes an entry until it is due.
+
+Fairness: one message group's flood must not make the other groups wait. A group is noisy while it
+has at least thirty records in flight and more than a tenth of all. Its records are parked, and
+records of other groups are delivered first; when there are none, parked records are delivered,
+first of the group with the fewest in flight. A record without a group is never noisy. Nothing is
+throttled: a noisy group gets all idle consumers. The number of parked groups is bounded, because
+each receive checks the front of each. Without noisy groups, this costs two truth tests.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 
-from penstock.cursor.leases.delay import due_at
-from penstock.cursor.leases.entry import DELAYED, READY, TAKEN, Entry
-from penstock.cursor.leases.fair import FairShare
+from penstock.cursor.leases.events import Selection
+from penstock.cursor.leases.fold import size_of
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.window import Selection, size_of
+from penstock.cursor.leases.parts import READY, TAKEN, Entry, due_at
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024
+
+
+IN_FLIGHT_MIN = 30
+SHARE = 10  # a group is noisy above 1/SHARE of all records in flight
+GROUPS_MAX = 64
+# Number of records that may be parked to find records of quiet groups after them.
+PARKED_MAX = 4_096
+
+
+class FairShare:
+    def __init__(self) -> None:
+        self._in_flight: dict[str, int] = {}
+        self._large_groups: set[str] = set()  # groups with IN_FLIGHT_MIN or more in flight
+        self._parked: dict[str, deque[int]] = {}
+        self._parked_count = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a group is large or parked; costs two truth tests if there is none."""
+        return bool(self._large_groups) or bool(self._parked)
+
+    @property
+    def may_park(self) -> bool:
+        return self._parked_count < PARKED_MAX and len(self._parked) < GROUPS_MAX
+
+    def leased(self, group: str) -> None:
+        count = self._in_flight.get(group, 0) + 1
+        self._in_flight[group] = count
+        if count == IN_FLIGHT_MIN:
+            self._large_groups.add(group)
+
+    def lease_ended(self, group: str) -> None:
+        count = self._in_flight[group] = self._in_flight[group] - 1
+        if count == 0:
+            del self._in_flight[group]
+        if count == IN_FLIGHT_MIN - 1:
+            self._large_groups.discard(group)
+
+    def is_noisy(self, group: str | None, total: int) -> bool:
+        if group not in self._large_groups or group is None:
+            return False
+        return self._in_flight[group] * SHARE > total
+
+    def noisy_groups(self, total: int) -> list[str]:
+        return [group for group in self._large_groups if self.is_noisy(group, total)]
+
+    def park(self, group: str, offset: int) -> None:
+        self._parked.setdefault(group, deque()).append(offset)
+        self._parked_count += 1
+
+    def parked_fronts(self) -> Iterator[tuple[str, int]]:
+        return ((group, offsets[0]) for group, offsets in self._parked.items())
+
+    def quietest(self) -> str | None:
+        """Return the parked group with the fewest in flight; ties go to the older record."""
+        fronts, in_flight = self.parked_fronts(), self._in_flight
+        best = min(
+            ((in_flight.get(group, 0), offset, group) for group, offset in fronts), default=None
+        )
+        return None if best is None else best[2]
+
+    def unpark(self, group: str) -> int:
+        """Remove and return the first parked offset of a group."""
+        offsets = self._parked[group]
+        offset = offsets.popleft()
+        self._parked_count -= 1
+        if not offsets:
+            del self._parked[group]
+        return offset
+
+    def clear_parked(self) -> None:
+        self._parked.clear()
+        self._parked_count = 0
 
 
 class StandardCursor(LeaseCursor):
@@ -37,13 +116,12 @@ class StandardCursor(LeaseCursor):
             return self._take_fairly(selection)
         is_cut = bool(self._ready) and self._take_again(selection)
         if is_cut or len(selection.picked) >= selection.take:
-            return self._head, is_cut
-        return self._take_fresh(selection, self._head), False
+            return self.head, is_cut
+        return self._take_fresh(selection, self.head), False
 
     def _reads_on(self, selection: Selection) -> bool:
         return not selection.picked and self._lacks(1, selection.is_dry) and self._may_skip
 
-    # ── For callers that lease whole batches ─────────────────────────────────────────────────
     def next_offset(self, *, now_ms: int) -> int | None:
         """Return the lowest offset of the read-ahead that can be leased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
@@ -58,8 +136,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Lease only records below ``offset`` within the block, without requests for a feed. Parked
-        records of noisy groups are not held back."""
+        """Lease only records below ``offset``. Parked records are not held back."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
         ready = self._ready
@@ -75,10 +152,8 @@ class StandardCursor(LeaseCursor):
                 if each >= offset:
                     heappush(self._ready, each)
 
-    # ── Without noisy groups ─────────────────────────────────────────────────────────────────
     def _take_again(self, selection: Selection) -> bool:
-        """Take records that were leased or skipped before. Returns True if it stopped at a bound,
-        not for lack of records."""
+        """Take records that were leased or skipped before. True if it stopped at a bound."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -133,11 +208,8 @@ class StandardCursor(LeaseCursor):
         elif due_ms > selection.now_ms:
             if not self._may_skip:
                 return None
-            entry.state = DELAYED
-            entry.until_ms = due_ms
-            self._delayed += 1
             self._table[offset] = entry
-            self._arm(due_ms, offset)
+            self._put_off(offset, entry, due_ms)
             selection.skipped.append(offset)
         else:
             self._table[offset] = entry
@@ -146,7 +218,6 @@ class StandardCursor(LeaseCursor):
         self._pass(record, selection)
         return entry
 
-    # ── With noisy groups ────────────────────────────────────────────────────────────────────
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
         """Take records of quiet groups in the usual order, then of noisy groups, fewest in flight
         first. Returns the new head and whether it stopped at a bound."""
@@ -160,7 +231,7 @@ class StandardCursor(LeaseCursor):
             entry = self._table[offset]
             if not self._consider(selection, offset, entry):
                 heappush(self._ready, offset)
-                return self._head, True
+                return self.head, True
         head = self._take_quiet_fresh(selection, noisy)
         is_read_through = not self._window and self._backlog - selection.passed > 0
         if is_read_through and not selection.is_dry and fair.may_park and self._may_skip:
@@ -182,8 +253,7 @@ class StandardCursor(LeaseCursor):
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a group that is not noisy, parked or
-        not. Offsets of noisy groups found before it are parked."""
+        """Remove and return the lowest available offset of a quiet group; park noisy ones."""
         ready = self._ready
         fair = self._fair
         while ready:
@@ -205,7 +275,7 @@ class StandardCursor(LeaseCursor):
 
     def _take_quiet_fresh(self, selection: Selection, noisy: set[str]) -> int:
         window = self._window
-        head = self._head
+        head = self.head
         while window and len(selection.picked) < selection.take:
             record = window[0]
             group = record.message.group
@@ -226,25 +296,16 @@ class StandardCursor(LeaseCursor):
                 selection.picked.append((record.offset, record))
         return head
 
-    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
-        return None
-
-    # ── Callbacks of the fold ────────────────────────────────────────────────────────────────
     def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - for FIFO
         heappush(self._ready, offset)
         if len(self._ready) > self._ready_max:
             self._rebuild()
 
-    def _on_leased(self, entry: Entry) -> None:
-        assert entry.group is not None
-        self._fair.leased(entry.group)
+    def _on_leased(self, group: str) -> None:
+        self._fair.leased(group)
 
-    def _on_lease_ended(self, entry: Entry) -> None:
-        assert entry.group is not None
-        self._fair.lease_ended(entry.group)
-
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        pass  # the heap drops stale offsets lazily
+    def _on_lease_ended(self, group: str) -> None:
+        self._fair.lease_ended(group)
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms

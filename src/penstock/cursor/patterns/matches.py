@@ -1,11 +1,15 @@
-"""The topics that the patterns of one tenant's groups match.
+"""The topics that the patterns of one tenant's groups match, and of these the ones that a member
+may see: a partition assigned to a member that may not read it would not be read at all.
 
 Matching is slow: up to a second for one pattern and one name. So a result is kept until the topic
 is deleted, and the work is a generator that yields about every millisecond (``catch_up``): the
-broker runs it before a decision, which then finds all results here.
+broker runs it before a decision. A member's rights are known only during its request, so the topics
+found are kept until its next request. For a member without a request since the group was loaded,
+all topics that match count: it gets no assignment before its next one.
 """
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,15 +23,12 @@ NAMES_AT_ONCE = 4  # each takes less than one step of a match, or yields itself
 PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 
 
-class _Row:
-    """Results of a pattern. ``upto``: number of the tenant's names that it was matched against."""
+class _Row(msgspec.Struct):
+    """Results of a pattern."""
 
-    __slots__ = ("as_set", "found", "upto")
-
-    def __init__(self) -> None:
-        self.upto = 0
-        self.found: set[str] = set()
-        self.as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
+    upto: int = 0  # number of the tenant's names that it was matched against
+    found: set[str] = set()
+    as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
 
 
 class Matches:
@@ -141,3 +142,53 @@ class Topics(msgspec.Struct, frozen=True):
     epoch: int
     by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
     matches: Matches = msgspec.field(default_factory=Matches)  # of these names, for all epochs
+
+
+class TopicVisibility(NamedTuple):
+    """What one member may see, at the time of its request."""
+
+    version: int  # changes whenever a result of ``may_see`` may change
+    may_see: Callable[[str], bool]  # a topic, by its name
+
+
+class _Found(NamedTuple):
+    regex: str
+    topics_epoch: int
+    version: int
+    names: frozenset[str]
+
+
+class VisibleMatches:
+    def __init__(self) -> None:
+        self._found: dict[str, _Found] = {}  # by member, if the member does not see all topics
+
+    def update(
+        self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
+    ) -> bool:
+        """Find the member's topics; ``visibility`` None: it sees all. True if they may have changed
+        for other reasons than a change of the topics."""
+        before = self._found.get(member_id)
+        if not self.is_due(member_id, regex, topics, visibility):
+            return False
+        if visibility is None or not regex:
+            return self._found.pop(member_id, None) is not None
+        matching = topics.matches.of(regex, topics.by_name, topics.epoch)
+        names = frozenset(filter(visibility.may_see, matching))
+        self._found[member_id] = _Found(regex, topics.epoch, visibility.version, names)
+        return names != (matching if before is None else before.names)
+
+    def is_due(
+        self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
+    ) -> bool:
+        """Return whether ``update`` will check every topic, or forget what it may see."""
+        before = self._found.get(member_id)
+        if visibility is None or not regex:
+            return before is not None
+        return before is None or before[:3] != (regex, topics.epoch, visibility.version)
+
+    def names(self, member_id: str, regex: str, topics: Topics) -> frozenset[str]:
+        found = self._found.get(member_id)
+        return found.names if found else topics.matches.of(regex, topics.by_name, topics.epoch)
+
+    def forget(self, member_id: str) -> None:
+        self._found.pop(member_id, None)

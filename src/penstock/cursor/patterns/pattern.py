@@ -1,11 +1,9 @@
 """Topic patterns of consumers in RE2 syntax, matched in time linear in the length of the name.
 
-A pattern comes from a client and is matched against every topic name by a coordinator that many
-clients share, so a backtracking matcher would let one client stop the others. This matcher walks a
-set of states through the name, character by character (Thompson's construction). The number of
-states is bounded, and a match is done in steps between which other requests are served.
-
-The whole name must match. ``pattern_syntax.py`` has the grammar.
+A pattern comes from a client and is matched by a coordinator that many clients share, so a
+backtracking matcher would let one client stop the others. This matcher walks a set of states
+through the name, character by character (Thompson's construction). The number of states is bounded,
+and a match is done in steps between which other requests are served. The whole name must match.
 """
 
 from collections.abc import Generator, Iterable
@@ -39,13 +37,10 @@ class Pattern:
     """A compiled pattern. Raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
-        syntax = Syntax(text)
-        program = _Program()
+        syntax, program = Syntax(text), _Program()
         self._start = program.add(syntax.tree, _END)
         self._tests = syntax.tests
-        self._chars = program.chars
-        self._leads = program.leads
-        self._needs = program.needs
+        self._chars, self._leads, self._needs = program.chars, program.leads, program.needs
         self._has_assertions = any(program.needs)
 
     @property
@@ -154,14 +149,8 @@ class _Program:
 def _holding(name: str, at: int) -> int:
     """Return the assertions that hold before the character at ``at``."""
     before, after = name[at - 1 : at] if at else "", name[at : at + 1]
-    holds = 0
-    if at == 0:
-        holds |= BEGIN_TEXT | BEGIN_LINE
-    elif before == "\n":
-        holds |= BEGIN_LINE
-    if not after:
-        holds |= END_TEXT | END_LINE
-    elif after == "\n":
-        holds |= END_LINE
+    holds = (0 if before else BEGIN_TEXT) | (0 if after else END_TEXT)
+    holds |= BEGIN_LINE if before in ("", "\n") else 0
+    holds |= END_LINE if after in ("", "\n") else 0
     is_boundary = is_word(before) is not is_word(after)
     return holds | (WORD_BOUNDARY if is_boundary else NO_WORD_BOUNDARY)

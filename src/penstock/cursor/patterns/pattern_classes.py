@@ -84,29 +84,20 @@ def unicode_class(name: str, *, is_folded: bool, is_negated: bool) -> Test | Non
     """Return the test for ``\\p{name}``, None if neither a category nor a script has that name."""
     if name == "Any":
         return lambda _: not is_negated
-    if name in _CATEGORIES:
-        return _of_any_case(_category(name), is_folded=is_folded, is_negated=is_negated)
-    if name in _SCRIPTS:
-        return _of_any_case(_script(name), is_folded=is_folded, is_negated=is_negated)
-    return None
+    if name not in _CATEGORIES and name not in _SCRIPTS:
+        return None
+    test = _category(name) if name in _CATEGORIES else _script(name)
+    if is_folded:
+        return lambda c: any(map(test, _cases(c))) is not is_negated
+    return lambda c: test(c) is not is_negated
 
 
 def any_of(tests: list[Test], *, is_negated: bool) -> Test:
     return lambda c: any(test(c) for test in tests) is not is_negated
 
 
-def _of_any_case(test: Test, *, is_folded: bool, is_negated: bool) -> Test:
-    if is_folded:
-        return lambda c: any(map(test, _cases(c))) is not is_negated
-    return lambda c: test(c) is not is_negated
-
-
 def _category(name: str) -> Test:
-    def test(character: str) -> bool:
-        found = unicodedata.category(character)
-        return found.startswith(name) and found != "Cn"
-
-    return test
+    return lambda c: (found := unicodedata.category(c)).startswith(name) and found != "Cn"
 
 
 def _script(name: str) -> Test:
@@ -115,11 +106,7 @@ def _script(name: str) -> Test:
     if name == "Inherited":
         return lambda c: unicodedata.combining(c) > 0
     prefix = _NAMED_OTHERWISE.get(name, name.upper().replace("_", " ")) + " "
-
-    def test(character: str) -> bool:
-        return character.isalpha() and unicodedata.name(character, "").startswith(prefix)
-
-    return test
+    return lambda c: c.isalpha() and unicodedata.name(c, "").startswith(prefix)
 
 
 def _fold(character: str) -> str:

@@ -2,6 +2,7 @@
 look-around. Error texts are those of RE2/J, which Kafka shows to its clients.
 """
 
+import string
 from typing import Final, TypeAlias
 
 import msgspec
@@ -22,23 +23,13 @@ NO_WORD_BOUNDARY: Final = 32
 
 _ASSERTIONS = {"A": BEGIN_TEXT, "z": END_TEXT, "b": WORD_BOUNDARY, "B": NO_WORD_BOUNDARY}
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_DECIMAL = frozenset("0123456789")
-_OCTAL = frozenset("01234567")
-_HEX = frozenset("0123456789abcdefABCDEF")
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+_DECIMAL, _OCTAL, _HEX = map(frozenset, (string.digits, string.octdigits, string.hexdigits))
+_NAME = frozenset(string.ascii_letters + string.digits + "_")
 
 _BAD_RANGE = "invalid character class range"
 _BAD_ESCAPE = "invalid escape sequence"
-_BAD_NAME = "invalid named capture"
 _BAD_PERL = "invalid or unsupported Perl syntax"
-_BAD_REPEAT = "invalid nested repetition operator"
 _BAD_COUNT = "invalid repeat count"
-_NO_BRACKET = "missing closing ]"
-_NO_PAREN = "missing closing )"
-_NO_ARGUMENT = "missing argument to repetition operator"
-_TRAILING = "trailing backslash at end of expression"
-_SAME_NAME = "duplicate capture group name"
-_EXTRA_PAREN = "unexpected )"
 
 
 class InvalidPattern(ValueError):
@@ -89,13 +80,12 @@ class Syntax:
         self._depth = 0
         self._flags = _Flags()
         self._names: set[str] = set()
-        self._numbers: dict[tuple[str, bool], int] = {}  # of tests for one character
+        self._literals: dict[tuple[str, bool], Char] = {}
         self.tests: list[Test] = []
         self.tree = self._choice()
         if self._at < len(text):
-            raise InvalidPattern(_EXTRA_PAREN)
+            raise InvalidPattern("unexpected )")
 
-    # ── Choices, sequences, repetitions ──────────────────────────────────────────────────────
     def _choice(self) -> Node:
         branches = [self._sequence()]
         while self._take("|"):
@@ -113,9 +103,9 @@ class Syntax:
                 continue
             self._take("?")  # lazy: the same names match
             if is_repeated:
-                raise InvalidPattern(_BAD_REPEAT)
+                raise InvalidPattern("invalid nested repetition operator")
             if not items:
-                raise InvalidPattern(_NO_ARGUMENT)
+                raise InvalidPattern("missing argument to repetition operator")
             items[-1] = Repeat(items[-1], *bounds)
             is_repeated = True
         return items[0] if len(items) == 1 else Sequence(items)
@@ -136,22 +126,17 @@ class Syntax:
         low = high = self._take_while(_DECIMAL)
         if self._take(","):
             high = self._take_while(_DECIMAL)
-            is_open = not high
-        else:
-            is_open = False
+        is_open = low != high == ""
         numbers = (low,) if is_open else (low, high)
         if not self._take("}") or not all(n and (n == "0" or n[0] != "0") for n in numbers):
             self._at = begin
             return None
         if any(len(n) > 4 or int(n) > REPEAT_MAX for n in numbers):
             raise InvalidPattern(_BAD_COUNT)
-        if is_open:
-            return int(low), None
-        if int(low) > int(high):
+        if not is_open and int(low) > int(high):
             raise InvalidPattern(_BAD_COUNT)
-        return int(low), int(high)
+        return int(low), None if is_open else int(high)
 
-    # ── Items ────────────────────────────────────────────────────────────────────────────────
     def _item(self, items: list[Node]) -> None:
         """Read one item that is not a repetition. Flags add none, a quotation adds several."""
         mark = self._next()
@@ -181,7 +166,7 @@ class Syntax:
             raise InvalidPattern("expression nests too deeply")
         items.append(self._choice())
         if not self._take(")"):
-            raise InvalidPattern(_NO_PAREN)
+            raise InvalidPattern("missing closing )")
         self._depth -= 1
         self._flags = before
 
@@ -211,9 +196,9 @@ class Syntax:
         end = self._text.find(">", begin)
         name = self._text[begin:end] if end > 0 else ""
         if not name or not _NAME.issuperset(name):
-            raise InvalidPattern(_BAD_NAME)
+            raise InvalidPattern("invalid named capture")
         if name in self._names:
-            raise InvalidPattern(_SAME_NAME)
+            raise InvalidPattern("duplicate capture group name")
         self._names.add(name)
         self._at = end + 1
 
@@ -234,18 +219,15 @@ class Syntax:
 
     def _literal(self, character: str) -> Char:
         key = (character, self._flags.i)
-        number = self._numbers.get(key)
-        if number is None:
-            node = self._char(classes.literal(character, is_folded=self._flags.i))
-            self._numbers[key] = node.test
-            return node
-        return Char(number)
+        if key not in self._literals:
+            test = classes.literal(character, is_folded=self._flags.i)
+            self._literals[key] = self._char(test)
+        return self._literals[key]
 
     def _char(self, test: Test) -> Char:
         self.tests.append(test)
         return Char(len(self.tests) - 1)
 
-    # ── Classes ──────────────────────────────────────────────────────────────────────────────
     def _bracket(self) -> Test:
         is_negated = self._take("^")
         tests: list[Test] = []
@@ -281,9 +263,8 @@ class Syntax:
             self._at = end + 2
             is_negated = name.startswith("^")
             return classes.in_ranges(ranges, is_folded=self._flags.i, is_negated=is_negated)
-        if self._peek() != "\\":
+        if not self._take("\\"):
             return None
-        self._at += 1
         test = self._class_escape()
         if test is None:
             self._at -= 1
@@ -292,7 +273,7 @@ class Syntax:
     def _class_character(self) -> str:
         mark = self._peek()
         if not mark:
-            raise InvalidPattern(_NO_BRACKET)
+            raise InvalidPattern("missing closing ]")
         self._at += 1
         return self._escape() if mark == "\\" else mark
 
@@ -323,12 +304,11 @@ class Syntax:
         self._at = end
         return test
 
-    # ── Characters ───────────────────────────────────────────────────────────────────────────
     def _escape(self) -> str:
         """Read what follows a backslash: one character."""
         mark = self._peek()
         if not mark:
-            raise InvalidPattern(_TRAILING)
+            raise InvalidPattern("trailing backslash at end of expression")
         self._at += 1
         if mark in _CONTROLS:
             return _CONTROLS[mark]

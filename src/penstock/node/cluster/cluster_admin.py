@@ -23,11 +23,16 @@ from penstock.frontend.admin.ports.cluster_port import (
     Upgrade,
 )
 from penstock.manager import operator_requests
-from penstock.manager.cluster_state import ClusterState
+from penstock.manager.cluster_state import (
+    ClusterState,
+    Requests,
+    arrange,
+    read_cluster_state,
+    read_requests,
+)
 from penstock.manager.decisions import Policy, wanted
 from penstock.manager.in_cluster import Catalog
 from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
-from penstock.manager.state_reader import Requests, arrange, read_cluster_state, read_requests
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey

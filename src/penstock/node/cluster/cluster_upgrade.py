@@ -2,7 +2,7 @@
 no return to the old one is planned.
 
 Whether all nodes support the level is checked twice: here, to refuse with the reasons, and by the
-manager, after nodes that do not support it can no longer register (``manager/level_raiser.py``). A
+manager, after nodes that do not support it can no longer register (``manager/in_cluster.py``). A
 dead node counts as not supporting it: it could not return.
 """
 

@@ -10,15 +10,15 @@ from penstock.broker.replicas.replicator import Replicator
 from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt
 from penstock.frontend.kafka.ports.cluster import Election, Quorum, Reassigned, ReplicaHere
 from penstock.manager import operator_requests
+from penstock.manager.cluster_state import read_draining, read_nodes, readable
 from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.manager.in_cluster import Manager
-from penstock.manager.reassigning import (
+from penstock.manager.operator_requests import (
     Refused,
     preferred_leader,
     reassignment,
     unclean_leader,
 )
-from penstock.manager.state_reader import read_draining, read_nodes, readable
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import (
     PLACEMENTS_PREFIX,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.cursor.groups.harness import Shell, topics_of
+from tests.unit.cursor.groups.harness import Shell, topics_of, view_of
 from tests.unit.cursor.groups.streams.streams_topologies import ALL_TASKS
 from tests.unit.cursor.groups.streams.streams_topologies import beat as streams_beat
 
@@ -156,7 +156,7 @@ def folded(rows: list[Row]) -> dict[str, object]:
     for key, value in rows:
         groups.replay(key, value, now_ms=1)
     groups.loaded(Decision(now_ms=1))
-    return groups.view()
+    return view_of(groups)
 
 
 def compacted(rows: Sequence[Row], *, keeps_tombstones: bool) -> list[Row]:

@@ -11,10 +11,13 @@ from tests.unit.cursor.groups.streams.streams_topologies import ALL_TASKS, COUNT
 from penstock.broker.coordination import group_assignments
 from penstock.broker.coordination.groups import GroupHost
 from penstock.cursor.coordinator_calls import BeatStreams, DescribeGroup, ListGroups
-from penstock.cursor.groups.streams import streams_assignment
-from penstock.cursor.groups.streams.streams_assignment import Assignment, AssignmentInput
-from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
-from penstock.cursor.groups.streams.topology import StatusCode
+from penstock.cursor.groups.streams import task_assignor
+from penstock.cursor.groups.streams.streams_requests import (
+    StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
+)
+from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
 from penstock.model.levels import STREAMS_GROUPS
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -60,7 +63,7 @@ async def test_nothing_is_written_below_its_feature_level(tmp_path: Path) -> Non
 async def test_a_thread_assigns_the_tasks_of_a_large_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(task_assignor, "STREAMS_TASKS_AT_ONCE_MAX", 0)
     async with hosting(tmp_path) as one:
         for name in ("lines", "by-word", "counts"):
             await one.stage.topic(name, partitions=3)
@@ -73,7 +76,7 @@ async def test_a_thread_assigns_the_tasks_of_a_large_group(
 async def test_one_thread_assigns_one_group_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(task_assignor, "STREAMS_TASKS_AT_ONCE_MAX", 0)
     begun: list[str] = []
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -81,7 +84,7 @@ async def test_one_thread_assigns_one_group_at_a_time(
         begun.append(work.group_id)
         has_begun.set()
         assert may_end.wait(10)
-        return streams_assignment.compute_assignment(work)
+        return task_assignor.compute_assignment(work)
 
     monkeypatch.setattr(group_assignments, "compute_assignment", held)
     async with hosting(tmp_path) as one:

@@ -3,11 +3,11 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of
+from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of, view_of
 from tests.unit.cursor.groups.test_offsets import subscription
 
 from penstock.cursor.deadlines import Deadlines
-from penstock.cursor.groups.classic.classic_state import subscribed_topics
+from penstock.cursor.groups.classic.classic import subscribed_topics
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
@@ -38,7 +38,7 @@ def test_an_empty_consumer_group_is_deleted_too() -> None:
     assert delete(shell) == ErrorCode.NON_EMPTY_GROUP
     shell.beat(topics_of(t=1), "a", -1)
     assert delete(shell) == ErrorCode.NONE
-    assert shell.groups.view() == {"fences": {}}
+    assert view_of(shell.groups) == {"fences": {}}
     shell.check_replay()
 
 
@@ -153,7 +153,7 @@ def test_deadlines_agree_with_a_dictionary(steps: list[tuple[str, int, str]]) ->
         next_ms = deadlines.next_ms()
         assert (next_ms is None) == (not model)
         assert next_ms is None or next_ms <= min(model.values())
-        assert len(deadlines) == len(model)
+        assert len(deadlines._at_ms) == len(model)
 
 
 def test_deadlines_do_not_pile_up() -> None:

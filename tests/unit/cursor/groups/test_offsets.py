@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of
+from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of, view_of
 
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
@@ -143,7 +143,7 @@ def test_what_is_known_of_producers_is_forgotten_in_the_end() -> None:
     shell.end_transaction((7, 1), is_commit=True)
     shell.advance(2 * DAY)
     expire(shell)
-    assert shell.groups.view() == {"fences": {}}
+    assert view_of(shell.groups) == {"fences": {}}
     shell.check_replay()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of
+from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of, view_of
 
 from penstock.cursor.groups.assignors import MemberSpec, Partitions
 from penstock.cursor.groups.decision import Reply
@@ -260,7 +260,7 @@ def test_only_an_empty_share_group_is_deleted() -> None:
     beat(shell, "a", -1)
     assert delete() is ErrorCode.NONE
     assert delete() is ErrorCode.GROUP_ID_NOT_FOUND
-    assert shell.groups.view().keys() == {"fences"}
+    assert view_of(shell.groups).keys() == {"fences"}
     shell.check_replay()
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
+from tests.cursor_state import state_hash
 
-from penstock.cursor.leases.events import AckReason, Event, decode, encode
+from penstock.cursor.leases.events import AckReason, Event, LeaseOutcome, Pick, decode, encode
 from penstock.cursor.leases.lease import LeaseCursor, RecordState
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.open import open_cursor, restore_cursor
-from penstock.cursor.leases.outcome import LeaseOutcome, Pick
 from penstock.model.message import Claim, Message, Record
 from penstock.model.topic import Obstacles
 
@@ -206,9 +206,9 @@ class Shell:
 
     def restart(self) -> None:
         """From the log alone."""
-        before = self.cursor.state_hash()
+        before = state_hash(self.cursor)
         self.replay(open_cursor(is_fifo=self.is_fifo))
-        assert self.cursor.state_hash() == before
+        assert state_hash(self.cursor) == before
         self.hydrate()
 
     def snapshot(self) -> tuple[bytes, int, int]:
@@ -216,10 +216,10 @@ class Shell:
 
     def restart_from(self, saved: tuple[bytes, int, int]) -> None:
         data, start, at_ms = saved
-        before = self.cursor.state_hash()
+        before = state_hash(self.cursor)
         cursor = restore_cursor(data, now_ms=self.now_ms, elapsed_ms=self.now_ms - at_ms)
         self.replay(cursor, start)
-        assert self.cursor.state_hash() == before
+        assert state_hash(self.cursor) == before
         self.hydrate()
 
 

@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.cursor.leases.harness import Shell, claim_of
 
-from penstock.cursor.leases import fair
-from penstock.cursor.leases.fair import FairShare
+from penstock.cursor.leases import standard as fair
+from penstock.cursor.leases.standard import FairShare
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ def test_locked_groups_are_read_past_to_find_others(shell: Shell) -> None:
 
 
 def test_reading_past_locked_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.cursor.leases.window.DEFERRED_MAX", 20)
-    monkeypatch.setattr("penstock.cursor.leases.window.WINDOW_RECORDS_MAX", 8)
+    monkeypatch.setattr("penstock.cursor.leases.fold.DEFERRED_MAX", 20)
+    monkeypatch.setattr("penstock.cursor.leases.fold.WINDOW_RECORDS_MAX", 8)
     shell = Shell(is_fifo=True)
     shell.send(100, group="busy")
     shell.send(1, group="other")
@@ -267,12 +267,12 @@ def test_an_attempt_survives_a_restart(shell: Shell) -> None:
 
 def test_attempt_ids_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ATTEMPT_IDS_MAX == 10_000
-    monkeypatch.setattr("penstock.cursor.leases.attempt.ATTEMPT_IDS_MAX", 2)
+    monkeypatch.setattr("penstock.cursor.leases.parts.ATTEMPT_IDS_MAX", 2)
     shell.send(3)
     first = shell.lease(1, attempt_id="0").picks
     shell.lease(1, attempt_id="1")
     shell.lease(1, attempt_id="2")
-    assert len(shell.cursor._attempts) == 2
+    assert len(shell.cursor._attempts._attempts) == 2
     assert shell.lease(1, attempt_id="0").picks != first
 
 

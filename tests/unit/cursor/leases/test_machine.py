@@ -18,10 +18,9 @@ from hypothesis.stateful import (
 from tests.harness.full import FULL
 from tests.unit.cursor.leases.harness import Shell, claim_of
 
-from penstock.cursor.leases import fair
-from penstock.cursor.leases.events import AckReason
+from penstock.cursor.leases import standard as fair
+from penstock.cursor.leases.events import AckReason, LeaseOutcome
 from penstock.cursor.leases.lease import RecordState
-from penstock.cursor.leases.outcome import LeaseOutcome
 from penstock.cursor.leases.redrive import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.message import Claim

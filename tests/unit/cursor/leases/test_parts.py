@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cursor.leases.harness import Shell
 
-from penstock.cursor.leases import snapshot
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
-from penstock.cursor.leases.delay import BUCKETS_MAX, DelayBuckets
 from penstock.cursor.leases.events import (
     AckEvent,
     AckReason,
@@ -24,6 +22,7 @@ from penstock.cursor.leases.events import (
     is_event_type,
 )
 from penstock.cursor.leases.open import open_cursor, restore_cursor
+from penstock.cursor.leases.parts import BUCKETS_MAX, DelayBuckets, decode_snapshot
 from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.cursor.leases.redrive import dead_letter
 from penstock.model.errors import Damaged, InvalidReceipt, Throttled
@@ -219,7 +218,7 @@ def test_a_damaged_snapshot_says_so() -> None:
     with pytest.raises(Damaged):
         restore_cursor(b"", now_ms=0, elapsed_ms=0)
     with pytest.raises(Damaged):
-        snapshot.decode(data[:-1])
+        decode_snapshot(data[:-1])
 
 
 def test_a_lease_restored_from_a_snapshot_ends_when_it_would_have() -> None:

@@ -388,7 +388,7 @@ def test_old_deadlines_are_swept_so_that_acks_leave_nothing_behind(shell: Shell)
 
 
 def test_passing_over_delayed_records_stops_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.cursor.leases.window.DEFERRED_MAX", 10)
+    monkeypatch.setattr("penstock.cursor.leases.fold.DEFERRED_MAX", 10)
     assert DEFERRED_MAX > 10
     shell = Shell(retention_ms=DAY_MS)
     shell.send(30, delay_ms=60_000)

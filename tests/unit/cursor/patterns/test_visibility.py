@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cursor.patterns.matches import Topics
-from penstock.cursor.patterns.visibility import TopicVisibility, VisibleMatches
+from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
 
 NAMES = ("a1", "a2", "b1")
 

@@ -30,7 +30,7 @@ from penstock.cursor.coordinator_calls import (
     ListGroups,
     R,
 )
-from penstock.cursor.groups.describe import Listing
+from penstock.cursor.groups.decision import Listing
 from penstock.cursor.groups.offsets import FetchedOffset, FetchReply
 from penstock.frontend.facts import telemetry_writer
 from penstock.frontend.facts.telemetry_writer import TOPIC, CallSums, ProcessStats, TelemetryWriter

@@ -1,33 +1,29 @@
 """The classic group protocol: members join, one of them assigns, all get their assignment.
 
 No join gets a reply until all known members have joined again or the time for it is over, so all
-members of a generation start together. Then the group waits for the leader's assignment, which is
-opaque here: eager and cooperative consumers are served alike.
-
-A member with an instance id is static: it may leave and return with a new member id within its
-session timeout without a rebalance.
-
-This module has the decisions for each request, ``rebalance.py`` the phases that they start,
-``classic_state.py`` the states and data types. ``groups.py`` finds and creates groups.
+members of a generation start together. The leader's assignment is opaque here. A member with an
+instance id is static: it may leave and return with a new member id within its session timeout
+without a rebalance. ``classic_state.py`` has the phases that requests start.
 """
 
+import struct
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.groups.classic.classic_state import (
+    PENDING,
+    SESSION,
     JoinReply,
     JoinRequest,
     LeaveReply,
     Member,
+    Rebalance,
     State,
     SyncReply,
     SyncRequest,
-    Trigger,
     shared_protocols,
-    subscribed_topics,
 )
-from penstock.cursor.groups.classic.rebalance import PENDING, SESSION, Rebalance
 from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.settings import MEMBER_PROTOCOLS_MAX, NEW_MEMBER_MS_MAX
@@ -35,7 +31,6 @@ from penstock.wire.kafka.faults import ErrorCode
 
 
 class ClassicGroup(Rebalance):
-    # ── Join ─────────────────────────────────────────────────────────────────────────────────
     def join(self, request: JoinRequest, decision: Decision) -> None:
         code = self._join_refusal(request)
         if code:
@@ -56,9 +51,8 @@ class ClassicGroup(Rebalance):
             member_id = self._static.get(request.instance_id or "", request.member_id)
             others = [m for m in self._members.values() if m.id != member_id]
             names = {name for name, _ in request.protocols}
-            if request.protocol_type != self.protocol_type:
-                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            if others and not names & shared_protocols(others):
+            is_other = request.protocol_type != self.protocol_type
+            if is_other or (others and not names & shared_protocols(others)):
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
@@ -105,27 +99,22 @@ class ClassicGroup(Rebalance):
     def _add(self, request: JoinRequest, member_id: str, decision: Decision) -> None:
         if not self._members:
             self.protocol_type = request.protocol_type
-        member = Member(request.row(member_id))
-        member.join_ticket = decision.ticket
-        member.is_new = True
-        self._members[member_id] = member
+        row = request.row(member_id)
+        self._members[member_id] = Member(row, join_ticket=decision.ticket, is_new=True)
         if request.instance_id is not None:
             self._static[request.instance_id] = member_id
         if self.leader is None:
             self.leader = member_id
         self._deadlines.set((SESSION, member_id), decision.now_ms + NEW_MEMBER_MS_MAX)
-        if self.state is State.PREPARING:
-            self._has_newcomers = True
-            self._maybe_complete_join(decision)
-        else:
-            self._rebalance(decision)
+        self._has_newcomers = True  # a rebalance that begins now sets it back
+        self._go_on(decision)
 
     def _join_again(self, member: Member, request: JoinRequest, decision: Decision) -> None:
         # A member that joins twice has lost the connection of its first request.
         decision.reply_to(member.join_ticket, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS))
         member.join_ticket = decision.ticket
         row = request.row(member.id, member.row.assignment)
-        member.row = msgspec.structs.replace(row, instance_id=member.row.instance_id)
+        member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
         """Replace a static member that returned without its member id. The old id is fenced."""
@@ -152,19 +141,13 @@ class ClassicGroup(Rebalance):
                 # The member must not assign again. Old clients only understand another leader.
                 skips = request.can_skip_assignment
                 leader, members = (member.id, reply.members) if skips else (old.id, ())
-                reply = msgspec.structs.replace(
-                    reply, leader=leader, skip_assignment=skips, members=members
-                )
+                reply = replace(reply, leader=leader, skip_assignment=skips, members=members)
             decision.reply(reply, after_commit=True)
             return
         member.join_ticket = decision.ticket
         self._arm_session(member, decision.now_ms)
-        if self.state is State.PREPARING:
-            self._maybe_complete_join(decision)
-        else:
-            self._rebalance(decision)
+        self._go_on(decision)
 
-    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
     def sync(self, request: SyncRequest, decision: Decision) -> None:
         code = self._sync_refusal(request)
         if code:
@@ -188,36 +171,24 @@ class ClassicGroup(Rebalance):
             return code
         if request.generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if request.protocol_type not in (None, self.protocol_type):
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if request.protocol not in (None, self.protocol):
+        if request.protocol_type not in (None, self.protocol_type) or (
+            request.protocol not in (None, self.protocol)
+        ):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
-    def _assign(
-        self,
-        assignments: Sequence[tuple[str, bytes]],
-        decision: Decision,
-    ) -> None:
+    def _assign(self, assignments: Sequence[tuple[str, bytes]], decision: Decision) -> None:
         given = dict(assignments)
         for member in self._members.values():
-            assignment = given.get(member.id, b"")
-            member.row = msgspec.structs.replace(member.row, assignment=assignment)
-        self._move(Trigger.ASSIGNED)
+            member.row = replace(member.row, assignment=given.get(member.id, b""))
+        self._move(State.STABLE)
         self._save(decision)
         for member in self._members.values():
             if member.sync_ticket is not None:
-                decision.reply_to(member.sync_ticket, self._sync_reply(member), after_commit=True)
-                member.sync_ticket = None
-                self._arm_session(member, decision.now_ms)
+                self._reply_sync(member, self._sync_reply(member), decision, after_commit=True)
 
-    # ── Heartbeat, leave ─────────────────────────────────────────────────────────────────────
     def heartbeat(
-        self,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        decision: Decision,
+        self, member_id: str, instance_id: str | None, generation: int, decision: Decision
     ) -> None:
         code = self._refusal(member_id, instance_id)
         if not code and generation != self.generation:
@@ -228,13 +199,8 @@ class ClassicGroup(Rebalance):
                 code = ErrorCode.REBALANCE_IN_PROGRESS
         decision.reply(Reply(code))
 
-    def leave(
-        self,
-        leavers: Sequence[tuple[str, str | None]],
-        decision: Decision,
-    ) -> None:
-        """Remove members, given as (member id, instance id). With an instance id the member id may
-        be empty: an operator removes a static member whose member id only the group knows."""
+    def leave(self, leavers: Sequence[tuple[str, str | None]], decision: Decision) -> None:
+        """An operator removes a static member by its instance id, with an empty member id."""
         results = []
         has_lost = False
         for member_id, instance_id in leavers:
@@ -250,12 +216,11 @@ class ClassicGroup(Rebalance):
                     has_lost = True
             results.append((member_id, instance_id, code))
         if has_lost:
-            self._on_lost(decision)
+            self._go_on(decision)
         else:
             self._maybe_complete_join(decision)
         decision.reply(LeaveReply(members=tuple(results)))
 
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(
         self, request: CommitRequest, *, is_transactional: bool, now_ms: int
     ) -> ErrorCode:
@@ -278,8 +243,7 @@ class ClassicGroup(Rebalance):
         return ErrorCode.NONE
 
     def subscribed(self) -> frozenset[str] | None:
-        """Return the names of the topics that the members read; None if only the members know them,
-        because they are not plain consumers."""
+        """Return the topics that the members read; None if they are not plain consumers."""
         if not self._members:
             return frozenset()
         if self.protocol_type != "consumer":
@@ -292,3 +256,33 @@ class ClassicGroup(Rebalance):
                     return None
                 names |= topics
         return frozenset(names)
+
+
+# The beginning of a consumer's metadata, in all versions; further fields of the version follow:
+#     version i16 · count i32 · count x (length i16 · UTF-8)
+_HEAD = struct.Struct(">hi")
+_LENGTH_BYTES = 2
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """Return the topic names in a consumer's metadata, the only part that a coordinator reads; None
+    if this is not the metadata of a plain consumer."""
+    if len(metadata) < _HEAD.size:
+        return None
+    version, count = _HEAD.unpack_from(metadata)
+    # Every name has at least its length field: reject a larger count before looping over it.
+    if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
+        return None
+    names = set()
+    position = _HEAD.size
+    for _ in range(count):
+        begin = position + _LENGTH_BYTES
+        length = int.from_bytes(metadata[position:begin], "big", signed=True)
+        position = begin + length
+        if length < 0 or position > len(metadata):
+            return None
+        try:
+            names.add(metadata[begin:position].decode())
+        except UnicodeDecodeError:
+            return None
+    return frozenset(names)

@@ -1,24 +1,32 @@
-"""The states and transitions of a classic group, its requests and replies, and its members.
+"""The states of a classic group, its requests and replies, its members, and its phases: waiting for
+joins, waiting for the assignment, and their ends.
 
-    Empty ──REBALANCE──► PreparingRebalance ──JOINED──► CompletingRebalance ──ASSIGNED──► Stable
-      ▲                     │   ▲        ▲                      │                            │
-      └──────EMPTIED────────┘   │        └───────REBALANCE──────┘                            │
-                                └──────────────────────REBALANCE─────────────────────────────┘
+    Empty ──► PreparingRebalance ──all joined──► CompletingRebalance ──assigned──► Stable
+      ▲            │   ▲    ▲                            │                           │
+      └──no member─┘   │    └──members or protocols──────┘                           │
+                       └───────────────have changed──────────────────────────────────┘
 
-Preparing waits for every member to join again, Completing for the leader's assignment. Only Stable
-and Empty are stored: if the coordinator dies in between, the next one finds the last stored state,
-and the members join again.
+Preparing waits for every member to join again, Completing for the leader's assignment. One row is
+durable, written when the group becomes Stable or Empty and when a static member is replaced. The
+rest (parked requests, timers, members that are joining) is local to this node: a new coordinator
+reads the last row, treats the group as stable, and gives every member its session timeout to send a
+heartbeat. A generation number that was sent to members but never got its assignment can be used
+again after a crash; the connections that received it are closed by then.
+
+A member that does not join in time is removed, unless it is static: then it stays until its session
+ends. Waiting in a join or sync counts as being alive.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Collection
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 
 import msgspec
 
-from penstock.cursor.groups.decision import Reply
-from penstock.cursor.groups.records import ClassicMember
+from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups.decision import ClassicMemberDescription, Decision, Description, Reply
+from penstock.cursor.groups.records import CODEC, ClassicMember, ClassicValue, RowKind
+from penstock.cursor.groups.settings import GENERATION_MAX, GroupSettings
 from penstock.wire.kafka.faults import ErrorCode
 
 
@@ -32,22 +40,12 @@ class State(StrEnum):
     DEAD = "Dead"
 
 
-class Trigger(Enum):
-    REBALANCE = auto()  # the members, or their protocols, have changed
-    JOINED = auto()  # all members have joined again, or the time is over
-    EMPTIED = auto()  # no member has joined
-    ASSIGNED = auto()  # the leader has sent the assignment
-    DELETED = auto()
-
-
-TRANSITIONS: dict[tuple[State, Trigger], State] = {
-    (State.EMPTY, Trigger.REBALANCE): State.PREPARING,
-    (State.STABLE, Trigger.REBALANCE): State.PREPARING,
-    (State.COMPLETING, Trigger.REBALANCE): State.PREPARING,
-    (State.PREPARING, Trigger.JOINED): State.COMPLETING,
-    (State.PREPARING, Trigger.EMPTIED): State.EMPTY,
-    (State.COMPLETING, Trigger.ASSIGNED): State.STABLE,
-    (State.EMPTY, Trigger.DELETED): State.DEAD,
+BEFORE: dict[State, tuple[State, ...]] = {  # the states that each state may follow
+    State.EMPTY: (State.PREPARING,),
+    State.PREPARING: (State.EMPTY, State.STABLE, State.COMPLETING),
+    State.COMPLETING: (State.PREPARING,),
+    State.STABLE: (State.COMPLETING,),
+    State.DEAD: (State.EMPTY,),
 }
 
 
@@ -70,16 +68,8 @@ class JoinRequest(msgspec.Struct, frozen=True):
     def row(self, member_id: str, assignment: bytes = b"") -> ClassicMember:
         # JoinGroup v0 has one timeout for everything.
         rebalance_ms = self.rebalance_ms if self.rebalance_ms > 0 else self.session_ms
-        return ClassicMember(
-            member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.session_ms,
-            rebalance_ms,
-            self.protocols,
-            assignment,
-        )
+        client = (member_id, self.instance_id, self.client_id, self.client_host)
+        return ClassicMember(*client, self.session_ms, rebalance_ms, self.protocols, assignment)
 
 
 class JoinReply(Reply, frozen=True):
@@ -112,16 +102,13 @@ class LeaveReply(Reply, frozen=True):
     members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
 
 
-class Member:
+class Member(msgspec.Struct):
     """A member's row, and the tickets of its parked requests."""
 
-    __slots__ = ("is_new", "join_ticket", "row", "sync_ticket")
-
-    def __init__(self, row: ClassicMember) -> None:
-        self.row = row
-        self.join_ticket: int | None = None
-        self.sync_ticket: int | None = None
-        self.is_new = False  # its first join has no reply yet
+    row: ClassicMember
+    join_ticket: int | None = None
+    sync_ticket: int | None = None
+    is_new: bool = False  # its first join has no reply yet
 
     @property
     def id(self) -> str:
@@ -148,36 +135,263 @@ def select_protocol(members: Collection[Member]) -> str:
     return min(votes, key=lambda name: (-votes[name], name))
 
 
-# The beginning of a consumer's metadata, in all versions; further fields of the version follow:
-#     version i16 · count i32 · count x (length i16 · UTF-8)
-_HEAD = struct.Struct(">hi")
-_LENGTH = struct.Struct(">h")
-_LENGTH_BYTES = 2
+SESSION = "session"
+PENDING = "pending"
+_JOIN = ("join", "")
+_SYNC = ("sync", "")
+_NOTHING = ClassicValue(0, "", None, None, 0, ())
 
 
-def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topic names in a consumer's metadata, the only part that a coordinator reads: to
-    reject the deletion of offsets in use, and to let the offsets of topics without subscribers
-    expire. None if this is not the metadata of a plain consumer."""
-    if len(metadata) < _HEAD.size:
-        return None
-    version, count = _HEAD.unpack_from(metadata)
-    # Every name has at least its length field: reject a larger count before looping over it.
-    if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
-        return None
-    names = set()
-    position = _HEAD.size
-    for _ in range(count):
-        if position + _LENGTH_BYTES > len(metadata):
-            return None
-        (length,) = _LENGTH.unpack_from(metadata, position)
-        position += _LENGTH_BYTES
-        name = metadata[position : position + max(length, 0)]
-        if length < 0 or len(name) < length:
-            return None
-        position += length
-        try:
-            names.add(name.decode())
-        except UnicodeDecodeError:
-            return None
-    return frozenset(names)
+class Rebalance:
+    kind = "classic"
+
+    def __init__(self, group_id: str, settings: GroupSettings) -> None:
+        self.group_id = group_id
+        self._settings = settings
+        # The last row.
+        self.row: ClassicValue | None = None
+        # The current state; equal to the row while Stable or Empty.
+        self.state = State.EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self._members: dict[str, Member] = {}
+        self._static: dict[str, str] = {}  # instance id → member id
+        # Local to this node.
+        self._pending: set[str] = set()  # got a member id and have not joined with it yet
+        self._unsynced: set[str] = set()  # joined the generation, have not sent a sync yet
+        self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        self._is_delaying = False  # a group that was empty waits for more members
+        self._delay_left_ms = 0
+        self._has_newcomers = False
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def apply(self, row: ClassicValue | None, *, now_ms: int) -> None:
+        self.row = row
+        self._deadlines.clear()
+        self._pending.clear()
+        self._unsynced.clear()
+        self._is_delaying = False
+        stored = row or _NOTHING
+        members = stored.members
+        self._members = {m.member_id: Member(m) for m in members}
+        self._static = {m.instance_id: m.member_id for m in members if m.instance_id is not None}
+        self.state = State.STABLE if members else State.EMPTY
+        self.generation = stored.generation
+        self.protocol_type, self.protocol = stored.protocol_type, stored.protocol
+        self.leader = stored.leader
+        for member in self._members.values():
+            self._arm_session(member, now_ms)
+
+    def _save(self, decision: Decision) -> None:
+        self.row = self.live_row(decision.wall_ms)
+        decision.rows.append(CODEC.encode(RowKind.CLASSIC, (self.group_id,), self.row))
+
+    def live_row(self, changed_at_ms: int) -> ClassicValue:
+        members = tuple(m.row for m in self._members.values())
+        head = (self.generation, self.protocol_type, self.protocol, self.leader)
+        return ClassicValue(*head, changed_at_ms, members)
+
+    def erase(self, decision: Decision) -> None:
+        if self.row is not None:
+            decision.rows.append(CODEC.encode(RowKind.CLASSIC, (self.group_id,), None))
+
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def is_idle(self) -> bool:
+        """The group has no member, and no client is joining."""
+        return self.state is State.EMPTY and not self._pending
+
+    @property
+    def is_blank(self) -> bool:
+        """The group has no row either."""
+        return self.row is None and self.is_idle
+
+    @property
+    def changed_at_ms(self) -> int | None:
+        return None if self.row is None else self.row.changed_at_ms
+
+    def describe(self) -> Description:
+        is_stable = self.state is State.STABLE  # protocols and assignments change until then
+        return Description.of(
+            self,
+            protocol=(self.protocol or "") if is_stable else "",
+            generation=self.generation,
+            leader=self.leader or "",
+            classic_members=tuple(
+                ClassicMemberDescription(
+                    m.id,
+                    m.row.instance_id,
+                    m.row.client_id,
+                    m.row.client_host,
+                    m.metadata(self.protocol) if is_stable else b"",
+                    m.row.assignment if is_stable else b"",
+                )
+                for m in self._members.values()
+            ),
+        )
+
+    def next_wake_ms(self) -> int | None:
+        return self._deadlines.next_ms()
+
+    # ── Time ─────────────────────────────────────────────────────────────────────────────────
+    def tick(self, decision: Decision) -> None:
+        while (name := self._deadlines.pop_due(decision.now_ms)) is not None:
+            kind, member_id = name
+            if name == _JOIN:
+                self._on_join_deadline(decision)
+            elif name == _SYNC:
+                self._on_sync_deadline(decision)
+            elif kind == PENDING:
+                self._pending.discard(member_id)
+                self._maybe_complete_join(decision)
+            else:
+                self._on_session_end(self._members[member_id], decision)
+
+    def _on_session_end(self, member: Member, decision: Decision) -> None:
+        is_waiting = member.join_ticket is not None or member.sync_ticket is not None
+        if is_waiting and not member.is_new:
+            self._arm_session(member, decision.now_ms)
+            return
+        self._remove(member, decision)
+        self._go_on(decision)
+
+    def _on_join_deadline(self, decision: Decision) -> None:
+        if self._is_delaying and self._has_newcomers and self._delay_left_ms > 0:
+            delay_ms = min(self._settings.initial_delay_ms, self._delay_left_ms)
+            self._delay_left_ms -= delay_ms
+            self._has_newcomers = False
+            self._deadlines.set(_JOIN, decision.now_ms + delay_ms)
+            return
+        self._complete_join(decision)
+
+    def _on_sync_deadline(self, decision: Decision) -> None:
+        """Remove members that sent no sync: without the leader, others would wait for ever."""
+        if self.state not in (State.COMPLETING, State.STABLE) or not self._unsynced:
+            return
+        for member_id in sorted(self._unsynced):
+            self._remove(self._members[member_id], decision)
+        self._go_on(decision)
+
+    def _arm_session(self, member: Member, now_ms: int) -> None:
+        self._deadlines.set((SESSION, member.id), now_ms + member.row.session_ms)
+
+    # ── Phases ───────────────────────────────────────────────────────────────────────────────
+    def _move(self, state: State) -> None:
+        assert self.state in BEFORE[state], f"{self.state} must not become {state}"
+        self.state = state
+
+    def _rebalance(self, decision: Decision) -> None:
+        """Make all members join again."""
+        if self.state is State.COMPLETING:
+            for member in self._members.values():
+                if member.sync_ticket is not None:  # it was alive while it waited
+                    self._reply_sync(member, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS), decision)
+        delay_ms = self._settings.initial_delay_ms if self.state is State.EMPTY else 0
+        self._move(State.PREPARING)
+        self._unsynced.clear()
+        self._deadlines.drop(_SYNC)
+        self._is_delaying = delay_ms > 0
+        self._has_newcomers = False
+        wait_ms = self._rebalance_ms()
+        if self._is_delaying:
+            self._delay_left_ms = max(0, wait_ms - delay_ms)
+            wait_ms = delay_ms
+        self._deadlines.set(_JOIN, decision.now_ms + wait_ms)
+        self._maybe_complete_join(decision)
+
+    def _rebalance_ms(self) -> int:
+        requested_ms = max((m.row.rebalance_ms for m in self._members.values()), default=0)
+        return max(0, min(requested_ms, self._settings.rebalance_ms_max))
+
+    def _maybe_complete_join(self, decision: Decision) -> None:
+        if self.state is not State.PREPARING:
+            return
+        is_waiting = self._is_delaying or self._pending
+        has_all = all(m.join_ticket is not None for m in self._members.values())
+        if not self._members or (has_all and not is_waiting):
+            self._complete_join(decision)
+
+    def _complete_join(self, decision: Decision) -> None:
+        for member in list(self._members.values()):
+            if member.join_ticket is None and member.row.instance_id is None:
+                self._remove(member, decision)
+        joined = [m for m in self._members.values() if m.join_ticket is not None]
+        if self._members and not joined:
+            # Only static members, all away. They stay until their sessions end.
+            self._deadlines.set(_JOIN, decision.now_ms + max(1, self._rebalance_ms()))
+            return
+        self._is_delaying = False
+        self._deadlines.drop(_JOIN)
+        self.generation = 1 if self.generation == GENERATION_MAX else self.generation + 1
+        if not joined:
+            self._move(State.EMPTY)
+            self.protocol = None
+            self.leader = None
+            self._save(decision)
+            return
+        if self.leader is None or self._members[self.leader].join_ticket is None:
+            self.leader = joined[0].id
+        self.protocol = select_protocol(self._members.values())
+        self._move(State.COMPLETING)
+        self._unsynced = {m.id for m in joined}
+        self._deadlines.set(_SYNC, decision.now_ms + self._rebalance_ms())
+        for member in joined:
+            decision.reply_to(member.join_ticket, self._join_reply(member))
+            member.join_ticket = None
+            member.is_new = False
+            self._arm_session(member, decision.now_ms)
+
+    # ── Members ──────────────────────────────────────────────────────────────────────────────
+    def _refusal(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Return the error code if the member id or the instance id is wrong."""
+        if instance_id is not None:
+            known_id = self._static.get(instance_id)
+            if known_id is not None and known_id != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self._members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def _remove(self, member: Member, decision: Decision) -> None:
+        self._reply_parked(member, decision, ErrorCode.UNKNOWN_MEMBER_ID)
+        del self._members[member.id]
+        if member.row.instance_id is not None:
+            del self._static[member.row.instance_id]
+        self._unsynced.discard(member.id)
+        self._deadlines.drop((SESSION, member.id))
+        if self.leader == member.id:
+            self.leader = next(iter(self._members), None)
+
+    def _go_on(self, decision: Decision) -> None:
+        """Members have joined or left."""
+        if self.state is State.PREPARING:
+            self._maybe_complete_join(decision)
+        else:
+            self._rebalance(decision)
+
+    def _reply_parked(self, member: Member, decision: Decision, code: ErrorCode) -> None:
+        decision.reply_to(member.join_ticket, JoinReply(code, member_id=member.id))
+        decision.reply_to(member.sync_ticket, SyncReply(code))
+        member.join_ticket = member.sync_ticket = None
+
+    def _reply_sync(
+        self, member: Member, reply: SyncReply, decision: Decision, *, after_commit: bool = False
+    ) -> None:
+        decision.reply_to(member.sync_ticket, reply, after_commit=after_commit)
+        member.sync_ticket = None
+        self._arm_session(member, decision.now_ms)
+
+    def _join_reply(self, member: Member) -> JoinReply:
+        readers = self._members.values() if member.id == self.leader else ()
+        return JoinReply(
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            leader=self.leader or "",
+            member_id=member.id,
+            members=tuple((m.id, m.row.instance_id, m.metadata(self.protocol)) for m in readers),
+        )
+
+    def _sync_reply(self, member: Member) -> SyncReply:
+        assignment = member.row.assignment
+        return SyncReply(ErrorCode.NONE, self.protocol_type, self.protocol, assignment)

@@ -1,23 +1,16 @@
 """Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
 
-The first member provides the topology (``topology.py``), which never changes. A heartbeat has the
-member's epoch and, if they changed, its tasks; the reply has the tasks that it shall have now.
-Members move towards the target assignment (``task_assignor.py``) one by one, as those of a consumer
-group do (``assigned.py``).
-
-    epoch in the request:  0 join · -1 leave
-    the previous epoch: the reply was lost, and is repeated
-
-While topics are missing or wrongly partitioned, members have no tasks; the reply's status says why.
-Kafka 4.3 does not support static members, patterns as sources, warm-up tasks and offsets of tasks;
-Penstock rejects them with the same errors.
-Each call gets the topics as a value with an epoch.
+The first member provides the topology, which never changes. Members move towards the target
+assignment (``task_assignor.py``) as those of a consumer group do (``assigned.py``). While topics
+are missing or wrongly partitioned, members have no tasks; the reply's status says why. Kafka 4.3
+does not support static members, patterns as sources, warm-up tasks and offsets of tasks; Penstock
+rejects them with the same errors.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.groups.assigned import (
     JOIN,
@@ -25,11 +18,9 @@ from penstock.cursor.groups.assigned import (
     AssignedGroup,
     Kinds,
     MemberAssignment,
-    MemberState,
 )
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.describe import Description, StreamsMemberDescription
+from penstock.cursor.groups.decision import Decision, Description, Reply, StreamsMemberDescription
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
     RowKind,
@@ -41,41 +32,33 @@ from penstock.cursor.groups.records import (
     TopologyValue,
 )
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
-from penstock.cursor.groups.streams.streams_assignment import (
-    Assignment,
-    AssignmentInput,
-    compute_assignment,
-)
 from penstock.cursor.groups.streams.streams_requests import (
-    Endpoint,
-    StreamsHeartbeat,
-    StreamsReply,
-    invalid_topology,
-    merged,
-    refuse,
-)
-from penstock.cursor.groups.streams.task_assignor import (
-    ACTIVE,
-    Task,
-    held_tasks,
-    maps_by_role,
-)
-from penstock.cursor.groups.streams.topology import (
+    NEW_MEMBER,
     Configured,
+    Endpoint,
     Status,
     StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
     configure,
+    invalid_topology,
     read_by,
     readers_of,
     topic_names,
+)
+from penstock.cursor.groups.streams.task_assignor import (
+    ACTIVE,
+    Assignment,
+    AssignmentInput,
+    Task,
+    compute_assignment,
+    held_tasks,
+    maps_by_role,
 )
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
 
-# Epochs begin at 1, as in Kafka: a member that waits for the first assignment has epoch 1, because
-# 0 means that it joins.
-_NOTHING = StreamsValue(1, (), False, 0, 0)
 _BEING_ASSIGNED = Status(
     StatusCode.ASSIGNMENT_DELAYED, "Assignment delayed: the group's tasks are being assigned."
 )
@@ -83,18 +66,22 @@ _BEING_ASSIGNED = Status(
 
 class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettings]):
     kind = "streams"
-    _kinds = Kinds(
+    kinds = Kinds(
         RowKind.STREAMS,
         RowKind.STREAMS_MEMBER,
         RowKind.STREAMS_TARGET,
         RowKind.STREAMS_TARGET_OF,
         RowKind.STREAMS_CURRENT,
     )
+    _current_type = StreamsCurrentValue
     _without_epochs = ErrorCode.UNSUPPORTED_VERSION
+    # Epochs begin at 1, as in Kafka: a member that waits for the first assignment has epoch 1,
+    # because 0 means that it joins.
+    _nothing = StreamsValue(1, (), False, 0, 0)
+    _read_times = staticmethod(streams_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
-        times = streams_settings({}, settings)
-        super().__init__(group_id, settings, times=times, nothing=_NOTHING)
+        super().__init__(group_id, settings)
         self.topology: TopologyValue | None = None
         self._since: dict[str, dict[Task, int]] = {}  # member → epochs of its active tasks
         # Derived from the fold: members and roles, until they have given the task up.
@@ -109,23 +96,17 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         # Topics that each subtopology reads with their numbers of partitions; cached.
         self._read: dict[str, list[tuple[str, int]]] | None = None
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
         if kind == RowKind.TOPOLOGY:
             self.topology = value
         else:
             super().apply(kind, key, value)
 
-    def _assignment_in(self, value: StreamsCurrentValue) -> MemberAssignment:
-        return MemberAssignment(
-            value.epoch,
-            value.previous_epoch,
-            MemberState(value.state),
-            held_tasks(value.active, value.standby),
-            held_tasks(value.revoking_active, value.revoking_standby),
-        )
+    def _held_in(self, value: StreamsCurrentValue) -> tuple[Partitions, Partitions]:
+        revoking = held_tasks(value.revoking_active, value.revoking_standby)
+        return held_tasks(value.active, value.standby), revoking
 
-    def _current_row(self, member_id: str, current: MemberAssignment) -> StreamsCurrentValue:
+    def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:
         since = self._since.get(member_id, {})
         active, standby = maps_by_role(current.assigned)
         revoking_active, revoking_standby = maps_by_role(current.revoking)
@@ -135,26 +116,12 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             for part, partitions in tasks.items()
             for partition in partitions
         ]
-        return StreamsCurrentValue(
-            current.epoch,
-            current.previous_epoch,
-            current.state,
-            active,
-            standby,
-            revoking_active,
-            revoking_standby,
-            tuple(epochs),
-        )
+        return active, standby, revoking_active, revoking_standby, tuple(epochs)
 
     def _target_in(self, value: StreamsTargetOfValue) -> Partitions:
         return held_tasks(value.active, value.standby)
 
-    def _set_current(
-        self,
-        member_id: str,
-        new: MemberAssignment | None,
-        value: StreamsCurrentValue | None,
-    ) -> None:
+    def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:
         super()._set_current(member_id, new, value)
         self._since.pop(member_id, None)
         if value is not None:
@@ -190,11 +157,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._put(decision, RowKind.TOPOLOGY, None)
         super().erase(decision)
 
-    def view(self) -> tuple[object, ...]:
-        holders = {task: sorted(holders) for task, holders in sorted(self._holders.items())}
-        return (*super().view(), self.topology, dict(sorted(self._since.items())), holders)
+    @property
+    def is_stored(self) -> bool:  # type: ignore[override]
+        return self.topology is not None
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def state(self) -> str:
         return "NotReady" if self._members and not self.value.is_ready else super().state
@@ -205,25 +171,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return {name: count for name, _, count in self.value.topics}
 
     def describe(self) -> Description:
-        return Description(
-            ErrorCode.NONE,
-            self.group_id,
-            kind=self.kind,
-            state=self.state,
-            protocol_type=self.protocol_type,
-            epoch=self.value.epoch,
-            target_epoch=self.target_epoch,
-            streams_members=tuple(
-                StreamsMemberDescription(
-                    member_id,
-                    current.epoch,
-                    member,
-                    current.assigned,
-                    self._targets.get(member_id, frozenset()),
-                )
-                for member_id, member in self._members.items()
-                for current in (self._currents.get(member_id, MemberAssignment()),)
-            ),
+        return self._describe(
+            streams_members=tuple(StreamsMemberDescription(*each) for each in self._described()),
             topology=self.topology,
             partition_counts=self.counts if self.value.is_ready else {},
         )
@@ -233,13 +182,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             return frozenset()
         return frozenset(name for part in self.topology.subtopologies for name in read_by(part))
 
-    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
-    def heartbeat(
-        self,
-        request: StreamsHeartbeat,
-        topics: Topics,
-        decision: Decision,
-    ) -> None:
+    def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
         refusal = self._refusal(request, owned)
         if refusal is not None:
@@ -261,107 +204,83 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._refresh(topics, decision, has_changed=has_changed)
         invalid = self._invalid_tasks(request)
         if invalid is not None:
-            decision.reply(refuse(request, ErrorCode.INVALID_REQUEST, invalid))
+            decision.reply(request.refused(ErrorCode.INVALID_REQUEST, invalid))
             return
         if was_empty:
             self._assigns_from_ms = decision.now_ms + self.times.delay_ms
         delayed = self._assign_in_time(decision)
         # A member that joins has no tasks.
         current = self._advance(member_id, owned, before, decision)
-        if before is None or before.assigned != current.assigned:
+        is_news = before is None or before.assigned != current.assigned
+        if is_news:
             self._endpoints_changed(member_id)
-        reply = self._reply(request, owned, before, current, delayed)
-        decision.reply(reply, after_commit=True)
-
-    def _reply(
-        self,
-        request: StreamsHeartbeat,
-        owned: Partitions | None,
-        before: MemberAssignment | None,
-        current: MemberAssignment,
-        delayed: Status | None,
-    ) -> StreamsReply:
         # A member that reports other tasks than it was given may have missed a reply.
-        is_news = (
-            before is None
-            or before.assigned != current.assigned
-            or request.member_epoch != before.epoch
-            or owned not in (None, current.assigned)
-        )
+        is_news |= owned not in (None, current.assigned)
+        is_news |= before is not None and request.member_epoch != before.epoch
         has_endpoints = request.endpoint_epoch == self._endpoint_epoch
-        return StreamsReply(
+        reply = StreamsReply(
             member_epoch=current.epoch,
             heartbeat_ms=self.times.heartbeat_ms,
-            statuses=self._statuses(request.member_id, delayed),
+            statuses=self._statuses(member_id, delayed),
             assigned=current.assigned if is_news else None,
             endpoint_epoch=self._endpoint_epoch,
             endpoints=None if has_endpoints else self._all_endpoints(),
             missing=self._configured.missing,
         )
+        decision.reply(reply, after_commit=True)
 
     def _statuses(self, member_id: str, delayed: Status | None) -> tuple[Status, ...]:
         assert self.topology is not None
-        found: list[Status | None] = []
-        epoch = self._members[member_id].topology_epoch
-        if epoch < self.topology.epoch:
-            text = (
-                f"The member's topology epoch {epoch} is behind the group's topology epoch"
-                f" {self.topology.epoch}."
-            )
-            found.append(Status(StatusCode.STALE_TOPOLOGY, text))
-        found += [delayed, self._configured.status]
+        stale = shut_down = None
+        epoch, newest = self._members[member_id].topology_epoch, self.topology.epoch
+        if epoch < newest:
+            group = f"the group's topology epoch {newest}"
+            text = f"The member's topology epoch {epoch} is behind {group}."
+            stale = Status(StatusCode.STALE_TOPOLOGY, text)
         if self._shut_down_by is not None:
             text = (
                 f"Streams group member {self._shut_down_by} encountered a fatal error and requested"
                 " a shutdown for the entire application."
             )
-            found.append(Status(StatusCode.SHUTDOWN_APPLICATION, text))
+            shut_down = Status(StatusCode.SHUTDOWN_APPLICATION, text)
+        found = (stale, delayed, self._configured.status, shut_down)
         return tuple(status for status in found if status is not None)
 
-    def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> StreamsReply | None:
-        """Return an error if the member is unknown, or has another epoch or topology than it
-        should."""
-        epoch = request.member_epoch
-        if epoch == JOIN:
-            members_max = self._settings.members_max
-            if len(self._members) >= members_max and request.member_id not in self._members:
-                text = (
-                    f"The streams group has reached its maximum capacity of {members_max} members."
-                )
-                return refuse(request, ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-            return self._wrong_topology(request)
-        refusal = self._epoch_refusal(request.member_id, epoch, owned)
-        return None if refusal is None else refuse(request, *refusal)
-
-    def _wrong_topology(self, request: StreamsHeartbeat) -> StreamsReply | None:
-        topology = request.topology
+    def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> Reply | None:
+        """Return an error if the member is unknown or has a wrong epoch or topology."""
+        if request.member_epoch != JOIN:
+            return self._epoch_refusal(request, owned)
+        members_max = self._settings.members_max
+        if len(self._members) >= members_max and request.member_id not in self._members:
+            text = f"The streams group has reached its maximum capacity of {members_max} members."
+            return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        topology, known = request.topology, self.topology
         assert topology is not None, "a join must have a topology"
-        known = self.topology
         if known is None:
             return invalid_topology(request, topology)
         if topology.epoch >= known.epoch and topology != known:
             text = "Topology updates are not supported yet."
-            return refuse(request, ErrorCode.INVALID_REQUEST, text)
+            return request.refused(ErrorCode.INVALID_REQUEST, text)
         return None
 
     def _invalid_tasks(self, request: StreamsHeartbeat) -> str | None:
         if not self._configured.is_ready:
             return None
-        for part, partition in (*(request.active or ()), *(request.standby or ())):
+        for part, at in (*(request.active or ()), *(request.standby or ())):
             count = self._configured.tasks.get(part)
             if count is None:
                 return f"Subtopology {part} does not exist in the topology."
-            if not 0 <= partition < count:
-                return (
-                    f"Task {partition} for subtopology {part} is invalid. Number of tasks for this"
-                    f" subtopology: {count}"
-                )
+            if not 0 <= at < count:
+                known = f"Number of tasks for this subtopology: {count}"
+                return f"Task {at} for subtopology {part} is invalid. {known}"
         return None
 
     def _update_member(self, request: StreamsHeartbeat, decision: Decision) -> bool:
         """Store the member's metadata. True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
-        new = merged(request, old, rebalance_ms_max=self._settings.rebalance_ms_max)
+        epoch = None if request.topology is None else request.topology.epoch
+        rebalance_ms_max = self._settings.rebalance_ms_max
+        new = request.merged_into(old or NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch)
         if new == old:
             return False
         self._put(decision, RowKind.STREAMS_MEMBER, new, request.member_id)
@@ -369,7 +288,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._endpoint_epoch += 1
         return True
 
-    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
     def _remove(self, member_id: str, decision: Decision) -> None:
         self._endpoints_changed(member_id)
         self._forget(decision, member_id)
@@ -378,12 +296,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._shut_down_by = None
 
     def _raise_epoch(self, value: StreamsValue, decision: Decision) -> None:
-        value = msgspec.structs.replace(
-            value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms
-        )
+        value = replace(value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms)
         self._put(decision, RowKind.STREAMS, value)
 
-    # ── Assignment ───────────────────────────────────────────────────────────────────────────
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         """Raise the group's epoch if anything an assignment depends on has changed."""
         assert self.topology is not None
@@ -391,24 +306,17 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._seen_topics = topics.epoch
             names = topic_names(self.topology) & topics.by_name.keys()
             self._rows = tuple((name, *topics.by_name[name]) for name in sorted(names))
-            self._configured = configure(
-                self.topology, {name: count for name, _, count in self._rows}
-            )
+            existing = {name: count for name, _, count in self._rows}
+            self._configured = configure(self.topology, existing)
             self._read = None
             self.pending = None  # its tasks may no longer exist
-        value = StreamsValue(
-            self.value.epoch,
-            self._rows,
-            self._configured.is_ready,
-            self.times.standbys,
-            self.value.changed_at_ms,
-        )
+        is_ready, standbys = self._configured.is_ready, self.times.standbys
+        value = replace(self.value, topics=self._rows, is_ready=is_ready, standbys=standbys)
         if has_changed or value != self.value:
             self._raise_epoch(value, decision)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
-        """Assign the tasks if that is due, or return the status of a delay. The next heartbeat
-        tries again."""
+        """Assign the tasks if that is due, or return the status of a delay."""
         if decision.now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
@@ -420,27 +328,21 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             text = "Assignment delayed due to the configured assignment interval."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         self._assigned_at_ms = decision.now_ms
-        self.pending = self._assignment_input()
-        if self.pending.is_large:
-            return _BEING_ASSIGNED
-        self.take_assignment(compute_assignment(self.pending), decision)
-        return None
-
-    def _assignment_input(self) -> AssignmentInput:
         assert self.topology is not None
-        return AssignmentInput(
+        self.pending = AssignmentInput(
             self.group_id,
             self.value.epoch,
             self._configured.tasks if self._configured.is_ready else {},
             frozenset(
-                part.subtopology_id for part in self.topology.subtopologies if part.changelogs
+                each.subtopology_id for each in self.topology.subtopologies if each.changelogs
             ),
             self.times.standbys,
-            tuple(
-                (member_id, member.process_id, self._targets.get(member_id))
-                for member_id, member in self._members.items()
-            ),
+            tuple((i, m.process_id, self._targets.get(i)) for i, m in self._members.items()),
         )
+        if self.pending.is_large:
+            return _BEING_ASSIGNED
+        self.take_assignment(compute_assignment(self.pending), decision)
+        return None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
         """Store the new targets, unless the topics have changed since the assignment was begun."""
@@ -453,7 +355,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
                 self._targets[target.member_id] = target.tasks
         self._put(decision, RowKind.STREAMS_TARGET, TargetValue(assignment.input.epoch))
 
-    # ── Endpoints ────────────────────────────────────────────────────────────────────────────
     def _endpoints_changed(self, member_id: str) -> None:
         if self._members[member_id].endpoint is not None:
             self._endpoint_epoch += 1
@@ -472,7 +373,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             if member.endpoint is not None and member_id in self._currents
         )
 
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
         """Check a commit. An older epoch is valid for tasks that the member has had since."""
         if is_transactional and not request.member_id and request.generation == -1:

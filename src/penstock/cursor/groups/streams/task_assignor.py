@@ -4,8 +4,8 @@ An active task stays with the member that has it, up to its even share. Otherwis
 member of a process that has its state, as active or standby task, and only then to the member with
 the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
 and the other copies. State is in a folder of the process, so any member of that process can use it.
-
-The result depends only on the arguments, not on their order.
+The result does not depend on the order of the arguments. Input and result are immutable values: a
+thread works out the assignment of a large group while the group serves heartbeats.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,9 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.cursor.groups.assignors import Partitions, TopicPartition, from_map, to_map
-from penstock.cursor.groups.records import PartitionMap
+from penstock.cursor.groups.records import CODEC, PartitionMap, RowKind, StreamsTargetOfValue
+from penstock.cursor.rows import Row
+from penstock.model.limits import STREAMS_TASKS_AT_ONCE_MAX
 
 Task: TypeAlias = tuple[str, int]  # subtopology id, partition
 Tasks: TypeAlias = frozenset[Task]
@@ -81,10 +83,8 @@ def assign_sticky(
         parts = sorted(tasks.keys() & set(stateful))
         found.assign_standby([(part, p) for part in parts for p in range(tasks[part])], copies)
     return {
-        member.member_id: Share(
-            frozenset(found.active[member.member_id]), frozenset(found.standby[member.member_id])
-        )
-        for member in ordered
+        member_id: Share(frozenset(tasks), frozenset(found.standby[member_id]))
+        for member_id, tasks in found.active.items()
     }
 
 
@@ -133,12 +133,13 @@ class _Assignment:
     def _load(self, process: str) -> float:
         return self._totals[process] / self._sizes[process]
 
-    # ── Active tasks ─────────────────────────────────────────────────────────────────────────
     def assign_active(self, tasks: Sequence[Task]) -> None:
         """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
-        left = [task for task in left if not self._give(task, self._with_state(task))]
+        # A member of a process that has the state.
+        near = {task: map(self._idlest, self._states.get(task, ())) for task in left}
+        left = [task for task in left if not self._give(task, near[task])]
         places = [
             member.member_id
             for member in self.members
@@ -151,9 +152,6 @@ class _Assignment:
     def _previous_owner(self, task: Task) -> Iterable[str]:
         owner = self._owner.get(task)
         return () if owner is None else (owner,)
-
-    def _with_state(self, task: Task) -> Iterable[str]:
-        return map(self._idlest, self._states.get(task, ()))
 
     def _give(self, task: Task, candidates: Iterable[str]) -> bool:
         """Give the task to the first of the members that has room."""
@@ -180,7 +178,6 @@ class _Assignment:
             if room[process]:
                 heappush(heap, (self._load(process), process))
 
-    # ── Standby tasks ────────────────────────────────────────────────────────────────────────
     def assign_standby(self, tasks: Sequence[Task], copies: int) -> None:
         held = {
             task: {self._process_of[member_id]}
@@ -221,3 +218,52 @@ class _Assignment:
     def _copy(self, task: Task, member_id: str, held: set[str]) -> None:
         self._add(self.standby[member_id], task, member_id)
         held.add(self._process_of[member_id])
+
+
+class AssignmentInput(msgspec.Struct, frozen=True):
+    """Everything that an assignment depends on."""
+
+    group_id: str
+    epoch: int  # of the group
+    tasks: Mapping[str, int]  # subtopology id → number of tasks
+    stateful: frozenset[str]  # ids of the subtopologies that have standby tasks
+    standbys: int
+    members: tuple[tuple[str, str, Partitions | None], ...]  # id, process, previous target
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the assignment takes too long for the event loop."""
+        before = sum(len(tasks or ()) for _, _, tasks in self.members)
+        after = sum(self.tasks.values()) * (1 + self.standbys)
+        return max(before, after) + len(self.members) > STREAMS_TASKS_AT_ONCE_MAX
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The tasks that a member shall have, and the row that states them."""
+
+    member_id: str
+    tasks: Partitions
+    row: Row
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    input: AssignmentInput
+    targets: tuple[Target, ...]  # that differ from the previous ones
+
+
+def compute_assignment(given: AssignmentInput) -> Assignment:
+    members = [
+        StreamsMemberSpec(i, process, of_role(ACTIVE, before or ()), of_role(STANDBY, before or ()))
+        for i, process, before in given.members
+    ]
+    shares = assign_sticky(members, given.tasks, stateful=given.stateful, standbys=given.standbys)
+    targets = []
+    for member_id, _, before in given.members:
+        share = shares[member_id]
+        tasks = with_role(ACTIVE, share.active) | with_role(STANDBY, share.standby)
+        if tasks != before:
+            value = StreamsTargetOfValue(to_map(share.active), to_map(share.standby))
+            key = (given.group_id, member_id)
+            row = CODEC.encode(RowKind.STREAMS_TARGET_OF, key, value)
+            targets.append(Target(member_id, tasks, row))
+    return Assignment(given, tuple(targets))

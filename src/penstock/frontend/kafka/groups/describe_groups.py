@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from penstock.cursor.coordinator_calls import DescribeGroup, ListGroups
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.classic.classic_state import State
-from penstock.cursor.groups.describe import Description, StreamsMemberDescription
+from penstock.cursor.groups.decision import Description, StreamsMemberDescription
 from penstock.cursor.groups.records import InternalTopic, PartitionMap, TopologyValue
+from penstock.cursor.groups.streams.streams_requests import topic_names
 from penstock.cursor.groups.streams.task_assignor import maps_by_role
-from penstock.cursor.groups.streams.topology import topic_names
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import (
     UNASKED,

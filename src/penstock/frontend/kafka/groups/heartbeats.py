@@ -9,7 +9,7 @@ from penstock.cursor.groups.assigned import JOIN, LEAVE
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
-from penstock.cursor.patterns.visibility import TopicVisibility
+from penstock.cursor.patterns.matches import TopicVisibility
 from penstock.frontend.kafka.checks import check_group, check_topic
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import ApiError, error_fields, invalid_request

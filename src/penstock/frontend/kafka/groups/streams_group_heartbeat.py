@@ -9,9 +9,14 @@ from functools import partial
 from penstock.cursor.coordinator_calls import BeatStreams
 from penstock.cursor.groups.assigned import LEAVE
 from penstock.cursor.groups.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
-from penstock.cursor.groups.streams.streams_requests import Endpoint, StreamsHeartbeat, StreamsReply
+from penstock.cursor.groups.streams.streams_requests import (
+    Endpoint,
+    StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
+    topic_names,
+)
 from penstock.cursor.groups.streams.task_assignor import Tasks, maps_by_role
-from penstock.cursor.groups.streams.topology import StatusCode, topic_names
 from penstock.frontend.kafka.audit import run_audited
 from penstock.frontend.kafka.checks import is_topic_name
 from penstock.frontend.kafka.context import KafkaCall

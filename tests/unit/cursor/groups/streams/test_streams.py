@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.unit.cursor.groups.harness import SECOND, Shell, topics_of
+from tests.unit.cursor.groups.harness import SECOND, Shell, topics_of, view_of
 from tests.unit.cursor.groups.streams.streams_topologies import (
     ALL_TASKS,
     COUNTED,
@@ -24,12 +24,22 @@ from penstock.cursor.groups.settings import (
     GroupSettings,
 )
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
-from penstock.cursor.groups.streams import streams_assignment
+from penstock.cursor.groups.streams import task_assignor
 from penstock.cursor.groups.streams.streams import StreamsGroup
-from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
-from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
-from penstock.cursor.groups.streams.task_assignor import ACTIVE, STANDBY, Tasks, of_role, with_role
-from penstock.cursor.groups.streams.topology import StatusCode
+from penstock.cursor.groups.streams.streams_requests import (
+    StatusCode,
+    StreamsHeartbeat,
+    StreamsReply,
+)
+from penstock.cursor.groups.streams.task_assignor import (
+    ACTIVE,
+    STANDBY,
+    AssignmentInput,
+    Tasks,
+    compute_assignment,
+    of_role,
+    with_role,
+)
 from penstock.model.limits import (
     STREAMS_MEMBER_BYTES_MAX,
     STREAMS_TASKS_AT_ONCE_MAX,
@@ -343,7 +353,7 @@ def test_a_wrong_epoch_is_told_before_an_unknown_group(epoch: int) -> None:
 # ── Large groups ─────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(task_assignor, "STREAMS_TASKS_AT_ONCE_MAX", 0)
 
 
 def settle(shell: Shell) -> None:
@@ -634,7 +644,7 @@ def test_only_an_empty_group_is_deleted() -> None:
     beat(shell, "a", -1)
     assert delete_group(shell) == ErrorCode.NONE
     assert shell.groups.describe("g").code == ErrorCode.GROUP_ID_NOT_FOUND
-    assert "group g" not in shell.groups.view()
+    assert "group g" not in view_of(shell.groups)
     shell.check_replay()
     # A new group may have another topology.
     assert beat(shell, "a", 0, topology=topology(part("0", "lines"))).code == ErrorCode.NONE

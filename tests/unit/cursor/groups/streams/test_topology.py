@@ -9,7 +9,7 @@ from hypothesis import settings
 from tests.unit.cursor.groups.streams.streams_topologies import COUNTING, internal, part, topology
 
 from penstock.cursor.groups.records import Subtopology, TopologyValue
-from penstock.cursor.groups.streams.topology import (
+from penstock.cursor.groups.streams.streams_requests import (
     InvalidTopology,
     StatusCode,
     check,
