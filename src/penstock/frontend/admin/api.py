@@ -16,14 +16,8 @@ import msgspec
 
 from penstock.frontend.admin import audited
 from penstock.frontend.admin.audited import Noted, Subject
-from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
-from penstock.frontend.admin.reply import (
-    error_reply,
-    fault_of,
-    fault_reply,
-    finished,
-    json_reply,
-)
+from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
+from penstock.frontend.admin.reply import error_reply, fault_of, fault_reply, finished, json_reply
 from penstock.frontend.admin.request import Call, Context, parse
 from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
@@ -91,7 +85,7 @@ class AdminApi:
         return finished(request, reply)
 
     async def _reply(self, request: HttpRequest) -> HttpReply:
-        call = parse(request)
+        call = parse(self._context, request)
         found = [route for route in self._routes if route.fits(call.path)]
         if not found:
             return error_reply(404, "not_found", "Unknown path.")
@@ -127,20 +121,21 @@ class AdminApi:
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
         """Return the call with its caller. Raises Unauthenticated."""
-        now_ms = self._context.clock.wall_ms()
+        given = request.headers.get("authorization", "")
         try:
-            caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
+            caller = self._gate.caller(given, now_ms=call.now_ms)
         except Unauthenticated:
             if route.noted is not None:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
                     call = msgspec.structs.replace(call, body=b"")  # not decoded for a stranger
-                subject = audited.subject_of(self._context, call, route.noted)
+                subject = audited.subject_of(call, route.noted)
                 self._note(route.noted, request, call, subject, UNAUTHORIZED)
             raise
         return msgspec.structs.replace(call, caller=caller)
 
     async def _run(self, route: Route, call: Call) -> HttpReply:
-        return await route.resource(self._context, let_in(self._context, call, route))
+        found = await route.resource(let_in(call, route))
+        return found if isinstance(found, HttpReply) else json_reply(200, found)
 
     async def _run_noted(
         self, route: Route, noted: Noted, request: HttpRequest, call: Call
@@ -150,7 +145,7 @@ class AdminApi:
             return error_reply(503, "starting", "The node is starting and accepts no changes yet.")
         if self._trail is not None:
             await self._trail.admit()
-        subject = audited.subject_of(self._context, call, noted)
+        subject = audited.subject_of(call, noted)
         try:
             reply = await self._run(route, call)
         except PenstockError as exc:
@@ -168,9 +163,7 @@ class AdminApi:
     ) -> None:
         if self._trail is None and not self._is_audited:
             return
-        entry = audited.entry_of(
-            self._context, call, noted, subject, code=code, request_id=request.request_id
-        )
+        entry = audited.entry_of(call, noted, subject, code=code, request_id=request.request_id)
         if self._trail is None:
             self._early.append(entry)
         elif entry.outcome == DENIED:
@@ -178,9 +171,8 @@ class AdminApi:
         else:
             self._trail.add(entry)
 
-    async def _log_in(self, context: Context, call: Call) -> HttpReply:
-        given = call.json(Credentials)
-        return json_reply(200, self._gate.log_in(given, now_ms=context.clock.wall_ms()))
+    async def _log_in(self, call: Call) -> Session:
+        return self._gate.log_in(call.json(Credentials), now_ms=call.now_ms)
 
 
 async def _check_body(body: bytes) -> None:

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Mapping
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock.frontend.facts.fact_log import Fact, FactLog
 from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, is_cut_off
@@ -62,13 +62,34 @@ DENIALS_LEFT_OUT: Final = "penstock:DenialsLeftOut"
 CANCELLED: Final = "ClientGone"  # code of a request whose client disconnected before the reply
 
 
-def outcome_of(code: str, denials: Collection[str]) -> str:
-    """Return the outcome for the code of an error; an empty code means success."""
-    if not code:
-        return OK
-    if code == CANCELLED:
-        return UNKNOWN
-    return DENIED if code in denials else FAILED
+def make_entry(
+    action: str,
+    *,
+    at_ms: int,
+    caller: Caller | None,
+    resource: str = "",
+    code: str = "",
+    denials: Collection[str] = (),
+    source_ip: str = "",
+    request_id: str = "",
+    params: Mapping[str, object] | None = None,
+) -> AuditEntry:
+    """Return an entry. ``action`` is named as in policies; ``params`` have no secret and no
+    message; ``caller`` None, or without an account: unknown. ``code`` is that of the error, empty
+    for success; those in ``denials`` are of requests that were denied."""
+    outcome = OK if not code else UNKNOWN if code == CANCELLED else FAILED
+    return AuditEntry(
+        at_ms=at_ms,
+        principal=caller.arn if caller is not None and caller.account else "",
+        tenant="" if caller is None else caller.account,
+        source_ip=source_ip,
+        action=action,
+        resource=resource[:NAME_MAX],
+        outcome=DENIED if code in denials else outcome,
+        error_code=code,
+        request_id=request_id[:NAME_MAX],
+        params=redacted(params or {}),
+    )
 
 
 class Denials:
@@ -170,35 +191,10 @@ class AuditTrail:
         self._queue.append(entry)
         self._wake.set()
 
-    async def note(
-        self,
-        action: str,
-        *,
-        caller: Caller | None,
-        resource: str = "",
-        outcome: str = OK,
-        error_code: str = "",
-        source_ip: str = "",
-        request_id: str = "",
-        params: Mapping[str, object] | None = None,
-    ) -> None:
-        """Wait for room and add an entry. ``action`` is named as in policies; ``params`` have no
-        secret and no message; ``caller`` None: unknown."""
+    async def note(self, action: str, **facts: Any) -> None:
+        """Wait for room and add an entry; for ``facts`` see ``make_entry``."""
         await self.admit()
-        self.add(
-            AuditEntry(
-                at_ms=self._clock.wall_ms(),
-                principal="" if caller is None else caller.arn,
-                tenant="" if caller is None else caller.account,
-                source_ip=source_ip,
-                action=action,
-                resource=resource[:NAME_MAX],
-                outcome=outcome,
-                error_code=error_code,
-                request_id=request_id[:NAME_MAX],
-                params=redacted(params or {}),
-            )
-        )
+        self.add(make_entry(action, at_ms=self._clock.wall_ms(), **facts))
 
     def deny(self, entry: AuditEntry) -> None:
         """Add the entry of a denied request, unless there were many of its kind."""

@@ -4,7 +4,7 @@ secrets are never recorded; of tags only the keys are."""
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock.frontend.facts.audit import outcome_of
+from penstock.frontend.facts.audit import make_entry
 from penstock.frontend.sqs.actions.move_tasks import decode_handle
 from penstock.frontend.sqs.call import Call
 from penstock.frontend.sqs.context import Context
@@ -12,7 +12,7 @@ from penstock.frontend.sqs.metering import DENIALS
 from penstock.model.names import queue_arn
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
-from penstock.wire.facts.audit import NAME_MAX, AuditEntry, redacted
+from penstock.wire.facts.audit import AuditEntry
 
 
 def _attributes(request: Any) -> Mapping[str, object]:
@@ -60,17 +60,16 @@ def denial_of(context: Context, call: Call, code: str) -> AuditEntry:
 
 def _entry(context: Context, call: Call, code: str, params: Mapping[str, object]) -> AuditEntry:
     http, action = call.http, call.action
-    return AuditEntry(
+    return make_entry(
+        "" if action is None else action.permission,
         at_ms=context.clock.wall_ms(),
-        principal=call.caller.arn if call.account else "",
-        tenant=call.account,
+        caller=call.caller,
         source_ip=http.peer,
-        action="" if action is None else action.permission,
-        resource=_resource(call)[:NAME_MAX],
-        outcome=outcome_of(code, DENIALS),
-        error_code=code,
+        resource=_resource(call),
+        code=code,
+        denials=DENIALS,
         request_id=http.request_id,
-        params=redacted(params),
+        params=params,
     )
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.ports.backup_port import BackupPort
-from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
+from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.kafka.access.connection_rates import ConnectionRates

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from penstock.frontend.admin.ports import health as health_module
-from penstock.frontend.admin.ports.health import TRANSITIONS, Health, State
+from penstock.frontend.admin import health as health_module
+from penstock.frontend.admin.health import TRANSITIONS, Health, State
 from penstock.model.troubles import Kind, Trouble, no_manager
 
 

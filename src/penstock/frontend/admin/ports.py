@@ -1,10 +1,15 @@
-"""The cluster as the admin API uses it; implemented by ``node.cluster``."""
+"""The cluster, backups and logs of coordinators as the admin API uses them; implemented by
+``node.cluster``, ``backup`` and ``node``."""
 
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+
+from penstock.model.topic import SkippedRow
+
+# ── The cluster ──────────────────────────────────────────────────────────────────────────────
 
 
 class PartitionState(StrEnum):
@@ -165,4 +170,96 @@ class ClusterPort(Protocol):
 
     async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
         """Raise the feature level; None: to the highest that all nodes support."""
+        ...
+
+
+# ── Backups ──────────────────────────────────────────────────────────────────────────────────
+
+
+class StartedBackup(msgspec.Struct, frozen=True):
+    id: str
+    at_ms: int  # wall clock: every request with an earlier reply is included
+    version: str
+    node: str
+    nodes: Sequence[int]  # of the cluster; empty: not a cluster
+    account: str
+    region: str
+    master_key_id: str  # of the key that decrypts secrets
+    partitions: int
+    definitions: int
+    size_bytes: int  # approximate
+
+
+class PartitionCut(msgspec.Struct, frozen=True):
+    topic_id: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
+class Definition(msgspec.Struct, frozen=True):
+    key: str
+    value: bytes  # base64 in JSON
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of one log. ``data`` is empty if the requested offset was deleted: copy again from
+    ``start_offset``."""
+
+    data: bytes
+    base_offset: int
+    next_offset: int
+    start_offset: int
+
+
+class BackupPort(Protocol):
+    async def begin(self) -> StartedBackup:
+        """Raises Throttled if too many backups run, Overloaded if a partition has no leader."""
+        ...
+
+    async def partitions(
+        self, backup_id: str, *, after: int, limit: int
+    ) -> Sequence[PartitionCut]: ...
+
+    async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
+        """Return one page."""
+        ...
+
+    async def read(self, backup_id: str, topic_id: str, partition: int, offset: int) -> Piece: ...
+
+    async def end(self, backup_id: str) -> None: ...
+
+
+# ── Coordinators ─────────────────────────────────────────────────────────────────────────────
+
+
+class ShownRow(msgspec.Struct, frozen=True):
+    offset: int
+    key: str  # key and value are hexadecimal, and cut if long
+    value: str | None  # None: the row deletes its key
+    key_bytes: int
+    value_bytes: int
+    digest: str
+    reason: str | None = None  # why it is unreadable
+
+
+class CoordinatorLog(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    unreadable: ShownRow | None  # the first; None: all rows are readable
+    skipped: Sequence[SkippedRow]
+    row: ShownRow | None = None  # at the requested offset
+
+
+class CoordinatorPort(Protocol):
+    async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
+        """Read the whole log. Raises NotFound for a topic, partition or row that does not exist."""
+        ...
+
+    async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
+        """Skip the unreadable row at this offset, for good, and return the log. Raises Conflict if
+        that row is not the unreadable one."""
         ...

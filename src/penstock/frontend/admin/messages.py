@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.frontend.admin.ports.health import State
+from penstock.frontend.admin.health import State
 from penstock.frontend.admin.reply import rows_reply
 from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import may_use_queue
-from penstock.frontend.admin.topics.queues import find
 from penstock.model.calls import Peek
 from penstock.model.errors import InvalidRequest, Throttled
 from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
@@ -67,8 +65,8 @@ class Messages:
     def __init__(self) -> None:
         self._tails: SharedLimit | None = None  # by account; made by the first tail
 
-    async def __call__(self, context: Context, call: Call) -> HttpReply:
-        topic = find(context, call)
+    async def __call__(self, call: Call) -> HttpReply:
+        topic, context = call.queue(), call.context
         count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
         wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
         starts = _starts(call, topic)
@@ -77,8 +75,8 @@ class Messages:
         if not window.messages and wait_ms:
             tails = self._tails_of(context)
             with tails.holding(call.caller.account, "tails waiting on this node"):
-                starts = await _tail(context, call, topic, starts, window, wait_ms)
-        may_use_queue(context, call, RECEIVE, topic.name)  # a policy may have changed since
+                starts = await _tail(call, topic, starts, window, wait_ms)
+        call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
         nexts = {str(partition): offset for partition, offset in starts.items()}
         return await rows_reply("messages", window.messages, {"next": nexts})
 
@@ -92,20 +90,16 @@ class Messages:
 
 
 async def _tail(
-    context: Context,
-    call: Call,
-    topic: Topic,
-    starts: dict[int, int],
-    window: Window,
-    wait_ms: int,
+    call: Call, topic: Topic, starts: dict[int, int], window: Window, wait_ms: int
 ) -> dict[int, int]:
+    context = call.context
     deadline_ms = context.clock.mono_ms() + wait_ms
     while not window.messages and context.health.state is not State.DRAINING:
         left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
         if left_seconds <= 0:
             break
         await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
-        may_use_queue(context, call, RECEIVE, topic.name)
+        call.may_use_queue(RECEIVE, topic.name)
         starts = await _fill(context, topic, starts, window)
     return starts
 
