@@ -19,8 +19,7 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from penstock.frontend.facts.fact_log import Fact, FactLog
-from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, is_cut_off
+from penstock.frontend.facts.fact_log import STOP_SECONDS_MAX, Fact, FactLog, is_cut_off
 from penstock.model.errors import Damaged, Draining, PenstockError
 from penstock.model.identity import Caller
 from penstock.model.limits import MIB, MINUTE_MS, TENANT_FACTS_PERCENT

@@ -6,23 +6,20 @@ them: no fact is written twice or in part. A new process takes a new producer id
 not know the unfinished batch of the one before.
 
 All nodes of a cluster write to the same partition, each with its own producer id and key; within a
-node one task calls ``settle``."""
+node one task calls ``settle``: the audit trail, or a ``FactWriter``."""
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.metadata.topics.internal_topic import make_internal_topic
 from penstock.model.calls import AppendBatches, AppendMarker, BrokerPort, Ends, Fetch
-from penstock.model.errors import (
-    Overloaded,
-    PenstockError,
-    ProducerRefused,
-    TopicExists,
-)
+from penstock.model.errors import Overloaded, PenstockError, ProducerRefused, TopicExists
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.model.ports import Catalog, Clock, Marker
 from penstock.model.topic import Topic
@@ -45,6 +42,8 @@ RETRY_SECONDS_MAX: Final = 1.0
 # Reading backwards: records per step, and bytes per fetch.
 LOOK_RECORDS: Final = 1_000
 LOOK_BYTES: Final = 256 * KIB
+STOP_SECONDS_MAX: Final = 5.0  # for all writers of a node together
+INCARNATION_BYTES: Final = 8
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # The partition does not know the sequence: it has lost committed batches, or the producer id.
@@ -253,3 +252,89 @@ class FactLog:
             configs={**topic.configs, _RETENTION: str(self._retention_ms)},
             modified_at_ms=self._clock.wall_ms(),
         )
+
+
+# ── Writers ──────────────────────────────────────────────────────────────────────────────────
+
+# Returns True if this node leads a partition, so that it reports the partition.
+Leads = Callable[[Topic, int], bool]
+
+
+def leads_all(_topic: Topic, _partition: int) -> bool:
+    """``Leads`` of a node without a cluster."""
+    return True
+
+
+class FactWriter(ABC):
+    """A task that writes numbered records: a turn at intervals, a last turn at the stop, and an end
+    after a few seconds even if the log does not reply."""
+
+    noun: str  # in log lines
+
+    def __init__(
+        self,
+        log: FactLog,
+        *,
+        node: str,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        flush_ms: int,
+        leads: Leads = leads_all,
+    ) -> None:
+        self._log = log
+        self._node = node
+        self._clock = clock
+        self._flush_ms = flush_ms
+        self._leads = leads
+        self._incarnation = entropy(INCARNATION_BYTES).hex()
+        self._flush = 0
+        self._is_stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be written now; for the health checks."""
+        return self._log.trouble
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"{self.noun} writer")
+
+    async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
+        """Write the rest; counting should have ended. Gives up after ``seconds_max``."""
+        self._is_stopping.set()
+        if self._task is not None and await is_cut_off(self._task, seconds_max):
+            log_.error("%s of the last seconds is lost", self.noun, extra={"reason": self.trouble})
+
+    async def _run(self) -> None:
+        is_last = False  # the turn that begins after the end of counting
+        while not is_last:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_s()):
+                    await self._is_stopping.wait()
+            is_last = self._is_stopping.is_set()
+            try:
+                await self._turn(is_last=is_last)
+            except Exception as error:  # a bug; counting and writing continue
+                log_.error("%s not written", self.noun, exc_info=error)
+
+    async def _append(self, value: bytes, header: Header) -> None:
+        """Write one record; return once it is committed."""
+        self._log.offer((Fact(self._node.encode(), value, (header,)),))
+        await self._log.settle()
+
+    @abstractmethod
+    async def _turn(self, *, is_last: bool) -> None: ...
+
+    @abstractmethod
+    def _wait_s(self) -> float:
+        """Return the time until the next turn."""
+
+
+async def is_cut_off(task: asyncio.Task[None], seconds_max: float) -> bool:
+    """Wait for a task that ends by itself. Returns True if it was cancelled, after that time."""
+    _, late = await asyncio.wait((task,), timeout=seconds_max)
+    for each in late:
+        each.cancel()
+        with suppress(asyncio.CancelledError):
+            await each
+    return bool(late)

@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.cursor.coordinator_calls import Coordinators, FetchOffsets, ListGroups
-from penstock.frontend.facts.fact_log import FactLog
-from penstock.frontend.facts.fact_writer import FactWriter, Leads, leads_all
+from penstock.frontend.facts.fact_log import FactLog, FactWriter, Leads, leads_all
 from penstock.frontend.facts.usage import Counts, Key, UsageTable
 from penstock.model.calls import BrokerPort, Ends, LogBytes, Stats
 from penstock.model.errors import PenstockError
@@ -141,8 +140,9 @@ class TelemetryWriter(FactWriter):
         """``account``: the node's own. ``broker``: partitions of all nodes. ``groups``: those with
         a coordinator on this node. ``is_only_reader``: no other writer takes from the table."""
         super().__init__(
-            table, log, node=node, clock=clock, entropy=entropy, flush_ms=flush_ms, leads=leads
+            log, node=node, clock=clock, entropy=entropy, flush_ms=flush_ms, leads=leads
         )
+        self._table = table
         self._account = account
         self._catalog = catalog
         self._broker = broker

@@ -10,8 +10,7 @@ that of the signature; a host name with another region is an error."""
 from functools import lru_cache
 from typing import Final
 
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.protocols import STS_JSON, STS_QUERY
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS

@@ -15,13 +15,10 @@ import msgspec
 
 from penstock.access.decisions import CircumstancesOf
 from penstock.access.evaluation import Decision, Kind
-from penstock.frontend.sqs.actions import get_caller_identity
+from penstock.frontend.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.sqs.actions.move_tasks import decode_handle, not_found
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.grants import Key
+from penstock.frontend.sqs.context import Call, Context, GrantKey
 from penstock.frontend.sqs.rules import queue_policies
-from penstock.frontend.sqs.rules.redrive import sources_of
 from penstock.model.errors import TopicNotFound
 from penstock.model.identity import Circumstances
 from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
@@ -59,7 +56,7 @@ def authorize(context: Context, call: Call) -> None:
         return
     action = call.action
     assert action is not None, "decode found an action or raised"
-    if action is get_caller_identity.ACTION:
+    if action is GET_CALLER_IDENTITY:
         return
     call.permission = action.permission
     rule = _RULES.get(action.name)
@@ -71,7 +68,7 @@ def authorize(context: Context, call: Call) -> None:
 
 
 def _on_queue(context: Context, call: Call, request: Any) -> None:
-    """Check a ``QueueRequest``, which is the hot path: see ``grants.py``."""
+    """Check a ``QueueRequest``, which is the hot path: see ``Grants``."""
     url = request.queue_url
     if not url:
         raise missing("QueueUrl")
@@ -88,7 +85,7 @@ def _on_queue(context: Context, call: Call, request: Any) -> None:
     call.grant = grant
 
 
-def _check_queue(context: Context, call: Call, key: Key) -> None:
+def _check_queue(context: Context, call: Call, key: GrantKey) -> None:
     address = queue_urls.parse(key[3])
     caller, permission = call.caller, call.permission
     account = address.account or caller.account
@@ -158,7 +155,7 @@ def _start_move(context: Context, call: Call, request: StartMessageMoveTaskReque
     if request.destination_arn:
         yield SEND, _by_arn(context, request.destination_arn, not_found("DestinationArn"))
     elif source.topic is not None:
-        origins = sources_of(context.catalog, source.topic)
+        origins = queue_policies.sources_of(context.catalog, source.topic)
         for origin in origins:
             yield SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
         call.origin_arns = tuple(origin.arn for origin in origins)

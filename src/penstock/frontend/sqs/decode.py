@@ -12,9 +12,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from penstock.frontend.sqs.actions import ACTIONS, get_caller_identity
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.actions import ACTIONS, GET_CALLER_IDENTITY
+from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.protocols import JSON, STS_JSON, STS_QUERY
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import json10, query, queue_urls, sigv4, sts
@@ -44,7 +43,7 @@ def identify(context: Context, call: Call) -> None:
         if target != sts.TARGET:
             raise json10.unknown_operation(target)
         call.codec = STS_JSON
-        call.action = get_caller_identity.ACTION
+        call.action = GET_CALLER_IDENTITY
 
 
 def decode(_context: Context, call: Call) -> None:
@@ -97,7 +96,7 @@ def _read_form(call: Call, fields: dict[str, str]) -> None:
         call.codec = STS_QUERY
         if fields.get("Action") != sts.ACTION:
             raise fault("InvalidAction", f"The only action of STS served here is {sts.ACTION}.")
-        call.action = get_caller_identity.ACTION
+        call.action = GET_CALLER_IDENTITY
         return
     operation = query.operation_of(fields)
     if operation.name in _NOT_AT_A_QUEUE and _is_queue_path(call.http.path):

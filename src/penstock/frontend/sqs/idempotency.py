@@ -22,8 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.context import Call, Context
 from penstock.model.identity import Caller
 from penstock.net.http.exchange import HttpRequest
 from penstock.record.crc32c import crc32c

@@ -23,16 +23,21 @@ from penstock.frontend.facts.usage import Meter, UsageTable
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs import endpoints
-from penstock.frontend.sqs.audited import AUDITED, denial_of, entry_of
+from penstock.frontend.sqs.accounting import (
+    AUDITED,
+    DENIALS,
+    Metering,
+    Tally,
+    entry_of,
+    samples_of,
+    throttle,
+)
 from penstock.frontend.sqs.authenticate import authenticate, authenticate_again
 from penstock.frontend.sqs.authorize import authorize
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context, FrontendConfig
+from penstock.frontend.sqs.context import Call, Context, FrontendConfig
 from penstock.frontend.sqs.decode import decode, decode_in_steps, has_action, identify, name_action
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
-from penstock.frontend.sqs.metering import DENIALS, Metering, Tally
 from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
-from penstock.frontend.sqs.throttling import samples_of, throttle
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
@@ -215,7 +220,7 @@ class Frontend:
         if audit is not None:
             audit.add(entry_of(context, call, "" if code is OK else code))
         elif self._audit is not None and code in DENIALS:
-            self._audit.deny(denial_of(context, call, code))
+            self._audit.deny(entry_of(context, call, code, is_denial=True))
 
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self._perf()

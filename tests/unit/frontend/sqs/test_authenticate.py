@@ -18,9 +18,10 @@ from tests.unit.frontend.signing import (
     url,
 )
 
-from penstock.frontend.sqs import decode, signers
+from penstock.frontend.sqs import context as signers
+from penstock.frontend.sqs import decode
+from penstock.frontend.sqs.context import Signers
 from penstock.frontend.sqs.pipeline import FrontendConfig
-from penstock.frontend.sqs.signers import Signers
 from penstock.model.calls import Lease
 from penstock.model.identity import ADMIN_POLICY, KeyStatus
 from penstock.net.http.exchange import HttpRequest

@@ -7,23 +7,14 @@ import base64
 import binascii
 import json
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.redrive import sources_of
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules.queue_policies import sources_of
 from penstock.model.calls import CancelMove, StartMove, Stats
 from penstock.model.names import uuid_text
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CancelMessageMoveTaskReply,
-    CancelMessageMoveTaskRequest,
-    ListMessageMoveTasksReply,
-    ListMessageMoveTasksRequest,
-    MessageMoveTaskEntry,
-    StartMessageMoveTaskReply,
-    StartMessageMoveTaskRequest,
-)
 
 RUNNING = "RUNNING"
 ACTIVE = (RUNNING, "CANCELLING")
@@ -33,8 +24,8 @@ RESULTS_MAX = 10
 
 
 async def start_message_move_task(
-    context: Context, call: Call, request: StartMessageMoveTaskRequest
-) -> StartMessageMoveTaskReply:
+    context: Context, call: Call, request: aws.StartMessageMoveTaskRequest
+) -> aws.StartMessageMoveTaskReply:
     if not request.source_arn:
         raise missing("SourceArn")
     rate = request.max_number_of_messages_per_second
@@ -67,7 +58,7 @@ async def start_message_move_task(
         origin_arns=origin_arns,
     )
     await context.broker.call(StartMove(task))
-    return StartMessageMoveTaskReply(task_handle=encode_handle(task.task_id, task.source_arn))
+    return aws.StartMessageMoveTaskReply(task_handle=encode_handle(task.task_id, task.source_arn))
 
 
 def _check_destination(source: Topic, destination: Topic) -> None:
@@ -82,8 +73,8 @@ def _check_destination(source: Topic, destination: Topic) -> None:
 
 
 async def cancel_message_move_task(
-    context: Context, _call: Call, request: CancelMessageMoveTaskRequest
-) -> CancelMessageMoveTaskReply:
+    context: Context, _call: Call, request: aws.CancelMessageMoveTaskRequest
+) -> aws.CancelMessageMoveTaskReply:
     """Stop a task. Messages already moved stay in their destination."""
     if not request.task_handle:
         raise missing("TaskHandle")
@@ -93,12 +84,12 @@ async def cancel_message_move_task(
     task = await context.broker.call(CancelMove(task_id)) if task_id in running else None
     if task is None:  # SQS does not find a task that has ended
         raise fault("ResourceNotFoundException", "Task does not exist.")
-    return CancelMessageMoveTaskReply(approximate_number_of_messages_moved=task.moved)
+    return aws.CancelMessageMoveTaskReply(approximate_number_of_messages_moved=task.moved)
 
 
 async def list_message_move_tasks(
-    context: Context, _call: Call, request: ListMessageMoveTasksRequest
-) -> ListMessageMoveTasksReply:
+    context: Context, _call: Call, request: aws.ListMessageMoveTasksRequest
+) -> aws.ListMessageMoveTasksReply:
     if not request.source_arn:
         raise missing("SourceArn")
     count = 1 if request.max_results is None else request.max_results
@@ -106,12 +97,12 @@ async def list_message_move_tasks(
         raise invalid_value(count, "MaxResults", f"Must be between 1 and {RESULTS_MAX}.")
     source = _find(context, request.source_arn, "SourceArn")
     tasks = context.broker.moves(source.arn)[:count]
-    return ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
+    return aws.ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
 
 
-def _entry(task: MoveTask) -> MessageMoveTaskEntry:
+def _entry(task: MoveTask) -> aws.MessageMoveTaskEntry:
     is_running = task.status == RUNNING
-    return MessageMoveTaskEntry(
+    return aws.MessageMoveTaskEntry(
         task_handle=encode_handle(task.task_id, task.source_arn) if is_running else None,
         status=task.status,
         source_arn=task.source_arn,
@@ -157,10 +148,3 @@ def decode_handle(handle: str) -> tuple[str, str]:
     except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise _invalid("Value for parameter TaskHandle is invalid.")
-
-
-ACTIONS = (
-    Action("StartMessageMoveTask", start_message_move_task),
-    Action("CancelMessageMoveTask", cancel_message_move_task),
-    Action("ListMessageMoveTasks", list_message_move_tasks),
-)

@@ -11,13 +11,11 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.names import topic_of, url_of
+from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.rules.queue_attributes import (
     NewQueue,
     first_difference,
@@ -25,27 +23,21 @@ from penstock.frontend.sqs.rules.queue_attributes import (
     is_encryption_new,
     read_new,
 )
-from penstock.frontend.sqs.rules.redrive import check_target, sources_of
-from penstock.frontend.sqs.rules.tags import checked_tags, merged
+from penstock.frontend.sqs.rules.queue_policies import (
+    check_target,
+    checked_tags,
+    merged_tags,
+    sources_of,
+)
+from penstock.frontend.sqs.rules.requests import topic_of, url_of
 from penstock.model.calls import OpenShare, Purge
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.names import is_for_operators, is_queue_name, is_share_name, split_share
 from penstock.model.ports import EARLIEST, LATEST
 from penstock.model.topic import Kind, Topic
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CreateQueueReply,
-    CreateQueueRequest,
-    DeleteQueueRequest,
-    GetQueueUrlReply,
-    GetQueueUrlRequest,
-    ListDeadLetterSourceQueuesReply,
-    ListDeadLetterSourceQueuesRequest,
-    ListQueuesReply,
-    ListQueuesRequest,
-    PurgeQueueRequest,
-)
 
 PAGE_MAX: Final = 1_000
 RECEIPT_KEY_BYTES: Final = 32
@@ -64,8 +56,8 @@ _PAGE_VERSION: Final = "1:"
 
 
 async def create_queue(
-    context: Context, call: Call, request: CreateQueueRequest
-) -> CreateQueueReply:
+    context: Context, call: Call, request: aws.CreateQueueRequest
+) -> aws.CreateQueueReply:
     name = request.queue_name
     if name is None:
         raise missing("QueueName")
@@ -88,12 +80,12 @@ async def create_queue(
             )
         tags = checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
-        topic = _new_topic(context, call, name, new, merged({}, tags, queue_name=name))
+        topic = _new_topic(context, call, name, new, merged_tags({}, tags, queue_name=name))
         if topic.settings.redrive is not None:
             check_target(context.catalog, topic, topic.settings.redrive)
         try:
             topic = await context.catalog.create(topic)
-            return CreateQueueReply(queue_url=url_of(context, call, topic))
+            return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
         except TopicExists:  # another request was faster
             topic = context.catalog.find(account, region, name)
             if topic is None:
@@ -106,7 +98,7 @@ async def create_queue(
         await context.catalog.change(
             account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
         )
-    return CreateQueueReply(queue_url=url_of(context, call, topic))
+    return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
 
 
 def _new_topic(
@@ -155,8 +147,8 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
 
 
 async def _create_share(
-    context: Context, call: Call, request: CreateQueueRequest, name: str
-) -> CreateQueueReply:
+    context: Context, call: Call, request: aws.CreateQueueRequest, name: str
+) -> aws.CreateQueueReply:
     """Create ``topic:group``. A new share begins after the latest message; with
     PenstockStart=earliest it begins at the first message that the topic still has."""
     given = dict(request.attributes or {})
@@ -178,7 +170,7 @@ async def _create_share(
         raise TopicNotFound(topic_name)
     share = context.broker.find_share(source, group)
     if share is None:
-        tags = merged({}, checked_tags(request.tags or {}), queue_name=name)
+        tags = merged_tags({}, checked_tags(request.tags or {}), queue_name=name)
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
             check_target(context.catalog, reader, settings.redrive)
@@ -186,10 +178,10 @@ async def _create_share(
             OpenShare(source, 0, group, start=_STARTS[start], settings=settings, tags=tags)
         )
     _check_same(given, share)
-    return CreateQueueReply(queue_url=url_of(context, call, share))
+    return aws.CreateQueueReply(queue_url=url_of(context, call, share))
 
 
-async def delete_queue(context: Context, call: Call, request: DeleteQueueRequest) -> None:
+async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
     """Delete the topic from the catalog; brokers then remove its log and end waiting receives."""
     topic = topic_of(context, call, request.queue_url)
     await context.catalog.delete(
@@ -197,7 +189,7 @@ async def delete_queue(context: Context, call: Call, request: DeleteQueueRequest
     )
 
 
-async def purge_queue(context: Context, call: Call, request: PurgeQueueRequest) -> None:
+async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueRequest) -> None:
     """Delete every message of the queue: visible, delayed or leased."""
     topic = topic_of(context, call, request.queue_url)
     context.purges.begin(topic.topic_id, name=topic.name, now_ms=context.clock.mono_ms())
@@ -211,8 +203,8 @@ async def purge_queue(context: Context, call: Call, request: PurgeQueueRequest) 
 
 
 async def get_queue_url(
-    context: Context, call: Call, request: GetQueueUrlRequest
-) -> GetQueueUrlReply:
+    context: Context, call: Call, request: aws.GetQueueUrlRequest
+) -> aws.GetQueueUrlReply:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
@@ -220,24 +212,29 @@ async def get_queue_url(
     topic = context.catalog.find(account, call.region, name)
     if topic is None:
         raise TopicNotFound(name)
-    return GetQueueUrlReply(queue_url=url_of(context, call, topic))
+    return aws.GetQueueUrlReply(queue_url=url_of(context, call, topic))
 
 
-async def list_queues(context: Context, call: Call, request: ListQueuesRequest) -> ListQueuesReply:
+async def list_queues(context: Context, call: Call, request: aws.ListQueuesRequest) -> aws.Reply:
     topics = context.catalog.topics(call.account, call.region, request.queue_name_prefix or "")
-    shown, next_token = page(topics, request.next_token, request.max_results)
-    urls = [url_of(context, call, topic) for topic in shown]
-    return ListQueuesReply(queue_urls=urls or None, next_token=next_token)
+    urls, next_token = _page_of_urls(context, call, topics, request)
+    return aws.ListQueuesReply(queue_urls=urls or None, next_token=next_token)
 
 
 async def list_dead_letter_source_queues(
-    context: Context, call: Call, request: ListDeadLetterSourceQueuesRequest
-) -> ListDeadLetterSourceQueuesReply:
+    context: Context, call: Call, request: aws.ListDeadLetterSourceQueuesRequest
+) -> aws.ListDeadLetterSourceQueuesReply:
     sources = sources_of(context.catalog, topic_of(context, call, request.queue_url))
-    shown, next_token = page(sources, request.next_token, request.max_results)
-    urls = [url_of(context, call, topic) for topic in shown]
+    urls, next_token = _page_of_urls(context, call, sources, request)
     # The only list that is in the reply even if empty: botocore's paginator indexes it.
-    return ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
+    return aws.ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
+
+
+def _page_of_urls(
+    context: Context, call: Call, topics: Sequence[Topic], request: Any
+) -> tuple[list[str], str | None]:
+    shown, next_token = page(topics, request.next_token, request.max_results)
+    return [url_of(context, call, topic) for topic in shown], next_token
 
 
 def page(
@@ -267,13 +264,3 @@ def _name_in(token: str) -> str:
     if not text.startswith(_PAGE_VERSION) or not is_queue_name(name):
         raise fault("InvalidParameterValue", "Invalid or expired next token.")
     return name
-
-
-ACTIONS = (
-    Action("CreateQueue", create_queue),
-    Action("DeleteQueue", delete_queue),
-    Action("PurgeQueue", purge_queue),
-    Action("GetQueueUrl", get_queue_url),
-    Action("ListQueues", list_queues),
-    Action("ListDeadLetterSourceQueues", list_dead_letter_source_queues),
-)

@@ -2,45 +2,28 @@
 messages by their receipts."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from penstock.cursor.leases.receipt import open_receipt
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.batches import Entry, call_partitions, check_entries, failed
-from penstock.frontend.sqs.rules.names import topic_of
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules.requests import call_partitions, check_entries, failed, topic_of
 from penstock.model.calls import Ack, BrokerCall, Extend, Results
 from penstock.model.errors import InvalidReceipt, InvalidRequest, PenstockError
 from penstock.model.limits import LEASE_MS_MAX
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault_of, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    BatchResultErrorEntry,
-    ChangeMessageVisibilityBatchReply,
-    ChangeMessageVisibilityBatchRequest,
-    ChangeMessageVisibilityBatchRequestEntry,
-    ChangeMessageVisibilityBatchResultEntry,
-    ChangeMessageVisibilityRequest,
-    DeleteMessageBatchReply,
-    DeleteMessageBatchRequest,
-    DeleteMessageBatchResultEntry,
-    DeleteMessageRequest,
-)
 
 LEASE_S_MAX = LEASE_MS_MAX // 1_000
 
 T = TypeVar("T")
 
 
-class ReceiptEntry(Entry, Protocol):
-    receipt_handle: str | None
+E = TypeVar("E", aws.DeleteMessageBatchRequestEntry, aws.ChangeMessageVisibilityBatchRequestEntry)
 
 
-E = TypeVar("E", bound=ReceiptEntry)
-
-
-async def delete_message(context: Context, call: Call, request: DeleteMessageRequest) -> None:
+async def delete_message(context: Context, call: Call, request: aws.DeleteMessageRequest) -> None:
     topic = topic_of(context, call, request.queue_url)
     claim = _claim(request.receipt_handle, topic)
     [error] = await context.broker.call(Ack(topic, claim.partition, (claim,)))
@@ -50,7 +33,7 @@ async def delete_message(context: Context, call: Call, request: DeleteMessageReq
 
 
 async def change_message_visibility(
-    context: Context, call: Call, request: ChangeMessageVisibilityRequest
+    context: Context, call: Call, request: aws.ChangeMessageVisibilityRequest
 ) -> None:
     """Extend a lease, or release the message if the timeout is zero."""
     topic = topic_of(context, call, request.queue_url)
@@ -62,55 +45,49 @@ async def change_message_visibility(
 
 
 async def delete_message_batch(
-    context: Context, call: Call, request: DeleteMessageBatchRequest
-) -> DeleteMessageBatchReply:
+    context: Context, call: Call, request: aws.DeleteMessageBatchRequest
+) -> aws.DeleteMessageBatchReply:
     topic = topic_of(context, call, request.queue_url)
-    entries = request.entries or []
-    check_entries(entries, entry_name="DeleteMessageBatchRequestEntry")
     ids, failures = await _each(
         context,
         topic,
-        entries,
+        request.entries or [],
+        "DeleteMessageBatchRequestEntry",
         lambda _, claim: claim,
         lambda partition, claims: Ack(topic, partition, claims),
     )
     context.meter.deleted(len(ids))
-    successes = [DeleteMessageBatchResultEntry(id=each) for each in ids]
-    return DeleteMessageBatchReply(successful=successes or None, failed=failures or None)
+    successes = [aws.DeleteMessageBatchResultEntry(id=each) for each in ids]
+    return aws.DeleteMessageBatchReply(successful=successes or None, failed=failures)
 
 
 async def change_message_visibility_batch(
-    context: Context, call: Call, request: ChangeMessageVisibilityBatchRequest
-) -> ChangeMessageVisibilityBatchReply:
+    context: Context, call: Call, request: aws.ChangeMessageVisibilityBatchRequest
+) -> aws.ChangeMessageVisibilityBatchReply:
     topic = topic_of(context, call, request.queue_url)
-    entries = request.entries or []
-    check_entries(entries, entry_name="ChangeMessageVisibilityBatchRequestEntry")
-
-    def extension(
-        entry: ChangeMessageVisibilityBatchRequestEntry, claim: Claim
-    ) -> tuple[Claim, int]:
-        return claim, _lease_ms(entry.visibility_timeout)
-
     ids, failures = await _each(
         context,
         topic,
-        entries,
-        extension,
+        request.entries or [],
+        "ChangeMessageVisibilityBatchRequestEntry",
+        lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout)),
         lambda partition, extensions: Extend(topic, partition, extensions),
     )
-    successes = [ChangeMessageVisibilityBatchResultEntry(id=each) for each in ids]
-    return ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures or None)
+    successes = [aws.ChangeMessageVisibilityBatchResultEntry(id=each) for each in ids]
+    return aws.ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures)
 
 
 async def _each(
     context: Context,
     topic: Topic,
     entries: Sequence[E],
+    entry_name: str,
     prepare: Callable[[E, Claim], T],
     call_of: Callable[[int, Sequence[T]], BrokerCall[Results]],
-) -> tuple[list[str], list[BatchResultErrorEntry]]:
-    """Return the ids of the entries that succeeded, and the failures."""
-    failures: list[BatchResultErrorEntry] = []
+) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
+    """Return the ids of the entries that succeeded, and the failures; None if there are none."""
+    check_entries(entries, entry_name=entry_name)
+    failures: list[aws.BatchResultErrorEntry] = []
     parts: dict[int, list[tuple[int, T]]] = {}
     for index, entry in enumerate(entries):
         try:
@@ -126,7 +103,7 @@ async def _each(
             ids.append(entry.id or "")
         else:
             failures.append(failed(entry, _fault_of(result, entry)))
-    return ids, failures
+    return ids, failures or None
 
 
 def _claim(receipt: str | None, topic: Topic) -> Claim:
@@ -147,9 +124,7 @@ def _lease_ms(seconds: int | None) -> int:
     return seconds * 1_000
 
 
-def _fault_of(
-    error: Exception, entry: ReceiptEntry | DeleteMessageRequest | ChangeMessageVisibilityRequest
-) -> Fault:
+def _fault_of(error: Exception, entry: Any) -> Fault:
     """Return the fault for a broker's error about one claim. Any other exception is a bug: it is
     raised again, and the pipeline logs it."""
     if not isinstance(error, PenstockError):
@@ -161,11 +136,3 @@ def _fault_of(
         )
         return invalid_value(seconds, "VisibilityTimeout", reason)
     return fault_of(error, receipt=entry.receipt_handle or "")
-
-
-ACTIONS = (
-    Action("DeleteMessage", delete_message),
-    Action("DeleteMessageBatch", delete_message_batch),
-    Action("ChangeMessageVisibility", change_message_visibility),
-    Action("ChangeMessageVisibilityBatch", change_message_visibility_batch),
-)

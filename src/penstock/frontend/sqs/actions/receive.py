@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.cursor.leases.receipt import seal
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.protocols import Codec
-from penstock.frontend.sqs.rules.names import check_id, sequence_number, topic_of
+from penstock.frontend.sqs.rules.requests import check_id, sequence_number, topic_of
 from penstock.model.calls import Lease
 from penstock.model.limits import BATCH_ENTRIES_MAX, KIB, LEASE_MS_MAX, WAIT_MS_MAX
 from penstock.model.message import Claim, Delivery
@@ -202,6 +201,3 @@ def _filled_in(
             pieces.append(codec.text(text[start : start + PIECE_CHARS]))
             yield None
     return pieces
-
-
-ACTIONS = (Action("ReceiveMessage", receive_message),)

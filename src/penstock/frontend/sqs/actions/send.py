@@ -7,10 +7,16 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.batches import call_partitions, check_entries, failed
-from penstock.frontend.sqs.rules.names import check_id, read_only, sequence_number, topic_of
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules.requests import (
+    call_partitions,
+    check_entries,
+    check_id,
+    failed,
+    read_only,
+    sequence_number,
+    topic_of,
+)
 from penstock.model.calls import Append
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DELAY_MS_MAX, MESSAGE_BYTES_MAX
@@ -287,6 +293,3 @@ def _too_long(bytes_max: int, *, in_batch: bool) -> Fault:
         "InvalidParameterValue",
         f"One or more parameters {wrong}. Reason: Message must be shorter than {bytes_max} bytes.",
     )
-
-
-ACTIONS = (Action("SendMessage", send_message), Action("SendMessageBatch", send_message_batch))

@@ -1,16 +1,18 @@
-"""JSON documents of queues: the access policy and the two redrive policies. Pure functions on text;
-``redrive.py`` checks dead-letter queues against the catalog."""
+"""What belongs to a queue besides its attributes: the access policy and the two redrive policies,
+which are JSON, which queues may use which dead-letter queue, and tags."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.access import evaluation
 from penstock.access.conditions import MalformedPolicy
+from penstock.model.limits import TAGS_MAX
 from penstock.model.names import is_account
-from penstock.model.topic import Redrive
+from penstock.model.ports import Catalog
+from penstock.model.topic import Redrive, Topic
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.queue_urls import parse_arn
 from penstock.wire.aws.shapes import OPERATIONS
@@ -18,6 +20,8 @@ from penstock.wire.aws.shapes import OPERATIONS
 ACTIONS_MAX = 7
 ATTEMPTS_MAX = 1_000
 SOURCE_ARNS_MAX = 10
+TAG_KEY_MAX = 128  # characters
+TAG_VALUE_MAX = 256
 STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
 
 # Actions that a policy cannot grant: SQS does not allow them for another account.
@@ -216,6 +220,76 @@ def _bad_redrive(text: str, reason: str) -> Fault:
 
 def _bad_allow(text: str, reason: str) -> Fault:
     return invalid_value(text, "RedriveAllowPolicy", reason)
+
+
+def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
+    """Raise InvalidParameterValue if ``source`` may not use this dead-letter queue."""
+    target = catalog.find_arn(redrive.target_arn)
+    reason = "Dead letter target does not exist." if target is None else _objection(target, source)
+    if reason is not None:
+        raise invalid_value(redrive_text(redrive), "RedrivePolicy", reason)
+
+
+def _objection(target: Topic, source: Topic) -> str | None:
+    if (target.account, target.region) != (source.account, source.region):
+        return "Dead-letter target owner should be same as the source."
+    if target.is_share:
+        return "Dead-letter target must be a queue that messages can be sent to."
+    if target.kind is not source.kind:
+        return "Dead-letter target must be same type of queue as the source."
+    if target.name == source.name and source.is_fifo:
+        # A standard queue may be its own target: the message goes to the end of the queue. In a
+        # FIFO queue, deduplication would drop the message when it returns a second time.
+        return "Dead-letter target of a FIFO queue must be another queue."
+    allow = parse_redrive_allow(target.settings.redrive_allow or "")
+    if allow is not None and not allow.allows(source.arn):
+        return "The dead-letter target's RedriveAllowPolicy does not allow this source queue."
+    return None
+
+
+def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
+    """Return the queues that use ``target`` as their dead-letter queue, sorted by name."""
+    return [
+        topic
+        for topic in catalog.topics(target.account, target.region)
+        if topic.settings.redrive is not None and topic.settings.redrive.target_arn == target.arn
+    ]
+
+
+# ── Tags ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def merged_tags(
+    current: Mapping[str, str], given: Mapping[str, str], *, queue_name: str
+) -> dict[str, str]:
+    tags = {**current, **given}
+    if len(tags) > TAGS_MAX:
+        raise fault("InvalidParameterValue", f"Too many tags added for queue {queue_name}.")
+    return tags
+
+
+def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for key, value in given.items():
+        if value is None:
+            raise fault("InvalidParameterValue", "the parameter 'value' may not be null")
+        if not 1 <= len(key) <= TAG_KEY_MAX:
+            raise invalid_value(key, "Tag.Key", f"must be 1 to {TAG_KEY_MAX} characters long.")
+        if len(value) > TAG_VALUE_MAX:
+            raise invalid_value(
+                value, "Tag.Value", f"must be at most {TAG_VALUE_MAX} characters long."
+            )
+        tags[key] = value
+    return tags
+
+
+def check_tag_keys(keys: Sequence[str]) -> None:
+    """Raise InvalidParameterValue for a bad key; an empty list counts as one empty key."""
+    if not all(1 <= len(key) <= TAG_KEY_MAX for key in keys or ("",)):
+        raise fault(
+            "InvalidParameterValue",
+            f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length.",
+        )
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
