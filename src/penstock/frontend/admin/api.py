@@ -1,7 +1,6 @@
-"""The admin API: authentication, routing and errors of every request.
-
-It has its own port, so that health checks and scrapes get replies when the data port is full, and
-so that a firewall can separate operators from clients.
+"""The admin API: authentication, routing and errors of every request. It has its own port, so that
+health checks and scrapes get replies when the data port is full, and so that a firewall can
+separate operators from clients.
 
 A change must have the content type JSON: a browser sends that to another origin only after a
 preflight request, which is never answered, so a web page cannot make changes on a loopback address
@@ -11,13 +10,21 @@ where authentication is off. The listener rejects other requests of web pages
 import logging
 from collections import deque
 from collections.abc import Sequence
+from inspect import isawaitable
 
 import msgspec
 
 from penstock.frontend.admin import audited
 from penstock.frontend.admin.audited import Noted, Subject
 from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
-from penstock.frontend.admin.reply import error_reply, fault_of, fault_reply, finished, json_reply
+from penstock.frontend.admin.reply import (
+    error_reply,
+    fault_of,
+    fault_reply,
+    finished,
+    json_reply,
+    picked,
+)
 from penstock.frontend.admin.request import Call, Context, parse
 from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
@@ -77,10 +84,7 @@ class AdminApi:
         except PenstockError as exc:
             reply = fault_reply(exc)
         except Exception:
-            log.exception(
-                "admin request failed",
-                extra={"path": request.path, "request_id": request.request_id},
-            )
+            log.exception("admin request failed", extra=picked(request, "path", "request_id"))
             reply = error_reply(500, "failed", "Internal error; see the log of the node.")
         return finished(request, reply)
 
@@ -106,17 +110,8 @@ class AdminApi:
             return await self._run(route, call)
         reply = await self._run_noted(route, noted, request, call)
         if route.right != OPEN:
-            log.info(
-                "admin change",
-                extra={
-                    "method": request.method,
-                    "path": request.path,
-                    "account": call.caller.account,
-                    "user": call.caller.user,
-                    "key_id": call.caller.key_id,
-                    "request_id": request.request_id,
-                },
-            )
+            facts = picked(request, "method", "path", "request_id")
+            log.info("admin change", extra=facts | picked(call.caller, "account", "user", "key_id"))
         return reply
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
@@ -134,7 +129,9 @@ class AdminApi:
         return msgspec.structs.replace(call, caller=caller)
 
     async def _run(self, route: Route, call: Call) -> HttpReply:
-        found = await route.resource(let_in(call, route))
+        found = route.resource(let_in(call, route))
+        if isawaitable(found):
+            found = await found
         return found if isinstance(found, HttpReply) else json_reply(200, found)
 
     async def _run_noted(

@@ -77,9 +77,9 @@ def explain(situation: Situation, *, now_ms: int) -> Explanation:
 def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
     if situation.denied:
         yield Reason(Code.DENIED, situation.denied)
-    if situation.throttled_by:
+    limit = situation.throttled_by
+    if limit:
         until_ms = now_ms + situation.throttled_ms
-        limit = situation.throttled_by
         text = f"requests are throttled: the {limit} limit is used up until {_time(until_ms)}"
         yield Reason(Code.THROTTLED, text, until_ms=until_ms)
     stats = situation.stats
@@ -106,10 +106,11 @@ def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
         text = f"delayed{_end('delay', found.delay_ends_ms)}"
         yield _counted(Code.DELAYED, stats.delayed, text, until_ms=found.delay_ends_ms)
     if found.uncommitted:
-        text = "not yet replicated to the in-sync set"
-        yield _counted(Code.UNREPLICATED, found.uncommitted, text)
+        yield _counted(
+            Code.UNREPLICATED, found.uncommitted, "not yet replicated to the in-sync set"
+        )
+    queue = situation.dead_letter_queue
     if stats.dead_lettered:
-        queue = situation.dead_letter_queue
         name = f" {queue}" if queue else ""
         text = f"moved to the dead-letter queue{name} since the server opened this queue"
         yield _counted(Code.DEAD_LETTERED, stats.dead_lettered, text, queue=queue)
@@ -141,8 +142,7 @@ def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterato
         )
         yield _counted(Code.EXHAUSTED, found.exhausted, text, queue=queue)
     if found.expired:
-        text = "past the retention period, will be deleted"
-        yield _counted(Code.EXPIRED, found.expired, text)
+        yield _counted(Code.EXPIRED, found.expired, "past the retention period, will be deleted")
     rest = visible - found.available - found.blocked - found.exhausted - found.expired
     if rest > 0 and found.is_read_ahead_full:
         text = (

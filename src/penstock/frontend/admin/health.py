@@ -46,32 +46,25 @@ class Reason(msgspec.Struct, frozen=True):
 
 class Health:
     def __init__(self) -> None:
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._troubles: dict[tuple[Kind, str], Trouble] = {}
         self._counts: Counter[Kind] = Counter()
         self._done = 0
         self._total = 0
 
     @property
-    def state(self) -> State:
-        return self._state
-
-    @property
     def reasons(self) -> tuple[Reason, ...]:
-        return tuple(
-            Reason(one.kind, one.name, one.text, one.do, one.is_blocking)
-            for one in self._troubles.values()
-        )
+        found = self._troubles.values()
+        return tuple(Reason(one.kind, one.name, one.text, one.do, one.is_blocking) for one in found)
 
     @property
     def is_ready(self) -> bool:
-        if self._state is not State.READY:
-            return False
-        return not any(one.is_blocking for one in self._troubles.values())
+        is_blocked = any(one.is_blocking for one in self._troubles.values())
+        return self.state is State.READY and not is_blocked
 
     @property
     def percent_started(self) -> int:
-        if self._state is not State.STARTING:
+        if self.state is not State.STARTING:
             return 100
         return 100 * self._done // self._total if self._total else 0
 
@@ -85,7 +78,7 @@ class Health:
 
     def drain(self) -> None:
         """May be called again: a second signal changes nothing."""
-        if self._state is not State.DRAINING:
+        if self.state is not State.DRAINING:
             self._go(State.DRAINING)
 
     def show(self, troubles: Sequence[Trouble]) -> None:
@@ -110,5 +103,5 @@ class Health:
             yield families.TROUBLE, ((kind.value,), self._counts[kind])
 
     def _go(self, state: State) -> None:
-        assert state in TRANSITIONS[self._state], f"{self._state} does not lead to {state}"
-        self._state = state
+        assert state in TRANSITIONS[self.state], f"{self.state} does not lead to {state}"
+        self.state = state

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType, field
 from penstock.access import evaluation
 from penstock.access.conditions import MalformedPolicy
 from penstock.access.evaluation import Decision, Kind
-from penstock.frontend.admin.reply import json_reply
+from penstock.frontend.admin.reply import json_reply, picked
 from penstock.frontend.admin.request import READ, WRITE, Body, Call
 from penstock.metadata.security.identities import NewKey
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
@@ -72,7 +72,7 @@ class LimitsChange(Body, frozen=True):
     quotas: QuotasChange = QuotasChange()  # type: ignore[valid-type]
 
 
-async def tenants(call: Call) -> Any:
+def tenants(call: Call) -> Any:
     limit = call.number("limit", default=TENANTS_MAX, least=1, most=TENANTS_MAX)
     after = call.text("after")
     if call.caller.is_operator:
@@ -95,7 +95,7 @@ async def create_tenant(call: Call) -> Any:
     return json_reply(201, _tenant(call, await call.identities.create_tenant(tenant)))
 
 
-async def tenant(call: Call) -> Any:
+def tenant(call: Call) -> Any:
     return _tenant(call, _readable_tenant(call))
 
 
@@ -120,7 +120,7 @@ async def delete_tenant(call: Call) -> Any:
     return {"account": account, "deleted": True}
 
 
-async def quotas(call: Call) -> Any:
+def quotas(call: Call) -> Any:
     return _limits(call, _readable_tenant(call))
 
 
@@ -156,13 +156,8 @@ def _readable_tenant(call: Call) -> Tenant:
 
 
 def _tenant(call: Call, tenant: Tenant) -> dict[str, object]:
-    return {
-        "account": tenant.account,
-        "name": tenant.name,
-        "created_at_ms": tenant.created_at_ms,
-        "is_suspended": tenant.is_suspended,
-        "user_count": len(call.identities.users(tenant.account)),
-    }
+    shown = picked(tenant, "account", "name", "created_at_ms", "is_suspended")
+    return {**shown, "user_count": len(call.identities.users(tenant.account))}
 
 
 def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
@@ -174,21 +169,16 @@ def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
     is_set = msgspec.structs.asdict(tenant.quotas) | {"tenant_requests": limits.tenant_requests}
     requests = requests_of(tenant, own_account=own_account)
     names = limits.__struct_fields__[1:-1]
-    rates = {"tenant_requests": _rate(requests)} | {n: _rate(getattr(limits, n)) for n in names}
-    operations = {action: _rate(rate) for action, rate in limits.operations.items()}
+    rates = {"tenant_requests": requests} | picked(limits, *names)
     return {
         "account": tenant.account,
         "name": tenant.name,
-        "limits": {**rates, "operations": operations},
+        "limits": {**rates, "operations": limits.operations},
         "quotas": {field: 0 if count == NO_LIMIT else count for field, count in most.items()},
         "defaults": [name for name, value in is_set.items() if value is None],
         "used": {} if counts is None else counts.used(tenant.account),
         "shares": {} if counts is None else counts.shares(),
     }
-
-
-def _rate(rate: Rate) -> dict[str, float]:
-    return {"per_s": rate.per_s, "burst": rate.burst}
 
 
 # ── Users and their Kafka passwords ──────────────────────────────────────────────────────────
@@ -219,7 +209,7 @@ def _users(call: Call, account: str) -> list[User]:
     return list(call.identities.users(account))
 
 
-async def users(call: Call) -> Any:
+def show_users(call: Call) -> Any:
     return {"users": [_user(call, user) for user in _users(call, call.account_of())]}
 
 
@@ -239,7 +229,7 @@ async def create_user(call: Call) -> Any:
     return json_reply(201, _user(call, await call.identities.create_user(user)))
 
 
-async def user(call: Call) -> Any:
+def user(call: Call) -> Any:
     user = call.path_user(READ)
     keys = [_key(key) for key in call.identities.keys(user.account, user.name)]
     return {**_user(call, user), "policies": user.policies, "keys": keys}
@@ -273,11 +263,9 @@ async def delete_password(call: Call) -> Any:
 def _user(call: Call, user: User) -> dict[str, object]:
     identities = call.identities
     return {
-        "account": user.account,
-        "name": user.name,
+        **picked(user, "account", "name"),
         "arn": Caller(user.account, user.name).arn,
-        "created_at_ms": user.created_at_ms,
-        "is_operator": user.is_operator,
+        **picked(user, "created_at_ms", "is_operator"),
         "policies": sorted(user.policies),
         "keys": [key.key_id for key in identities.keys(user.account, user.name)],
         "mechanisms": list(identities.mechanisms(user.account, user.name)),
@@ -296,7 +284,7 @@ class KeyChange(Body, frozen=True):
     status: KeyStatus
 
 
-async def keys(call: Call) -> Any:
+def keys(call: Call) -> Any:
     account, name = call.account_of(), call.text("user")
     users = [call.known_user(account, name, READ)] if name else _users(call, account)
     found = call.identities.keys
@@ -310,7 +298,7 @@ async def create_key(call: Call) -> Any:
     return _new_key(await call.identities.create_key(account, user.name, now_ms=call.now_ms))
 
 
-async def key(call: Call) -> Any:
+def key(call: Call) -> Any:
     return _key(_known_key(call, READ))
 
 
@@ -342,14 +330,8 @@ def _known_key(call: Call, action: str) -> AccessKey:
 
 
 def _key(key: AccessKey) -> dict[str, object]:
-    return {
-        "key_id": key.key_id,
-        "account": key.account,
-        "user": key.user,
-        "status": key.status,
-        "created_at_ms": key.created_at_ms,
-        "last_used_at_ms": key.last_used_at_ms or None,
-    }
+    shown = picked(key, "key_id", "account", "user", "status", "created_at_ms")
+    return {**shown, "last_used_at_ms": key.last_used_at_ms or None}
 
 
 def _new_key(made: NewKey) -> HttpReply:
@@ -369,12 +351,12 @@ class AccessQuestion(Body, frozen=True):
     is_tls: bool = False
 
 
-async def policies(call: Call) -> Any:
+def policies(call: Call) -> Any:
     user = call.path_user(READ)
     return {"account": user.account, "user": user.name, "policies": user.policies}
 
 
-async def policy(call: Call) -> Any:
+def policy(call: Call) -> Any:
     user = call.path_user(READ)
     text = user.policies.get(call.path[4])
     if text is None:
@@ -399,7 +381,7 @@ async def remove_policy(call: Call) -> Any:
     return {"user": user.name, "policies": sorted(after.policies)}
 
 
-async def try_access(call: Call) -> Any:
+def try_access(call: Call) -> Any:
     request = call.json(AccessQuestion)
     account, everything = call.account_of(request.tenant), call.context.everything
     user = call.known_user(account, request.user, READ)

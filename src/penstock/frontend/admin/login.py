@@ -118,13 +118,9 @@ class Gate:
             raise refusal from None
         key = self._identities.key(claims.key_id)
         secret = _UNKNOWN if key is None else self._identities.secret(key)
-        is_right = hmac.compare_digest(given, _mac(secret, body))
-        if (
-            key is None
-            or not is_right
-            or now_ms >= claims.expires_at_ms
-            or (key.account, key.user) != (claims.account, claims.user)
-        ):
+        is_right = hmac.compare_digest(given, _mac(secret, body)) and now_ms < claims.expires_at_ms
+        is_same = key and (key.account, key.user) == (claims.account, claims.user)
+        if key is None or not (is_right and is_same):
             raise refusal
         return self._by_key(key)
 

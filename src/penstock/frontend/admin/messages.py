@@ -2,19 +2,18 @@
 
 A reply has the next offset of each partition; a tail sends these with its next request. With
 ``wait_ms`` an empty reply waits for messages. Brokers have no call that waits without leasing, so
-the queue is read at intervals; tails are used by people, few and bounded.
-
-Encrypted messages are decrypted, because the caller may receive them. One that cannot be decrypted
-is shown without its content."""
+the queue is read at intervals; tails are used by people, few and bounded. Encrypted messages are
+decrypted, because the caller may receive them; one that cannot be is shown without its content."""
 
 import base64
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.admin.health import State
-from penstock.frontend.admin.reply import rows_reply
-from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.reply import picked, rows_reply
+from penstock.frontend.admin.request import Call, Context, whole
 from penstock.model.calls import Peek
 from penstock.model.errors import InvalidRequest, Throttled
 from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
@@ -73,20 +72,19 @@ class Messages:
         window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
-            tails = self._tails_of(context)
+            tails = self._tails_of(context.info.account)
             with tails.holding(call.caller.account, "tails waiting on this node"):
                 starts = await _tail(call, topic, starts, window, wait_ms)
         call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
         nexts = {str(partition): offset for partition, offset in starts.items()}
         return await rows_reply("messages", window.messages, {"next": nexts})
 
-    def _tails_of(self, context: Context) -> SharedLimit:
-        if self._tails is None:
-            own_account = context.info.account
-            self._tails = SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
-        if self._tails.is_full():
+    def _tails_of(self, account: str) -> SharedLimit:
+        tails = self._tails or SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=account)
+        if tails.is_full():
             raise Throttled(f"Too many tails: {TAILS_MAX} are waiting on this node.")
-        return self._tails
+        self._tails = tails
+        return tails
 
 
 async def _tail(
@@ -126,9 +124,10 @@ def _starts(call: Call, topic: Topic) -> dict[int, int]:
 def _offset(text: str) -> int:
     if text in ("begin", "end"):
         return BEGIN if text == "begin" else END
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    offset = whole(text, digits_max=18)
+    if offset is None:
         raise InvalidRequest("start must be begin, end, an offset, or partition:offset pairs.")
-    return int(text)
+    return offset
 
 
 async def _fill(
@@ -165,10 +164,9 @@ async def _opened(context: Context, topic: Topic, peeked: Sequence[Peeked]) -> S
     for one in peeked:
         record = one.record
         message = await context.sealing.open(topic, one.partition, record.offset, record.message)
-        if message is not None and message is not record.message:
-            record = msgspec.structs.replace(record, message=message)
-            one = msgspec.structs.replace(one, record=record)
-        opened.append(one)
+        opened.append(
+            replace(one, record=replace(record, message=message)) if message is not None else one
+        )
     return opened
 
 
@@ -181,8 +179,7 @@ def _row(peeked: Peeked) -> dict[str, object]:
         "message_id": uuid_text(message.message_id),
         "state": "blocked" if peeked.blocked_by is not None else peeked.state,
         "attempts": peeked.attempts,
-        "sent_at_ms": record.sent_at_ms,
-        "appended_at_ms": record.appended_at_ms,
+        **picked(record, "sent_at_ms", "appended_at_ms"),
         "size_bytes": _size_bytes(peeked),
         **({"is_quarantined": True} if message.is_sealed else _content("body", message.body)),
         "attributes": {
@@ -190,14 +187,10 @@ def _row(peeked: Peeked) -> dict[str, object]:
         },
     }
     extras = {
-        "blocked_by": peeked.blocked_by,
-        "until_ms": peeked.until_ms,
-        "group": message.group,
-        "dedup_id": message.dedup_id,
-        "delay_ms": message.delay_ms,
+        **picked(peeked, "blocked_by", "until_ms"),
+        **picked(message, "group", "dedup_id", "delay_ms"),
         "sender": message.sender or None,
-        "trace_header": message.trace_header,
-        "source_arn": message.source_arn,
+        **picked(message, "trace_header", "source_arn"),
     }
     row.update((name, value) for name, value in extras.items() if value is not None)
     return row

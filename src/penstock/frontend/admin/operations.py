@@ -11,7 +11,7 @@ import msgspec
 from penstock.frontend.admin.health import State
 from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, PartitionState
 from penstock.frontend.admin.reply import HEADERS, json_reply
-from penstock.frontend.admin.request import Body, Call
+from penstock.frontend.admin.request import Body, Call, whole
 from penstock.model.errors import InvalidRequest, NotFound
 from penstock.model.units import counted
 from penstock.net.http.exchange import HttpReply
@@ -30,11 +30,7 @@ START_HEADER = "x-penstock-start-offset"
 # ── The node ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def healthz(_call: Call) -> Any:
-    return {"status": "alive"}
-
-
-async def readyz(call: Call) -> Any:
+def readyz(call: Call) -> Any:
     health = call.context.health
     if health.state is State.DRAINING:
         status, state = 404, "draining"
@@ -45,14 +41,14 @@ async def readyz(call: Call) -> Any:
     return json_reply(status, {"status": state, "reasons": health.reasons})
 
 
-async def startupz(call: Call) -> Any:
+def startupz(call: Call) -> Any:
     health = call.context.health
     is_started = health.state is not State.STARTING
     found = {"status": "started" if is_started else "starting", "percent": health.percent_started}
     return json_reply(200 if is_started else 503, found)
 
 
-async def info(call: Call) -> Any:
+def info(call: Call) -> Any:
     context, now_ms = call.context, call.now_ms
     return {
         **msgspec.structs.asdict(context.info),
@@ -65,11 +61,7 @@ async def info(call: Call) -> Any:
     }
 
 
-async def config(call: Call) -> Any:
-    return {"settings": call.context.config}
-
-
-async def callees(call: Call) -> Any:
+def callees(call: Call) -> Any:
     found = call.context.callees
     return {"callees": () if found is None else found.states()}
 
@@ -114,10 +106,13 @@ async def partitions(call: Call) -> Any:
     if name:
         topic = call.topic(call.context.everything, name)
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
+    state = call.text("state")
+    if state and state not in PartitionState.__members__.values():
+        raise InvalidRequest(f"state must be one of {', '.join(PartitionState)}.")
     found, is_more = await cluster.partitions(
         topic_id=topic_id,
         node=call.optional("node", least=1, most=NODE_MAX),
-        state=_state(call.text("state")),
+        state=PartitionState(state) if state else None,
         after=_after(call.text("after")),
         limit=limit,
     )
@@ -125,20 +120,20 @@ async def partitions(call: Call) -> Any:
     return {"partitions": found, "next": after}
 
 
-async def safety(call: Call) -> Any:
-    return await _cluster(call).safety(call.optional("node", least=1, most=NODE_MAX))
+def safety(call: Call) -> Any:
+    return _cluster(call).safety(call.optional("node", least=1, most=NODE_MAX))
 
 
-async def drain(call: Call) -> Any:
-    return await _cluster(call).drain(_node(call))
+def drain(call: Call) -> Any:
+    return _cluster(call).drain(_node(call))
 
 
-async def undrain(call: Call) -> Any:
-    return await _cluster(call).undrain(_node(call))
+def undrain(call: Call) -> Any:
+    return _cluster(call).undrain(_node(call))
 
 
-async def decommission(call: Call) -> Any:
-    return await _cluster(call).decommission(_node(call))
+def decommission(call: Call) -> Any:
+    return _cluster(call).decommission(_node(call))
 
 
 async def rebalance(call: Call) -> Any:
@@ -146,16 +141,14 @@ async def rebalance(call: Call) -> Any:
 
 
 async def place(call: Call) -> Any:
-    cluster = _cluster(call)
-    request = call.json(Placement)
+    cluster, request = _cluster(call), call.json(Placement)
     await cluster.place(_topic_id(call, request), request.partition, request.replicas)
     shown = {"topic": request.topic, "partition": request.partition}
     return {**shown, "moving_to": request.replicas}
 
 
 async def unclean_elect(call: Call) -> Any:
-    cluster = _cluster(call)
-    request = call.json(UncleanElection)
+    cluster, request = _cluster(call), call.json(UncleanElection)
     if not request.accept_data_loss:
         raise InvalidRequest(
             f"Records of this partition that node {request.node} does not have will be lost for"
@@ -165,9 +158,9 @@ async def unclean_elect(call: Call) -> Any:
     return {"topic": request.topic, "partition": request.partition, "leader": request.node}
 
 
-async def upgrade(call: Call) -> Any:
+def upgrade(call: Call) -> Any:
     request = call.json(UpgradeRequest)
-    return await _cluster(call).upgrade(request.to, is_dry_run=request.dry_run)
+    return _cluster(call).upgrade(request.to, is_dry_run=request.dry_run)
 
 
 def _cluster(call: Call) -> ClusterPort:
@@ -189,26 +182,20 @@ def _topic_id(call: Call, request: Placement | UncleanElection) -> str:
 
 
 def _node(call: Call) -> int:
-    text = call.path[4]
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:11]) <= NODE_MAX):
+    number = whole(call.path[4], digits_max=11)
+    if number is None or not 1 <= number <= NODE_MAX:
         raise InvalidRequest(f"The node must be a number from 1 to {NODE_MAX}.")
-    return int(text)
-
-
-def _state(text: str) -> PartitionState | None:
-    try:
-        return PartitionState(text) if text else None
-    except ValueError:
-        raise InvalidRequest(f"state must be one of {', '.join(PartitionState)}.") from None
+    return number
 
 
 def _after(text: str) -> tuple[str, int] | None:
     if not text:
         return None
     topic_id, _, index = text.rpartition("/")
-    if not (topic_id and index.isascii() and index.isdigit() and len(index) <= 10):
+    number = whole(index, digits_max=10)
+    if not topic_id or number is None:
         raise InvalidRequest("after must be the value of next in an earlier reply.")
-    return topic_id, int(index)
+    return topic_id, number
 
 
 # ── Backups ──────────────────────────────────────────────────────────────────────────────────
@@ -270,15 +257,15 @@ class SkipRequest(Body, frozen=True):
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 
 
-async def show_coordinator(call: Call) -> Any:
+def show_coordinator(call: Call) -> Any:
     """Return whether all rows are readable, the first that is not, and the row at ``offset``."""
     offset = call.optional("offset", least=0, most=OFFSET_MAX)
-    return await _coordinators(call).show(call.path[3], _partition(call), offset)
+    return _coordinators(call).show(call.path[3], _partition(call), offset)
 
 
-async def skip_row(call: Call) -> Any:
+def skip_row(call: Call) -> Any:
     offset = call.json(SkipRequest).offset
-    return await _coordinators(call).skip(call.path[3], _partition(call), offset)
+    return _coordinators(call).skip(call.path[3], _partition(call), offset)
 
 
 def _coordinators(call: Call) -> CoordinatorPort:
@@ -288,7 +275,7 @@ def _coordinators(call: Call) -> CoordinatorPort:
 
 
 def _partition(call: Call) -> int:
-    text = call.path[4]
-    if not (text.isascii() and text.isdigit() and len(text) <= PARTITION_DIGITS_MAX):
+    number = whole(call.path[4], digits_max=PARTITION_DIGITS_MAX)
+    if number is None:
         raise InvalidRequest("The partition must be a number from 0.")
-    return int(text)
+    return number

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.frontend.admin.explanation import Situation, explain
 from penstock.frontend.admin.messages import RECEIVE
-from penstock.frontend.admin.reply import large_reply
+from penstock.frontend.admin.reply import large_reply, picked
 from penstock.frontend.admin.request import READ, Call, Context
 from penstock.model.calls import Stats
 from penstock.model.errors import InvalidRequest, NotLeader, Overloaded, TopicNotFound
@@ -99,9 +99,7 @@ async def one(call: Call) -> Any:
     return {
         **_summary(topic, stats, sources, now_ms=call.now_ms),
         "settings": msgspec.structs.asdict(topic.settings),
-        "tags": topic.tags,
-        "fsync": topic.fsync,
-        "dedup_scope": topic.dedup_scope,
+        **picked(topic, "tags", "fsync", "dedup_scope"),
     }
 
 
@@ -112,7 +110,7 @@ async def rotate_data_key(call: Call) -> Any:
     if call.context.sealing is None:
         raise InvalidRequest("Encryption is not configured on this node.")
     await call.context.sealing.rotate(topic)
-    return {"name": topic.name, "account": topic.account, "region": topic.region}
+    return picked(topic, "name", "account", "region")
 
 
 def _summary(
@@ -124,15 +122,8 @@ def _summary(
     oldest_at_ms = stats.oldest_sent_at_ms
     counts["oldest_age_ms"] = None if oldest_at_ms is None else max(0, now_ms - oldest_at_ms)
     return {
-        "name": topic.name,
-        "account": topic.account,
-        "region": topic.region,
-        "arn": topic.arn,
-        "topic_id": topic.topic_id,
-        "kind": topic.kind,
-        "partition_count": topic.partition_count,
-        "created_at_ms": topic.created_at_ms,
-        "modified_at_ms": topic.modified_at_ms,
+        **picked(topic, "name", "account", "region", "arn", "topic_id", "kind"),
+        **picked(topic, "partition_count", "created_at_ms", "modified_at_ms"),
         "dead_letter_target": None if redrive is None else redrive.target_arn,
         "attempts_max": None if redrive is None else redrive.attempts_max,
         "sources": sources.get(topic.arn, []),
@@ -180,7 +171,7 @@ async def explained(call: Call) -> Any:
     found = explain(situation, now_ms=call.now_ms)
     shown = {"queue": topic.name, **msgspec.structs.asdict(found)}
     if stats is not None:
-        shown |= {name: getattr(stats, name) for name in STATES}
+        shown |= picked(stats, *STATES)
         shown["blocked"] = None if stats.obstacles is None else stats.obstacles.blocked
         shown["waits"] = stats.waits
     return shown

@@ -138,10 +138,10 @@ class Call(msgspec.Struct, frozen=True):
         text = self.query.get(name)
         if text is None:
             return None
-        is_number = text.isascii() and text.isdigit() and len(text) <= 19
-        if not is_number or not least <= int(text) <= most:
+        number = whole(text, digits_max=19)
+        if number is None or not least <= number <= most:
             raise InvalidRequest(f"{name} must be a number from {least} to {most}.")
-        return int(text)
+        return number
 
     @property
     def region(self) -> str:
@@ -228,8 +228,8 @@ class Call(msgspec.Struct, frozen=True):
         self.may(action, self.admin_arn(account, kind, name))
 
     def may_use_queue(self, action: str, name: str) -> None:
-        """Check that the caller may do ``action`` on the queue ``name`` of its own tenant, by the
-        policies that an SQS request is checked against. Raises AccessDenied."""
+        """Check the policies that an SQS request on the queue ``name`` of the caller's own tenant
+        is checked against. Raises AccessDenied."""
         caller = self.caller
         if caller.is_operator:
             return
@@ -275,6 +275,11 @@ class Call(msgspec.Struct, frozen=True):
     def path_user(self, action: str) -> User:
         """Return the user in the path, if the caller may do ``action`` with it."""
         return self.known_user(self.account_of(), self.path[3], action)
+
+
+def whole(text: str, *, digits_max: int) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    return int(text) if is_number else None
 
 
 def parse(context: Context, request: HttpRequest) -> Call:

@@ -5,16 +5,13 @@ between is bounded: callers wait in ``admit`` before the action while it is full
 dropped for lack of room. If the process is killed, entries in the queue are lost; that some may be
 missing is visible, because a start without a stop before it means a crash. A stop writes all.
 
-Denied requests are the exception, because anyone can send millions of them. A few of each kind are
-recorded per minute, and of each tenant at most its share; at the end of the minute one entry per
-tenant has the number of those left out.
-
-Each node has its own chain: nodes write to the same partition without waiting for one another.
+Denied requests are the exception, because anyone can send millions of them: ``Denials``. Each node
+has its own chain: nodes write to the same partition without waiting for one another.
 ``wire/facts/audit.py`` has the format of records and of the chain."""
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -92,18 +89,15 @@ def make_entry(
 
 
 class Denials:
-    """Decides which denied requests of a minute are recorded. Pure."""
+    """Decides which denied requests of a minute are recorded: a few of each kind, and of each
+    tenant at most its share; the others are counted by tenant. Pure."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which has no share; None: no tenant has one."""
         self._minute = -1
         self._recorded: dict[tuple[str, ...], int] = {}
         self._shares = SharedLimit(DENIED_MAX, TENANT_FACTS_PERCENT, own_account=own_account)
-        self._left_out: dict[str, int] = {}  # by tenant; "" for unknown callers
-
-    @property
-    def has_left_out(self) -> bool:
-        return bool(self._left_out)
+        self.left_out_counts: Counter[str] = Counter()  # by tenant; "" for unknown callers
 
     def is_recorded(
         self,
@@ -116,16 +110,11 @@ class Denials:
     ) -> bool:
         """Call ``left_out`` first: it ends the minute. Unknown callers have a share by address."""
         self._minute = now_ms // MINUTE_MS
-        count, holder = self._recorded.get(kind, 0), tenant or address
-        if (
-            not has_room
-            or count >= DENIED_PER_KIND_MAX
-            or self._shares.is_full()
-            or self._shares.is_used_up(holder)
-        ):
-            if tenant not in self._left_out and len(self._left_out) >= LEFT_OUT_ROWS_MAX:
-                tenant = ""
-            self._left_out[tenant] = self._left_out.get(tenant, 0) + 1
+        count, holder, shares = self._recorded.get(kind, 0), tenant or address, self._shares
+        is_full = shares.is_full() or shares.is_used_up(holder)
+        if not has_room or count >= DENIED_PER_KIND_MAX or is_full:
+            counts = self.left_out_counts
+            counts[tenant if tenant in counts or len(counts) < LEFT_OUT_ROWS_MAX else ""] += 1
             return False
         self._recorded[kind] = count + 1
         self._shares.add(holder)
@@ -135,7 +124,7 @@ class Denials:
         """Return how many denials of the last minute were left out, by tenant, once."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
-        counts, self._left_out = self._left_out, {}
+        counts, self.left_out_counts = self.left_out_counts, Counter()
         self._recorded.clear()
         self._shares.clear()
         return counts
@@ -216,22 +205,18 @@ class AuditTrail:
         now_ms = self._clock.wall_ms()
         counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
         for tenant, count in counts.items():
-            self._add_own(DENIALS_LEFT_OUT, count=count, **({"tenant": tenant} if tenant else {}))
+            named = {"tenant": tenant} if tenant else {}
+            self.add(self._own(DENIALS_LEFT_OUT, count=count, **named))
 
-    def _add_own(self, action: str, **params: object) -> None:
-        self.add(self._own(action, params))
-
-    def _own(self, action: str, params: Mapping[str, object]) -> AuditEntry:
+    def _own(self, action: str, **params: object) -> AuditEntry:
         """Return an entry about the node itself."""
-        principal = f"node:{self._node}"
-        return AuditEntry(
-            at_ms=self._clock.wall_ms(), principal=principal, action=action, params=params
-        )
+        at_ms, principal = self._clock.wall_ms(), f"node:{self._node}"
+        return AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
     # ── Start and stop ───────────────────────────────────────────────────────────────────────
 
     def start(self, *, version: str = "") -> None:
-        self._add_own(STARTED, **({"version": version} if version else {}))
+        self.add(self._own(STARTED, **({"version": version} if version else {})))
         self._task = asyncio.create_task(self._run(), name="audit writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
@@ -241,7 +226,7 @@ class AuditTrail:
         if self._task is None:
             return
         self._add_left_out(is_end=True)
-        self._add_own(STOPPED)
+        self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
             log_.error("end of the audit trail lost", extra=facts)
@@ -284,14 +269,14 @@ class AuditTrail:
         """Wait until there is something to write."""
         self._wake.clear()
         wait_s = QUIET_SECONDS_MAX
-        if self._denials.has_left_out:
+        if self._denials.left_out_counts:
             wait_s = (MINUTE_MS - self._clock.wall_ms() % MINUTE_MS) / 1_000
         try:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         except TimeoutError:
             if wait_s == QUIET_SECONDS_MAX:
-                self._add_own(RUNNING)
+                self.add(self._own(RUNNING))
         self._add_left_out()
 
     async def _find_link(self) -> Link:
@@ -304,7 +289,7 @@ class AuditTrail:
             except (Damaged, AuditUnreadable) as error:
                 log_.error("new audit chain started", extra={"reason": str(error)})
                 self._trouble = None
-                self._queue.appendleft(self._own(CHAIN_RESTARTED, {"reason": str(error)}))
+                self._queue.appendleft(self._own(CHAIN_RESTARTED, reason=str(error)))
                 return Link()
             except PenstockError as error:
                 if self._trouble is None:

@@ -98,13 +98,7 @@ class FactLog:
         """Take facts as one batch, for the next ``settle``. Earlier ones must be settled."""
         assert self._pending is None, "one batch after the other"
         self._pending = [
-            encode_record(
-                offset_delta=index,
-                timestamp_delta=0,
-                key=fact.key,
-                value=fact.value,
-                headers=fact.headers,
-            )
+            encode_record(offset_delta=index, timestamp_delta=0, **fact._asdict())
             for index, fact in enumerate(facts)
         ]
 
@@ -126,8 +120,7 @@ class FactLog:
     async def _is_appended(self, records: Sequence[bytes]) -> bool:
         try:
             topic = await self.find_or_make()
-            if self._producer_id < 0:
-                self._producer_id, self._sequence = await self._next_producer_id(), 0
+            await self._take_producer_id()
             if not self._batch:
                 self._batch = self._encoded(records)
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
@@ -135,20 +128,20 @@ class FactLog:
                     AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
                 )
         except TimeoutError:
-            self._note(Overloaded("the log did not reply in time"))
-            return False
-        except ProducerRefused as error:
-            if error.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            return self._note("the log did not reply in time")
+        except PenstockError as error:
+            code = error.code if isinstance(error, ProducerRefused) else None
+            if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return True  # appended by an earlier attempt
-            if error.code in _LOST_TRACK:
+            if code in _LOST_TRACK:
                 # The batch is not in the log, so it can be sent with a new id.
                 self._producer_id, self._batch = -1, b""
-            self._note(error)
-            return False
-        except PenstockError as error:
-            self._note(error)
-            return False
+            return self._note(str(error))
         return True
+
+    async def _take_producer_id(self) -> None:
+        if self._producer_id < 0:
+            self._producer_id, self._sequence = await self._next_producer_id(), 0
 
     def _encoded(self, records: Sequence[bytes]) -> bytes:
         size = sum(map(len, records))
@@ -166,12 +159,12 @@ class FactLog:
             base_sequence=self._sequence,
         )
 
-    def _note(self, error: PenstockError) -> None:
+    def _note(self, reason: str) -> bool:
         """Log the first of consecutive failures."""
         if self.trouble is None:
-            facts = {"topic": self.name, "reason": str(error)}
-            log_.warning("writing facts failed", extra=facts)
-        self.trouble = f"{self.name}: {error}"
+            log_.warning("writing facts failed", extra={"topic": self.name, "reason": reason})
+        self.trouble = f"{self.name}: {reason}"
+        return False
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -200,8 +193,7 @@ class FactLog:
         markers."""
         if self._is_earlier_settled:
             return
-        if self._producer_id < 0:
-            self._producer_id, self._sequence = await self._next_producer_id(), 0
+        await self._take_producer_id()
         marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
         await self._broker.call(AppendMarker(topic, PARTITION, marker))
         self._is_earlier_settled = True
@@ -247,11 +239,9 @@ class FactLog:
         return topic
 
     def _configured(self, topic: Topic) -> Topic:
-        return msgspec.structs.replace(
-            topic,
-            configs={**topic.configs, _RETENTION: str(self._retention_ms)},
-            modified_at_ms=self._clock.wall_ms(),
-        )
+        configs = {**topic.configs, _RETENTION: str(self._retention_ms)}
+        now_ms = self._clock.wall_ms()
+        return msgspec.structs.replace(topic, configs=configs, modified_at_ms=now_ms)
 
 
 # ── Writers ──────────────────────────────────────────────────────────────────────────────────

@@ -2,9 +2,9 @@
 requests since the last one and levels of queues, partitions, groups and the process.
 
 Requests are counted once, in ``usage.py``; rows taken from there pass through ``CallSums``. Levels
-are numbers that their owners have in memory; other tasks run in between. Rows of each kind are
-bounded, and a record has the number of levels that were left out. Each record is in the log exactly
-once (``fact_log.py``); while the log takes nothing, no levels are read, and counting continues.
+are numbers that their owners have in memory. Rows of each kind are bounded, and a record has the
+number of levels that were left out. Each record is in the log exactly once (``fact_log.py``); while
+the log takes nothing, no levels are read, and counting continues.
 
 A partition is reported by its leader, a queue as a whole by the leader of its first partition, and
 a group by its coordinator, so all nodes together report every level once. A record ends on a
@@ -101,13 +101,10 @@ class CallSums:
         """Add the sums to ``to`` as rows, and start again from zero."""
         taken, self._sums = self._sums, {}
         self._rows.clear()
-        for (account, region, resource, op), sums in taken.items():
+        for key, sums in taken.items():
             to.add(
                 CALLS,
-                account=account,
-                region=region,
-                resource=resource,
-                op=op,
+                **dict(zip(("account", "region", "resource", "op"), key, strict=True)),
                 requests=sums.requests,
                 errors=sums.failed,
                 messages=sums.messages,
@@ -232,9 +229,7 @@ class TelemetryWriter(FactWriter):
             appended, appended_bytes = _appended(before.get(key), seen)
             to.add(
                 PARTITION,
-                account=topic.account,
-                region=topic.region,
-                resource=topic.name,
+                **_named(topic),
                 partition=partition,
                 op=APPEND,
                 messages=appended,
@@ -258,9 +253,7 @@ class TelemetryWriter(FactWriter):
         now_ms = self._clock.wall_ms()
         to.add(
             QUEUE,
-            account=topic.account,
-            region=topic.region,
-            resource=topic.name,
+            **_named(topic),
             depth=stats.visible + stats.delayed,
             in_flight=stats.in_flight,
             oldest_age_ms=0 if oldest_ms is None else max(0, now_ms - oldest_ms),
@@ -287,19 +280,16 @@ class TelemetryWriter(FactWriter):
                 topic = self._catalog.find_id(each.topic_id)
                 if topic is None or _is_own(topic) or each.code or each.offset < 0:
                     continue
-                if rows >= LAG_ROWS_MAX:
-                    self._left_out += 1
-                    continue
-                log_end = await self._log_end(topic, each.partition)
+                log_end = None
+                if rows < LAG_ROWS_MAX:
+                    log_end = await self._log_end(topic, each.partition)
                 if log_end is None:
                     self._left_out += 1
                     continue
                 rows += 1
                 to.add(
                     LAG,
-                    account=account,
-                    region=topic.region,
-                    resource=topic.name,
+                    **_named(topic) | {"account": account},
                     partition=each.partition,
                     group=group,
                     committed=each.offset,
@@ -312,13 +302,12 @@ class TelemetryWriter(FactWriter):
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
             return seen.log_end
-        if self._are_others_silent or self._leads(topic, partition):
-            return None
-        try:
-            return (await self._broker.call(Ends(topic, partition))).high_watermark
-        except PenstockError:
-            self._are_others_silent = True
-            return None
+        if not (self._are_others_silent or self._leads(topic, partition)):
+            try:
+                return (await self._broker.call(Ends(topic, partition))).high_watermark
+            except PenstockError:
+                self._are_others_silent = True
+        return None
 
     def _add_vitals(self, to: TelemetryColumns) -> None:
         now = self._vitals()
@@ -329,6 +318,10 @@ class TelemetryWriter(FactWriter):
             disk_free_bytes=now.disk_free_bytes,
         )
         self._cpu_ms = now.cpu_ms
+
+
+def _named(topic: Topic) -> dict[str, str]:
+    return {"account": topic.account, "region": topic.region, "resource": topic.name}
 
 
 def _is_own(topic: Topic) -> bool:

@@ -71,18 +71,11 @@ class Refusal(Enum):
     FAILED = "failed"
 
 
+_NUMBERS: Final = NUMBERS[:-1]  # without that of storage
+
+
 class Counts:
-    __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "denied",
-        "durations",
-        "failed",
-        "messages",
-        "requests",
-        "throttled",
-        "units64k",
-    )
+    __slots__ = ("durations", *_NUMBERS)
 
     def __init__(self, *, is_timed: bool = False) -> None:
         self.durations: dict[int, int] | None = {} if is_timed else None  # by bucket
@@ -201,7 +194,7 @@ class UsageTable:
             if self.on_taken is not None:
                 self.on_taken(key, counts)
             if counts.requests or counts.messages or counts.units64k:
-                numbers = (getattr(counts, name) for name in NUMBERS[:-1])
+                numbers = (getattr(counts, name) for name in _NUMBERS)
                 rows.append((*key[:3], CALLS, key[3], *numbers, 0))
                 counts.clear()
         nothing = (0,) * (len(NUMBERS) - 1)
