@@ -22,11 +22,13 @@ from penstock.model.calls import (
     OpenShare,
     R,
 )
+from penstock.model.errors import TopicNotFound
 from penstock.model.message import Message
 from penstock.model.ports import Catalog
 from penstock.model.topic import Topic
 
 P = TypeVar("P")
+Change = Callable[[Topic], Topic]
 
 CHANGES: Final = "changes of queues and topics in progress"
 ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
@@ -173,9 +175,7 @@ class GuardedCatalog:
         ):
             return await self._metadata.call(lambda: self._catalog.create(topic))
 
-    async def change(
-        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
-    ) -> Topic:
+    async def change(self, account: str, region: str, name: str, change: Change) -> Topic:
         with self._metadata.shares.holding(account, CHANGES), ExitStack() as room:
 
             def checked(before: Topic) -> Topic:
@@ -194,3 +194,59 @@ class GuardedCatalog:
             return await self._metadata.call(
                 lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
             )
+
+
+class CatalogView:
+    """The catalog as one protocol sees it. SQS sees queues only: a topic that is read by offsets
+    alone has no attributes and no leases, and is not in ListQueues until it is opened as a queue.
+    Kafka sees topics with their own records, so no shares."""
+
+    def __init__(self, everything: Catalog, *, shows: Callable[[Topic], bool]) -> None:
+        self.everything = everything
+        self._find = everything.find
+        self._shows = shows
+        self.recently_deleted = everything.recently_deleted
+        self.create = everything.create
+        self.on_change = everything.on_change
+
+    def find(self, account: str, region: str, name: str) -> Topic | None:
+        topic = self._find(account, region, name)
+        return topic if topic is None or self._shows(topic) else None
+
+    def find_arn(self, arn: str) -> Topic | None:
+        return self._shown(self.everything.find_arn(arn))
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.find_id(topic_id))
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.tombstone(topic_id))
+
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
+        return [t for t in self.everything.topics(account, region, prefix) if self._shows(t)]
+
+    def all_topics(self) -> Sequence[Topic]:
+        return [topic for topic in self.everything.all_topics() if self._shows(topic)]
+
+    async def change(self, account: str, region: str, name: str, change: Change) -> Topic:
+        self._check(account, region, name)
+        return await self.everything.change(account, region, name, change)
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        self._check(account, region, name)
+        return await self.everything.delete(account, region, name, now_ms=now_ms)
+
+    def _check(self, account: str, region: str, name: str) -> None:
+        if self.find(account, region, name) is None:
+            raise TopicNotFound(name)
+
+    def _shown(self, topic: Topic | None) -> Topic | None:
+        return topic if topic is None or self._shows(topic) else None
+
+
+def queues_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=lambda topic: topic.is_queue)
+
+
+def streams_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=lambda topic: topic.source_id is None)

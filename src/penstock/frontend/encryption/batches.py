@@ -135,7 +135,9 @@ def open_batch(
                 fields = blob[one.fields_at : one.value_at] + content[len(FOREIGN) :]
                 opened.append(_framed(fields))
             else:
-                opened.append(_opened_message(blob, one, key, owner))
+                message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED, True)
+                deltas = {"offset_delta": one.offset_delta, "timestamp_delta": one.time_delta}
+                opened.append(encode_message(open_message(message, key, owner), **deltas))
         except Unopenable as error:
             quarantine.append((header.base_offset + one.offset_delta, str(error)))
         except UnicodeDecodeError as error:
@@ -149,29 +151,18 @@ def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | N
     """Return the encrypted part of a record (None: plaintext), and whether a producer made the
     record. ``is_own``: the server wrote the batch, so a record may be a message."""
     size, at = decode_varint(blob, one.value_at)
-    if size >= 0 and blob[at + size : one.end] == _NO_HEADERS:
-        return blob[at : at + size], True
     if size < 0:
         if not blob.startswith(_ONLY_SEALED, one.value_at):
             return None, True
         size, at = decode_varint(blob, one.value_at + len(_ONLY_SEALED))
         return blob[at : at + size], True
+    if blob[at + size : one.end] == _NO_HEADERS:
+        return blob[at : at + size], True
     message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED, is_own)
     return message.body if message.is_sealed else None, False
 
 
-def _opened_message(blob: bytes, one: RecordSlice, key: DataKey, owner: bytes) -> bytes:
-    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED, True)
-    return encode_message(
-        open_message(message, key, owner),
-        offset_delta=one.offset_delta,
-        timestamp_delta=one.time_delta,
-    )
-
-
-def sealed_runs(
-    buffer: bytes | memoryview,
-) -> Iterator[tuple[bool, bytes | memoryview]]:
+def sealed_runs(buffer: bytes | memoryview) -> Iterator[tuple[bool, bytes | memoryview]]:
     """Split a buffer of whole batches into single encrypted batches and runs of others. Yields an
     empty piece now and then, to let other tasks run: a buffer may have half a million batches."""
     begin = position = count = 0

@@ -15,9 +15,7 @@ its account: dead letters and moved messages are copied as they are, without a k
 is not authenticated, because a moved message gets a new one, nor is the offset, which is unknown
 when a message is encrypted. So with write access to the disk one can read nothing and change no
 content, but can move encrypted messages between queues of a tenant, repeat or drop whole records,
-or add records that were never encrypted.
-
-Another layout needs another version; ``unseal`` then reads both."""
+or add records that were never encrypted. Another layout needs another version."""
 
 from typing import Final
 
@@ -37,8 +35,6 @@ _CIPHERTEXT_AT: Final = _HEAD_BYTES + NONCE_BYTES
 _TAG_BYTES: Final = 16
 SEALED_BYTES_MIN: Final = _CIPHERTEXT_AT + _TAG_BYTES
 UNKNOWN_KEY: Final = "its data key is unknown"
-_NO_KEY: Final = b"\x00"
-_KEY: Final = b"\x01"
 _LARGE_BYTES: Final = 16_384  # above, a view is cheaper than a copy
 
 
@@ -48,7 +44,7 @@ class Unopenable(Exception):
 
 def seal(content: bytes, record_key: bytes | None, key: DataKey, nonce: bytes) -> bytes:
     head = VERSION + key.place
-    bound = _NO_KEY if record_key is None else _KEY + record_key
+    bound = b"\x00" if record_key is None else b"\x01" + record_key
     return b"".join((head, nonce, key.encrypt(nonce, content, head + key.owner + bound)))
 
 
@@ -66,12 +62,11 @@ def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) 
     which must be that of the key. Raises Unopenable."""
     if key.owner != owner:
         raise Unopenable("encrypted for another account")
-    bound = _NO_KEY if record_key is None else _KEY + record_key
+    bound = b"\x00" if record_key is None else b"\x01" + record_key
     data = (sealed if len(sealed) < _LARGE_BYTES else memoryview(sealed))[_CIPHERTEXT_AT:]
+    nonce, known = sealed[_HEAD_BYTES:_CIPHERTEXT_AT], sealed[:_HEAD_BYTES] + owner + bound
     try:
-        return key.decrypt(
-            sealed[_HEAD_BYTES:_CIPHERTEXT_AT], data, sealed[:_HEAD_BYTES] + owner + bound
-        )
+        return key.decrypt(nonce, data, known)
     except InvalidTag:
         raise Unopenable("modified, or moved to another key or account") from None
 

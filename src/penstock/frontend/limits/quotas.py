@@ -7,10 +7,9 @@ bytes are summed by a job every few seconds, from numbers that the logs have in 
 sums each append is subtracted from the remaining room. Bytes and long polls count for the owner of
 the queue, who pays for what others are allowed there; connections count for the caller.
 
-Queues and partitions are counted in the catalog, which all frontends see; requests at several
-frontends at the same moment may exceed the quota slightly. Of connections, long polls and remaining
-bytes each frontend hands out its share, by the number of live frontends, but at least one, so that
-every frontend serves every tenant."""
+Requests at several frontends at the same moment may exceed the quota of queues slightly. Of
+connections, long polls and remaining bytes each frontend hands out its share, by the number of live
+frontends, but at least one, so that every frontend serves every tenant."""
 
 import asyncio
 import itertools
@@ -127,16 +126,16 @@ class TenantQuotas:
 
     def used(self, account: str) -> dict[str, int]:
         """Return the present use of the account by field of the quota."""
-        return {
-            QUEUES.field: self._counts[account, QUEUES],
-            PARTITIONS.field: self._counts[account, PARTITIONS],
-            STORED_BYTES.field: self._stored.get(account, 0),
-            CONNECTIONS.field: self._connections[account],
-            WAITS.field: self._waits[account],
-        } | {
-            quota.field: self._coordinators.used(account, quota)
-            for quota in (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+        here = {
+            QUEUES: self._counts[account, QUEUES],
+            PARTITIONS: self._counts[account, PARTITIONS],
+            STORED_BYTES: self._stored.get(account, 0),
+            CONNECTIONS: self._connections[account],
+            WAITS: self._waits[account],
         }
+        others = (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+        used = here | {quota: self._coordinators.used(account, quota) for quota in others}
+        return {quota.field: count for quota, count in used.items()}
 
     def shares(self) -> dict[str, int]:
         """Return the largest share of one tenant by field of the quota, where there is a bound."""
@@ -201,11 +200,8 @@ class TenantQuotas:
         limited = {key: most for key, most in most_by_account.items() if most != NO_LIMIT}
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account], self._sums[account], self._stored[account]
-        stored = {
-            account: 0
-            for account, most in limited.items()
-            if is_due or self._is_sum_due(account, most)
-        }
+        due = (key for key, most in limited.items() if is_due or self._is_sum_due(key, most))
+        stored = dict.fromkeys(due, 0)
         before, self._sizes = self._sizes, {}
         topics = self._catalog.all_topics() if limited else ()
         for number, topic in enumerate(topics):

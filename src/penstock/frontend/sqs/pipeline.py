@@ -16,10 +16,10 @@ import msgspec
 
 from penstock.access.decisions import Postponed, Question
 from penstock.access.no_identities import NoIdentities
-from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.facts.usage import Meter, UsageTable
+from penstock.frontend.limited_calls import queues_of
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs import endpoints
