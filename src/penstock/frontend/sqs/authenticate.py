@@ -77,12 +77,13 @@ def _trust(context: Context, call: Call) -> None:
     else:
         call.region = scope.region
         call.sender = key = scope.access_key
-    caller = context.trusted.get(key)
+    trusted = context.trusted
+    caller = trusted.get(key)
     if caller is None:
-        caller = Caller(key if is_account(key) else config.account, key, is_trusted=True)
-        if len(context.trusted) >= TRUSTED_MAX:
-            context.trusted.clear()
-        context.trusted[key] = caller
+        if len(trusted) >= TRUSTED_MAX:
+            trusted.clear()
+        account = key if is_account(key) else config.account
+        caller = trusted[key] = Caller(account, key, is_trusted=True)
     call.caller = caller
     call.account = caller.account
 

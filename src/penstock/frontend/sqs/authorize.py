@@ -1,8 +1,8 @@
 """The fourth stage: may the caller do this with this queue?
 
-Most actions need one permission on one queue; the rules below are for the others. For example, an
-action that makes messages go from one queue to another needs a permission on each of them. A
-trusted caller (authentication is off) may do everything.
+Most actions need one permission on one queue; ``_RULES`` are for the others. For example, an action
+that makes messages go from one queue to another needs a permission on each of them. A trusted
+caller (authentication is off) may do everything.
 
 If a queue of another account gives the caller no right at all, the error is the same as for a queue
 that does not exist, so that errors do not reveal queues. For the same reason the caller's own
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.access.decisions import CircumstancesOf
 from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.sqs.actions.move_tasks import decode_handle, not_found
@@ -108,9 +107,7 @@ def _check_queue(context: Context, call: Call, key: GrantKey) -> None:
 # ── Rules of actions that need more than one permission on one queue ─────────────────────────
 
 
-def _set_queue_attributes(
-    context: Context, call: Call, request: SetQueueAttributesRequest
-) -> Needs:
+def _set_attributes(context: Context, call: Call, request: SetQueueAttributesRequest) -> Needs:
     _on_queue(context, call, request)
     yield from _dead_letters(context, request.attributes)
 
@@ -166,14 +163,14 @@ def _move_task(context: Context, call: Call, request: Any) -> Needs:
 
 
 def _move_source(context: Context, call: Call, request: Any) -> Target:
+    name, field = "SourceArn", "source_arn"
     if hasattr(request, "task_handle"):
-        if not request.task_handle:
-            raise missing("TaskHandle")
-        _, arn = decode_handle(request.task_handle)
-    else:
-        arn = request.source_arn
-        if not arn:
-            raise missing("SourceArn")
+        name, field = "TaskHandle", "task_handle"
+    arn = getattr(request, field)
+    if not arn:
+        raise missing(name)
+    if name == "TaskHandle":
+        _, arn = decode_handle(arn)
     source = _by_arn(context, arn, not_found("SourceArn"))
     call.arn = source.arn
     return source
@@ -181,9 +178,8 @@ def _move_source(context: Context, call: Call, request: Any) -> Target:
 
 def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Needs:
     """A queue sends its dead letters to their target."""
-    text = (attributes or {}).get("RedrivePolicy")
     try:
-        redrive = queue_policies.parse_redrive(text or "")
+        redrive = queue_policies.parse_redrive((attributes or {}).get("RedrivePolicy") or "")
     except Fault:
         return  # the action rejects it, in the order in which it checks the attributes
     if redrive is not None:
@@ -198,7 +194,7 @@ _RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
     "GetQueueUrl": _get_queue_url,
     "ListMessageMoveTasks": _move_task,
     "ListQueues": _list_queues,
-    "SetQueueAttributes": _set_queue_attributes,
+    "SetQueueAttributes": _set_attributes,
     "StartMessageMoveTask": _start_move,
 }
 
@@ -229,8 +225,19 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
         http = call.http
         return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
 
+    def decide() -> Decision:
+        return decisions.decide_on_queue(
+            context.everything,
+            caller,
+            permission,
+            arn=arn,
+            owner=target.account,
+            topic=target.topic,
+            circumstances=circumstances,
+        )
+
     if target.account == caller.account:
-        decision = _decide(context, call, permission, target, circumstances)
+        decision = decide()
         if not decision.is_allowed:
             raise _denied(call, permission, arn, decision)
         return
@@ -241,31 +248,13 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
     policy = None if target.topic is None else target.topic.settings.policy
-    if (
-        policy is not None
-        and permission not in _OWNER_ONLY
-        and _decide(context, call, permission, target, circumstances).is_allowed
-    ):
+    if policy is not None and permission not in _OWNER_ONLY and decide().is_allowed:
         return
     if not decisions.grants_anything(
         caller, arn=arn, owner=target.account, policy=policy, circumstances=circumstances
     ):
         raise target.absent
     raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))
-
-
-def _decide(
-    context: Context, call: Call, permission: str, target: Target, circumstances: CircumstancesOf
-) -> Decision:
-    return context.decisions.decide_on_queue(
-        context.everything,
-        call.caller,
-        permission,
-        arn=target.arn,
-        owner=target.account,
-        topic=target.topic,
-        circumstances=circumstances,
-    )
 
 
 def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:

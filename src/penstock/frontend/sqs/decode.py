@@ -1,7 +1,6 @@
-"""The first and third stage: parse the signature, the action and the typed request.
-
-``identify`` reads only the head of a request. ``decode`` reads the body, after ``authenticate`` has
-verified the signature: with authentication on, the body of an unsigned request is never decoded.
+"""The first and third stage: parse the signature, the action and the typed request. ``identify``
+reads only the head of a request. ``decode`` reads the body, after ``authenticate`` has verified the
+signature: with authentication on, the body of an unsigned request is never decoded.
 
 The service is determined by the X-Amz-Target header, else by the service in the signature, else by
 the Action parameter. A request about a queue may be sent to the path of the queue, without a URL
@@ -127,23 +126,20 @@ def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> No
             if known is not None:
                 call.scope = msgspec.structs.replace(known, signature=signature)
                 return
-            scope = sigv4.parse(authorization, fields)
-            is_cached = (
-                scope is not None
-                and not scope.is_presigned
-                and bool(mark)
-                and scope.signature == signature
-            )
         else:  # only the credential matters
             key = authorization[: authorization.find(",")]
             known = scopes.get(key)
             if known is not None:
                 call.scope = known
                 return
-            scope = sigv4.parse(authorization, fields)
+        call.scope = scope = sigv4.parse(authorization, fields)
+        if scope is None or len(key) >= SCOPE_CHARS_MAX:
+            return
+        if context.config.is_auth_on:
+            is_cached = bool(mark) and not scope.is_presigned and scope.signature == signature
+        else:
             is_cached = "Credential=" in key
-        call.scope = scope
-        if scope is not None and is_cached and len(key) < SCOPE_CHARS_MAX:
+        if is_cached:
             if len(scopes) >= SCOPES_MAX:
                 scopes.clear()
             scopes[key] = scope

@@ -1,6 +1,7 @@
 """Requests by path instead of action: health, information about the node, and a reset for test
 suites. JSON, without signature; no reply shows messages."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -68,11 +69,9 @@ async def _reset(context: Context, http: HttpRequest) -> HttpReply:
         is_ours = not topic.is_queue and is_internal(topic.name)
         if topic.deleted_at_ms is not None or is_ours:
             continue
-        try:
+        with suppress(TopicNotFound):  # deleted by another request since
             await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
-        except TopicNotFound:
-            continue  # deleted by another request since
-        count += 1
+            count += 1
     context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
     context.purges.clear()
     return _json(200, status="ok", deleted_queues=count)

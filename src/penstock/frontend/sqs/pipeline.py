@@ -2,10 +2,7 @@
 
 A stage adds its results to the call, or raises. After the last one the action runs. Every exception
 becomes an error in the protocol of the client: errors of ``model.errors`` by a table in ``wire``,
-any other as InternalFailure, logged here with its traceback.
-
-Nothing is logged per request; the meter is called once per request. Usage is counted for tenants,
-and changes are recorded in the audit trail."""
+any other as InternalFailure, logged here with its traceback. Nothing is logged per request."""
 
 import asyncio
 import logging
