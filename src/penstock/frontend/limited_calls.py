@@ -38,8 +38,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """Checks the quotas of tenants: all calls that store messages, wait for them or create shares
-    pass here."""
+    """Checks the quotas of tenants that store messages, wait for them or create shares."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)

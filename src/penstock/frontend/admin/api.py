@@ -173,8 +173,7 @@ class AdminApi:
 
 
 async def _check_body(body: bytes) -> None:
-    """Raise InvalidRequest if decoding the body would take too long. The body of a policy is not
-    decoded before its size was checked."""
+    """Raise InvalidRequest if decoding the body would take too long."""
     try:
         await in_slices(check_large(body))
     except Fault as fault:

@@ -111,8 +111,7 @@ def entry_of(
 
 
 def completed(subject: Subject, reply: bytes) -> Subject:
-    """Return the subject with facts of the reply: the account of a new tenant, the id of a new
-    key."""
+    """Return the subject with the account of a new tenant, or the id of a new key."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:

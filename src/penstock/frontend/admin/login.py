@@ -59,8 +59,7 @@ class Gate:
     def __init__(
         self, *, token: str, identities: StoredIdentities | None, account: str, is_required: bool
     ) -> None:
-        """``is_required``: authentication is on. If it is off and no token is configured, everyone
-        is the operator of ``account``."""
+        """If authentication is off and no token is set, everyone is the operator."""
         self._token = token.encode()
         self._identities = identities
         self.is_open = not token and not is_required

@@ -133,8 +133,7 @@ def _offset(text: str) -> int:
 async def _fill(
     context: Context, topic: Topic, starts: Mapping[int, int], window: Window
 ) -> dict[int, int]:
-    """Read the partitions in turn, so that a busy one does not hide the others. Returns the next
-    offset of each."""
+    """Read the partitions in turn, so that a busy one does not hide the others."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))

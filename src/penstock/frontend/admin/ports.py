@@ -59,8 +59,7 @@ class Safety(msgspec.Struct, frozen=True):
 
 
 class NodeShown(msgspec.Struct, frozen=True):
-    """A node that is alive, or has replicas by the metadata. The facts about a node that is not
-    alive are the last known ones."""
+    """A node that is alive or has replicas. Facts about a dead one are the last known."""
 
     node: int
     name: str
@@ -204,8 +203,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of one log. ``data`` is empty if the requested offset was deleted: copy again from
-    ``start_offset``."""
+    """A part of one log. Empty if the offset was deleted: continue at ``start_offset``."""
 
     data: bytes
     base_offset: int
@@ -260,6 +258,5 @@ class CoordinatorPort(Protocol):
         ...
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
-        """Skip the unreadable row at this offset, for good, and return the log. Raises Conflict if
-        that row is not the unreadable one."""
+        """Skip this row for good. Raises Conflict if it is not the unreadable one."""
         ...

@@ -104,8 +104,7 @@ async def one(call: Call) -> Any:
 
 
 async def rotate_data_key(call: Call) -> Any:
-    """Encrypt with a new data key from now on, for queues and streams. Old keys are kept as long as
-    records may need them."""
+    """Encrypt with a new data key from now on. Old keys are kept while needed."""
     topic = call.topic(call.context.everything, call.path[3])
     if call.context.sealing is None:
         raise InvalidRequest("Encryption is not configured on this node.")

@@ -199,8 +199,7 @@ class Call(msgspec.Struct, frozen=True):
         return account
 
     def account_named(self, text: str) -> str | None:
-        """Return an account by its number, even if it does not exist, or by the name of its
-        tenant."""
+        """Return an account by its number, existing or not, or its tenant's name."""
         identities = self.context.identities
         if is_account(text) or identities is None:
             return text if is_account(text) else None
@@ -228,8 +227,7 @@ class Call(msgspec.Struct, frozen=True):
         self.may(action, self.admin_arn(account, kind, name))
 
     def may_use_queue(self, action: str, name: str) -> None:
-        """Check the policies that an SQS request on the queue ``name`` of the caller's own tenant
-        is checked against. Raises AccessDenied."""
+        """Check the policies that an SQS request is checked against."""
         caller = self.caller
         if caller.is_operator:
             return

@@ -56,8 +56,7 @@ _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its na
 
 
 def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
-    """Raise MalformedBatch if the count in the header is too high for the bytes: uses of a key are
-    counted by it."""
+    """Raise MalformedBatch if the count, which counts uses of a key, is too high."""
     if header.count * RECORD_BYTES_MIN > len(blob):
         raise MalformedBatch(f"{header.count} records in {len(blob)} bytes")
 
@@ -100,8 +99,7 @@ def _framed(fields: bytes) -> bytes:
 
 
 def _bound(key: bytes | None) -> bytes | None:
-    """Return the key as the group of a message has it: a copy of the record as a message, such as a
-    dead letter, is decrypted with that."""
+    """Return the key as the group of a message has it, such as that of a dead letter."""
     return key if key is None or key.isascii() else group_of(key).encode()
 
 
@@ -109,8 +107,7 @@ def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
     """Return the batch as it was produced, uncompressed. Records that cannot be decrypted are left
-    out and added to ``quarantine``. Yields the id of a key that ``find`` does not have, which the
-    caller may load now."""
+    out and added to ``quarantine``. Yields the id of a key that ``find`` does not have."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)

@@ -58,8 +58,7 @@ def place_of(sealed: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) -> bytes:
-    """Decrypt content with the data key that it names. ``owner`` is the account of the reader,
-    which must be that of the key. Raises Unopenable."""
+    """Decrypt content for the account ``owner``, which must be that of the key."""
     if key.owner != owner:
         raise Unopenable("encrypted for another account")
     bound = b"\x00" if record_key is None else b"\x01" + record_key

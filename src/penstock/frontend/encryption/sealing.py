@@ -69,8 +69,7 @@ class Sealing:
         meter: QuarantineMeter,
         is_default: bool = False,
     ) -> None:
-        """``entropy`` returns random bytes. ``is_default``: whether a topic without a setting is
-        encrypted."""
+        """``is_default``: whether a topic without a setting is encrypted."""
         self._keys = keys
         self._clock = clock
         self._entropy = entropy
@@ -136,8 +135,7 @@ class Sealing:
     async def seal_batches(
         self, topic: Topic, batches: Sequence[tuple[memoryview, BatchHeader]]
     ) -> list[tuple[memoryview, BatchHeader]]:
-        """Encrypt batches. Raises BatchRefused for one that is malformed, or too large without its
-        compression."""
+        """Raises BatchRefused: malformed, or too large without compression."""
         sealed = []
         for batch, header in batches:
             try:
@@ -188,8 +186,7 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the same object if nothing is encrypted, else the decrypted buffers, and the
-        offsets that are left out."""
+        """Return the buffers (if nothing is encrypted, the same) and omitted offsets."""
         opened: list[Buffer] = []
         gone: set[int] = set()
         is_sealed = False

@@ -70,9 +70,8 @@ def make_entry(
     request_id: str = "",
     params: Mapping[str, object] | None = None,
 ) -> AuditEntry:
-    """Return an entry. ``action`` is named as in policies; ``params`` have no secret and no
-    message; ``caller`` None, or without an account: unknown. ``code`` is that of the error, empty
-    for success; those in ``denials`` are of requests that were denied."""
+    """``action`` is named as in policies; ``params`` have no secret and no message; ``caller``
+    None: unknown; ``code`` is that of the error; ``denials`` are codes of denied requests."""
     outcome = OK if not code else UNKNOWN if code == CANCELLED else FAILED
     return AuditEntry(
         at_ms=at_ms,
@@ -166,8 +165,7 @@ class AuditTrail:
     # ── Recording ────────────────────────────────────────────────────────────────────────────
 
     async def admit(self) -> None:
-        """Wait for room, before an action that will be recorded. Raises Draining after the stop: an
-        action that cannot be recorded is not done."""
+        """Wait for room. Raises Draining after the stop: what cannot be recorded is not done."""
         while not self._has_room and not self._is_stopping:
             self._room.clear()
             await self._room.wait()

@@ -103,8 +103,7 @@ class FactLog:
         ]
 
     async def settle(self) -> None:
-        """Return once the offered facts are committed, however long that takes. If cancelled, the
-        next call continues."""
+        """Return once the offered facts are committed. If cancelled, call it again."""
         if self._pending is None:
             return
         wait_s = RETRY_SECONDS
@@ -169,8 +168,7 @@ class FactLog:
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     async def newest(self, key: bytes) -> RawRecord | None:
-        """Return the last record with this key, or None. The log is read backwards in steps. Raises
-        PenstockError; a retry may succeed."""
+        """Return the last record with this key. Raises PenstockError; a retry may succeed."""
         topic = await self.find_or_make()
         ends = await self._broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
@@ -188,9 +186,8 @@ class FactLog:
         return None
 
     async def _settle_earlier(self, topic: Topic) -> None:
-        """Wait, once, until everything that earlier processes of this node appended is committed.
-        A committed marker proves it: everything before it in the log is committed too. Readers skip
-        markers."""
+        """Wait, once, until everything that earlier processes of this node appended is committed:
+        everything before a committed marker is. Readers skip markers."""
         if self._is_earlier_settled:
             return
         await self._take_producer_id()

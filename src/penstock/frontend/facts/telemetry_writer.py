@@ -64,10 +64,9 @@ class _Seen(NamedTuple):
 
 
 class CallSums:
-    """Sums of requests between two records.
-
-    The number of rows is bounded, and each tenant has a share of it. Beyond its share, a tenant is
-    counted in one row with resource and operation ``*``; beyond the bound, in one row for all."""
+    """Sums of requests between two records. The number of rows is bounded. Beyond its share, a
+    tenant is counted in one row with resource and operation ``*``; beyond the bound, in one row for
+    all."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which may use all rows; None: all may."""

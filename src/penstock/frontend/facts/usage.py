@@ -118,8 +118,7 @@ class UsageTable:
         is_timed: bool = False,
         own_account: str | None = None,
     ) -> None:
-        """``is_timed``: record durations of requests. ``own_account``: the node's own tenant, which
-        may use all rows; None: every tenant may."""
+        """``own_account``: the node's own tenant, which may use all rows; None: all may."""
         percent = TENANT_FACTS_PERCENT
         self._rows = SharedLimit(keys_max, percent, own_account=own_account)
         self._chars = SharedLimit(KEY_CHARS_MAX, percent, own_account=own_account)
@@ -185,8 +184,7 @@ class UsageTable:
     # ── Taking ───────────────────────────────────────────────────────────────────────────────
 
     def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
-        """Return the minute, and the counts since the last call. If that minute is over, a new one
-        begins."""
+        """Return the minute, and the counts since the last call. May begin a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
         folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())
@@ -238,15 +236,12 @@ def _minute_of(now_ms: int) -> int:
 
 class UsageWriter(FactWriter):
     """Writes the counts to ``__usage``: every few seconds, and at the end of every minute, the
-    counts since the last time as one record, exactly once (``fact_log.py``).
-
-    If the process is killed, the counts of at most ``flush_ms`` and of a write under way are lost.
-    A stop writes everything first. While the log takes nothing, counting continues in the same
-    bounded table: minutes are merged then, totals stay.
-
-    Once a minute the size of each queue and topic is recorded, from the partitions that this node
-    leads, so that all nodes together record each partition once. A record is written every minute
-    even if it is empty: it shows readers that the node has reported everything."""
+    counts since the last time as one record, exactly once (``fact_log.py``). If the process is
+    killed, the counts of at most ``flush_ms`` and of a write under way are lost. While the log
+    takes nothing, counting continues in the same bounded table: minutes are merged then, totals
+    stay. Once a minute the sizes of partitions that this node leads are recorded. A record is
+    written every minute even if it is empty: it shows readers that the node has reported
+    everything."""
 
     noun = "usage"
 

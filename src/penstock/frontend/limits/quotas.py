@@ -74,8 +74,7 @@ class TenantQuotas:
         bounds: Mapping[Quota, int] | None = None,
         coordinators: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
-        """``bounds``: the bounds of this node for all tenants together. ``coordinators`` count
-        groups and transactional ids."""
+        """``bounds``: the bounds of this node for all tenants together."""
         self._coordinators = coordinators
         self._identities = identities
         self.own_account = own_account
@@ -107,8 +106,7 @@ class TenantQuotas:
             self._task.cancel()
 
     def share_among(self, frontend_count: int) -> None:
-        """Set the number of live frontends, including this one. Existing connections and long polls
-        stay; remaining bytes are divided again by the next sum."""
+        """Set the number of live frontends, including this one."""
         self._frontend_count = max(1, frontend_count)
         for each in self._sums.values():
             each.rounds = LOOK_ROUNDS
@@ -118,8 +116,7 @@ class TenantQuotas:
         return most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
     def _here(self, tenant: Tenant | None, quota: Quota) -> int:
-        """Return the part of a quota for this frontend. A share of a bound of this node is not
-        divided."""
+        """Return the part of a quota for this frontend. Bounds of this node are not divided."""
         most = most_of(tenant, quota, own_account=self.own_account)
         part = max(1, most // self._frontend_count)
         return most if most == NO_LIMIT else min(part, self._most(tenant, quota))
@@ -192,9 +189,8 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
-        """Sum the stored bytes of accounts with a quota: a call to the leader of each partition. If
-        not ``is_due``, only of accounts whose room has shrunk by half since the last sum, or whose
-        last sum is LOOK_ROUNDS rounds old."""
+        """Sum the stored bytes of accounts with a quota. If not ``is_due``, only of those whose
+        room has shrunk by half since the last sum, or whose last sum is LOOK_ROUNDS rounds old."""
         tenants = self._identities.tenants()
         most_by_account = {one.account: self._most(one, STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != NO_LIMIT}
@@ -274,9 +270,8 @@ class TenantQuotas:
     # ── Connections ──────────────────────────────────────────────────────────────────────────
 
     def claim(self, connection: Peer, tenant: Tenant) -> None:
-        """Count the connection for a tenant that has sent a request on it, once per connection and
-        tenant. A tenant without a limit is not counted. Raises Throttled if the tenant has too
-        many; then the connection is closed after the reply."""
+        """Count the connection for a tenant that has sent a request on it, once. Raises Throttled
+        if the tenant has too many; then the connection is closed after the reply."""
         accounts = self._accounts_on.get(connection, set())
         most = self._here(tenant, CONNECTIONS)
         if tenant.account in accounts or most == NO_LIMIT:

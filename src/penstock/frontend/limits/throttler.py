@@ -112,8 +112,7 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Raise Throttled, with the time after which a retry may succeed. Returns the bucket for
-        the bytes of the request, if bytes are limited."""
+        """Raises Throttled. Returns the bucket for the bytes, if bytes are limited."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -121,8 +120,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return for how many milliseconds ``check`` rejects, and by which limit; 0 and "" if the
-        next request passes. Uses up no limit."""
+        """Return for how long ``check`` rejects, and by which limit. Uses up no limit."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)
@@ -179,9 +177,8 @@ class Throttler:
         now_ms: float,
         requests: int = 1,
     ) -> int:
-        """Charge a request that was carried out and its bytes, even beyond the limit: for protocols
-        that reply first and pause the client afterwards. A large request counts as several
-        ``requests``. Returns the pause in milliseconds."""
+        """Charge a request that was carried out, even beyond the limit: for protocols that reply
+        first and pause the client afterwards. Returns the pause in milliseconds."""
         if tenant is None:
             return 0
         limits = self.limits_of(tenant, caller, action, None, now_ms=now_ms)
@@ -195,8 +192,7 @@ class Throttler:
         return wait_ms
 
     def count_rejected(self, account: str, limit: str) -> None:
-        """Count a request that was rejected, or whose sender must pause. The number of series is
-        small: accounts are existing tenants."""
+        """Count a request that was rejected, or whose sender must pause."""
         self._rejected[account, limit] = self._rejected.get((account, limit), 0) + 1
 
     def _reject(self, limits: RequestLimits, now_ms: float) -> None:

@@ -99,8 +99,7 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 def samples_of(
     throttler: Throttler, quotas: TenantQuotas | None, *, own_account: str
 ) -> Iterator[tuple[Family, Sample]]:
-    """Yield how often each limit was reached. Tenants are not separate series: there may be
-    thousands."""
+    """Yield how often each limit was reached; not by tenant: there may be thousands."""
     counts: Counter[tuple[str, str]] = Counter()
     rejected = dict(throttler.rejected)
     if quotas is not None:
@@ -195,8 +194,7 @@ def refusal_of(code: str) -> Refusal:
 
 
 def _existing(context: Context, call: Call) -> str:
-    """Return the name of the queue, if it exists and belongs to the caller: neither errors nor
-    bills reveal queues of others."""
+    """Return the queue's name, if it exists and belongs to the caller."""
     queue = call.queue() if call.account else None
     if queue is None or (queue.account or call.account) != call.account:
         return NONE
@@ -241,8 +239,7 @@ AUDITED: Final = frozenset(_PARAMS)
 
 
 def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
-    """Return the entry of an audited request, or of a denied one: of an unknown caller, with the
-    claimed access key. ``code`` is that of the error; empty: success."""
+    """Return the entry of an audited or denied request. ``code``: empty for success."""
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:

@@ -32,8 +32,7 @@ def authenticate(context: Context, call: Call) -> None:
 
 
 def authenticate_again(context: Context, call: Call) -> None:
-    """Check a caller that has waited: its key, user or tenant may be deleted or disabled since. The
-    signature is not verified again."""
+    """Check a caller that has waited, but not the signature."""
     assert call.scope is not None, "it was verified"
     context.signers.of(call.scope).check(is_genuine=True)
 

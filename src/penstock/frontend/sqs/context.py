@@ -206,8 +206,7 @@ class Rotation:
 
 
 class PurgeGuard:
-    """Allows one purge of a queue per minute. The broker checks the same, but only until the purge
-    has ended."""
+    """Allows one purge of a queue per minute; the broker checks only while it runs."""
 
     def __init__(self) -> None:
         self._purged_at_ms: dict[str, int] = {}  # in the order of time
@@ -295,8 +294,7 @@ class Call:
     charged_at_ms: int = 0  # when the request came or, if it waited, when its wait ended
 
     def queue(self) -> QueueAddress | None:
-        """Return the queue that the request names by URL, name or ARN; None if there is none, or
-        the URL is invalid. The queue may not exist."""
+        """Return the queue that the request names, existing or not; None if there is none."""
         request = self.request
         if isinstance(request, QueueRequest):
             try:
@@ -315,8 +313,7 @@ Run = Callable[[Context, Call, Any], Coroutine[Any, Any, Any]]
 
 
 class Action:
-    """One operation of a service. ``run`` takes the typed request of the operation and returns its
-    typed reply."""
+    """One operation of a service: from its typed request to its typed reply."""
 
     __slots__ = ("name", "permission", "run")
 

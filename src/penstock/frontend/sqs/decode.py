@@ -71,8 +71,7 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
 
 
 def name_action(call: Call) -> None:
-    """Set the action of a request that was rejected before its body was decoded, for the audit
-    trail and the metrics."""
+    """Set the action of a request rejected before ``decode``, for audit and metrics."""
     call.action = ACTIONS.get(query.action_in(call.http.query, call.http.body))
 
 

@@ -130,8 +130,7 @@ class Replies:
         return sum(len(page.replies) for page in (self._page, *self._filled))
 
     async def once(self, context: Context, call: Call, token: Token, now_s: float) -> Any:
-        """Run the action, unless it was done before. ``now_s`` is the monotonic time at which the
-        request came."""
+        """Run the action, unless it was done before. ``now_s``: when the request came."""
         action = call.action
         assert action is not None, "decode found an action or raised"
         key, is_first = token

@@ -86,9 +86,8 @@ class Frontend:
         throttler: Throttler | None = None,
         quotas: TenantQuotas | None = None,
     ) -> None:
-        """``entropy`` returns random bytes; ``perf`` is a monotonic clock in seconds;
-        ``identities`` are needed if authentication is on. ``throttler`` and ``quotas`` are shared
-        with the other protocols of the node."""
+        """``perf`` is a monotonic clock in seconds; ``identities`` are needed if authentication is
+        on. ``throttler`` and ``quotas`` are shared with the other protocols of the node."""
         self._metering = None if usage is None else Metering(usage, meter)
         self._tally = Tally(meter) if self._metering is None else self._metering.tally
         self._audit = audit

@@ -9,6 +9,7 @@ import json
 
 from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.rules.queue_policies import sources_of
+from penstock.frontend.sqs.rules.requests import invalid
 from penstock.model.calls import CancelMove, StartMove, Stats
 from penstock.model.names import uuid_text
 from penstock.model.ports import MoveTask
@@ -30,19 +31,18 @@ async def start_message_move_task(
         raise missing("SourceArn")
     rate = request.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
-        raise invalid_value(
-            rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}."
-        )
+        reason = f"Must be between 1 and {RATE_MAX}."
+        raise invalid_value(rate, "MaxNumberOfMessagesPerSecond", reason)
     source = _find(context, request.source_arn, "SourceArn")
     origin_arns = call.origin_arns
     if call.caller.is_trusted or request.destination_arn:
         origin_arns = tuple(origin.arn for origin in sources_of(context.catalog, source))
     if not origin_arns:
-        raise _invalid("Source queue must be configured as a Dead Letter Queue.")
+        raise invalid("Source queue must be configured as a Dead Letter Queue.")
     if request.destination_arn:
         _check_destination(source, _find(context, request.destination_arn, "DestinationArn"))
     if any(task.status in ACTIVE for task in context.broker.moves(source.arn)):
-        raise _invalid(
+        raise invalid(
             "There is already a task running. Only one active task is allowed for a source queue "
             "arn at a given time."
         )
@@ -63,11 +63,11 @@ async def start_message_move_task(
 
 def _check_destination(source: Topic, destination: Topic) -> None:
     if destination.arn == source.arn:
-        raise _invalid("Source queue arn and destination queue arn are equal.")
+        raise invalid("Source queue arn and destination queue arn are equal.")
     if destination.kind is not source.kind:
-        raise _invalid("The destination queue must be of the same type as the source queue.")
+        raise invalid("The destination queue must be of the same type as the source queue.")
     if not source.may_pass_messages_to(destination):
-        raise _invalid(
+        raise invalid(
             "The destination must be a queue of the same account and region as the source queue."
         )
 
@@ -123,14 +123,8 @@ def _find(context: Context, arn: str, parameter: str) -> Topic:
 
 
 def not_found(parameter: str) -> Fault:
-    return fault(
-        "ResourceNotFoundException",
-        f"The resource that you specified for the {parameter} parameter doesn't exist.",
-    )
-
-
-def _invalid(message: str) -> Fault:
-    return fault("InvalidParameterValue", message)
+    text = f"The resource that you specified for the {parameter} parameter doesn't exist."
+    return fault("ResourceNotFoundException", text)
 
 
 def encode_handle(task_id: str, source_arn: str) -> str:
@@ -147,4 +141,4 @@ def decode_handle(handle: str) -> tuple[str, str]:
             return task_id, source_arn
     except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise _invalid("Value for parameter TaskHandle is invalid.")
+    raise invalid("Value for parameter TaskHandle is invalid.")

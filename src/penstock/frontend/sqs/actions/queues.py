@@ -2,10 +2,8 @@
 
 A repeated CreateQueue succeeds if no given attribute differs; tags are not compared. If
 ``recreate_guard_ms`` is set, the name of a deleted queue cannot be used for that time, because URLs
-of the old queue would reach the new one.
-
-Lists have pages, sorted by name. A token holds the last name of its page, so any frontend can
-continue, and new queues do not shift the pages."""
+of the old queue would reach the new one. Lists have pages, sorted by name. A token holds the last
+name of its page, so any frontend can continue, and new queues do not shift the pages."""
 
 import base64
 import binascii
@@ -29,7 +27,7 @@ from penstock.frontend.sqs.rules.queue_policies import (
     merged_tags,
     sources_of,
 )
-from penstock.frontend.sqs.rules.requests import topic_of, url_of
+from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
 from penstock.model.calls import OpenShare, Purge
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS
@@ -64,9 +62,8 @@ async def create_queue(
     if is_share_name(name):
         return await _create_share(context, call, request, name)
     if not is_queue_name(name):
-        raise fault(
-            "InvalidParameterValue",
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        raise invalid(
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
         )
     given = request.attributes or {}
     new = read_new(name, given)
@@ -74,9 +71,8 @@ async def create_queue(
     topic = context.catalog.find(account, region, name)
     if topic is None:
         if is_for_operators(name):
-            raise fault(
-                "InvalidParameterValue",
-                f"{name} is reserved for the server's own topics: choose another queue name.",
+            raise invalid(
+                f"{name} is reserved for the server's own topics: choose another queue name."
             )
         tags = checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
@@ -89,9 +85,8 @@ async def create_queue(
         except TopicExists:  # another request was faster
             topic = context.catalog.find(account, region, name)
             if topic is None:
-                raise fault(
-                    "QueueNameExists", "The name belongs to a topic that is not a queue."
-                ) from None
+                text = "The name belongs to a topic that is not a queue."
+                raise fault("QueueNameExists", text) from None
     _check_same(given, topic)
     if is_encryption_new(given, topic):
         now_ms = context.clock.wall_ms()
@@ -125,11 +120,8 @@ def _new_topic(
 def _check_same(given: Mapping[str, str], topic: Topic) -> None:
     different = first_difference(given, topic)
     if different is not None:
-        raise fault(
-            "QueueNameExists",
-            "A queue already exists with the same name and a different value for attribute "
-            f"{different}",
-        )
+        text = "A queue already exists with the same name and a different value for attribute"
+        raise fault("QueueNameExists", f"{text} {different}")
 
 
 def _check_not_just_deleted(context: Context, account: str, region: str, name: str) -> None:
@@ -157,10 +149,8 @@ async def _create_share(
         raise invalid_attribute(START, "Must be earliest or latest.")
     for attribute in _NOT_OF_SHARES:
         if attribute in given:
-            raise fault(
-                "InvalidAttributeName",
-                f"{attribute} is an attribute of the source topic, not of the share {name}.",
-            )
+            text = f"{attribute} is an attribute of the source topic, not of the share {name}."
+            raise fault("InvalidAttributeName", text)
     settings = read_new(name, given).settings
     parts = split_share(name)
     assert parts is not None, "is_share_name() is true"
@@ -243,9 +233,8 @@ def page(
     """Return one page of ``topics``, which are sorted by name, and the token of the next page. Only
     a request with ``max_results`` gets a token."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
-        raise invalid_value(
-            max_results, "MaxResults", f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
-        )
+        reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
+        raise invalid_value(max_results, "MaxResults", reason)
     if next_token:
         topics = topics[bisect_right(topics, _name_in(next_token), key=lambda t: t.name) :]
     size = PAGE_MAX if max_results is None else max_results
@@ -262,5 +251,5 @@ def _name_in(token: str) -> str:
         text = ""
     name = text.removeprefix(_PAGE_VERSION)
     if not text.startswith(_PAGE_VERSION) or not is_queue_name(name):
-        raise fault("InvalidParameterValue", "Invalid or expired next token.")
+        raise invalid("Invalid or expired next token.")
     return name

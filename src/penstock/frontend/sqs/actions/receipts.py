@@ -125,8 +125,7 @@ def _lease_ms(seconds: int | None) -> int:
 
 
 def _fault_of(error: Exception, entry: Any) -> Fault:
-    """Return the fault for a broker's error about one claim. Any other exception is a bug: it is
-    raised again, and the pipeline logs it."""
+    """Return the fault for an error about one claim. Other exceptions are bugs."""
     if not isinstance(error, PenstockError):
         raise error
     seconds = getattr(entry, "visibility_timeout", None)

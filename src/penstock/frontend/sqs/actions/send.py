@@ -3,7 +3,6 @@ which SQS checks them, and computes the digests for the reply."""
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Protocol
 
 import msgspec
 
@@ -13,6 +12,7 @@ from penstock.frontend.sqs.rules.requests import (
     check_entries,
     check_id,
     failed,
+    invalid,
     read_only,
     sequence_number,
     topic_of,
@@ -35,9 +35,9 @@ from penstock.wire.aws.attributes import (
 )
 from penstock.wire.aws.faults import Fault, fault, fault_of, invalid_value, missing
 from penstock.wire.aws.shapes import (
-    MessageAttributeValue,
     SendMessageBatchReply,
     SendMessageBatchRequest,
+    SendMessageBatchRequestEntry,
     SendMessageBatchResultEntry,
     SendMessageReply,
     SendMessageRequest,
@@ -48,15 +48,7 @@ TRACE_ID = "x-amzn-trace-id"  # the request header that traces the messages sent
 _WRONG_KIND = "The request include parameter that is not valid for this queue type."
 
 
-class Sendable(Protocol):
-    """The common fields of SendMessage and of an entry of SendMessageBatch."""
-
-    message_body: str | None
-    delay_seconds: int | None
-    message_attributes: dict[str, MessageAttributeValue] | None
-    message_system_attributes: dict[str, MessageAttributeValue] | None
-    message_deduplication_id: str | None
-    message_group_id: str | None
+Sendable = SendMessageRequest | SendMessageBatchRequestEntry
 
 
 class Prepared(msgspec.Struct, gc=False):
@@ -186,8 +178,12 @@ def prepare(
     body = body_bytes(request.message_body)
     attributes = read_attributes(request.message_attributes) if request.message_attributes else None
     size_bytes = message_bytes(body, attributes)
-    if size_bytes > topic.settings.message_bytes_max:
-        raise _too_long(topic.settings.message_bytes_max, in_batch=in_batch)
+    bytes_max = topic.settings.message_bytes_max
+    if size_bytes > bytes_max:
+        # SQS has two texts for this rule; tests of clients compare the whole text.
+        wrong = "cannot be validated" if in_batch else "are invalid"
+        reason = f"Message must be shorter than {bytes_max} bytes."
+        raise invalid(f"One or more parameters {wrong}. Reason: {reason}")
     trace = None
     if request.message_system_attributes:
         trace = read_trace_header(request.message_system_attributes)
@@ -200,7 +196,13 @@ def prepare(
         delay_ms = None
         if group is None:
             raise missing("MessageGroupId")
-        dedup_id = _dedup_id(request, topic, body)
+        dedup_id = request.message_deduplication_id
+        if dedup_id is not None:
+            check_id(dedup_id, "MessageDeduplicationId")
+        elif topic.settings.is_content_dedup:
+            dedup_id = sha256(body).hexdigest()
+        else:
+            raise _no_dedup_id()
     else:
         delay_ms = _delay_ms(request.delay_seconds, topic)
         dedup_id = None
@@ -229,11 +231,8 @@ def prepare(
 def check_total(size_bytes: int) -> None:
     """Check the size of a whole batch, which does not depend on the limit of the queue."""
     if size_bytes > MESSAGE_BYTES_MAX:
-        raise fault(
-            "BatchRequestTooLong",
-            f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. "
-            f"You have sent {size_bytes} bytes.",
-        )
+        text = f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. "
+        raise fault("BatchRequestTooLong", f"{text}You have sent {size_bytes} bytes.")
 
 
 def size_of(request: Sendable) -> int:
@@ -249,16 +248,13 @@ def size_of(request: Sendable) -> int:
 def check_ordered(request: Sendable, topic: Topic) -> None:
     """Check what each entry of a FIFO batch needs before any is sent: order cannot have gaps."""
     if not request.message_group_id:
-        raise fault(
-            "InvalidParameterValue", "The request must contain the parameter MessageGroupId."
-        )
+        raise invalid("The request must contain the parameter MessageGroupId.")
     if not request.message_deduplication_id and not topic.settings.is_content_dedup:
         raise _no_dedup_id()
 
 
 def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
-    """Return the delay of a message of a standard queue, by default the present delay of the queue:
-    later changes of the queue do not affect messages already sent."""
+    """Return the delay; by default that of the queue now, whatever changes later."""
     queue_delay_ms = topic.settings.delay_ms
     if delay_seconds is None:
         return queue_delay_ms or None
@@ -269,27 +265,8 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
     return delay_ms if delay_ms or queue_delay_ms else None
 
 
-def _dedup_id(request: Sendable, topic: Topic, body: bytes) -> str:
-    given = request.message_deduplication_id
-    if given is not None:
-        return check_id(given, "MessageDeduplicationId")
-    if not topic.settings.is_content_dedup:
-        raise _no_dedup_id()
-    return sha256(body).hexdigest()
-
-
 def _no_dedup_id() -> Fault:
-    return fault(
-        "InvalidParameterValue",
+    return invalid(
         "The queue should either have ContentBasedDeduplication enabled or "
-        "MessageDeduplicationId provided explicitly",
-    )
-
-
-def _too_long(bytes_max: int, *, in_batch: bool) -> Fault:
-    # SQS has two texts for this rule; tests of clients compare the whole text.
-    wrong = "cannot be validated" if in_batch else "are invalid"
-    return fault(
-        "InvalidParameterValue",
-        f"One or more parameters {wrong}. Reason: Message must be shorter than {bytes_max} bytes.",
+        "MessageDeduplicationId provided explicitly"
     )

@@ -13,7 +13,7 @@ from penstock.model.limits import TAGS_MAX
 from penstock.model.names import is_account
 from penstock.model.ports import Catalog
 from penstock.model.topic import Redrive, Topic
-from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.faults import fault, invalid_value, missing
 from penstock.wire.aws.queue_urls import parse_arn
 from penstock.wire.aws.shapes import OPERATIONS
 
@@ -53,9 +53,8 @@ def check_policy(text: str) -> None:
     try:
         evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
     except MalformedPolicy as error:
-        raise fault(
-            "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {error}"
-        ) from None
+        text = f"Invalid value for the parameter Policy. Reason: {error}"
+        raise fault("InvalidAttributeValue", text) from None
 
 
 def add_permission(
@@ -71,10 +70,8 @@ def add_permission(
     if any(_sid(one) == label for one in statements):
         raise invalid_value(label, "Label", "Already exists.")
     if len(statements) >= STATEMENTS_MAX:
-        raise fault(
-            "OverLimit",
-            f"{len(statements) + 1} statements were found, maximum allowed is {STATEMENTS_MAX}.",
-        )
+        found = f"{len(statements) + 1} statements were found"
+        raise fault("OverLimit", f"{found}, maximum allowed is {STATEMENTS_MAX}.")
     statement = {
         "Sid": label,
         "Effect": "Allow",
@@ -105,13 +102,11 @@ def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) ->
     if not actions:
         raise missing("Actions")
     if _LABEL.match(label) is None:
-        raise invalid_value(
-            label, "Label", "Can only include alphanumeric characters, hyphens, or underscores."
-        )
+        reason = "Can only include alphanumeric characters, hyphens, or underscores."
+        raise invalid_value(label, "Label", reason)
     if len(actions) > ACTIONS_MAX:
-        raise fault(
-            "OverLimit", f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
-        )
+        text = f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
+        raise fault("OverLimit", text)
     for account in accounts:
         if not is_account(account):
             raise invalid_value(account, "PrincipalId", "Unable to verify.")
@@ -146,34 +141,37 @@ def parse_redrive(text: str) -> Redrive | None:
     """Parse a RedrivePolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
-    document = _json_object(text)
+    redrive = _redrive(_json_object(text))
+    if isinstance(redrive, str):
+        raise invalid_value(text, "RedrivePolicy", redrive)
+    return redrive
+
+
+def _redrive(document: dict[str, Any] | None) -> Redrive | str:
+    """Return the policy, or what is wrong with it."""
     if document is None:
-        raise _bad_redrive(text, "Redrive policy is not a valid JSON map.")
+        return "Redrive policy is not a valid JSON map."
     for name in ("deadLetterTargetArn", "maxReceiveCount"):
         if name not in document:
-            reason = f"Redrive policy does not contain mandatory attribute: {name}."
-            raise _bad_redrive(text, reason)
+            return f"Redrive policy does not contain mandatory attribute: {name}."
     if len(document) != 2:
-        reason = "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
-        raise _bad_redrive(text, reason)
+        return "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
     target, given = document["deadLetterTargetArn"], document["maxReceiveCount"]
     if not isinstance(target, str) or parse_arn(target) is None:
-        raise _bad_redrive(text, "Invalid value for deadLetterTargetArn.")
+        return "Invalid value for deadLetterTargetArn."
     count = int(given) if isinstance(given, str) and _COUNT.match(given) else given
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= ATTEMPTS_MAX:
-        reason = (
+        return (
             f"Invalid value for maxReceiveCount: {given}, valid values are from 1 to {ATTEMPTS_MAX}"
             " both inclusive."
         )
-        raise _bad_redrive(text, reason)
     return Redrive(target_arn=target, attempts_max=count)
 
 
 def redrive_text(redrive: Redrive) -> str:
     """Return the text for GetQueueAttributes, always with the count as a number."""
-    return _text(
-        {"deadLetterTargetArn": redrive.target_arn, "maxReceiveCount": redrive.attempts_max}
-    )
+    target, count = redrive.target_arn, redrive.attempts_max
+    return _text({"deadLetterTargetArn": target, "maxReceiveCount": count})
 
 
 class RedriveAllow(msgspec.Struct, frozen=True):
@@ -192,34 +190,30 @@ def parse_redrive_allow(text: str) -> RedriveAllow | None:
     """Parse a RedriveAllowPolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
-    document = _json_object(text)
+    allow = _redrive_allow(_json_object(text))
+    if isinstance(allow, str):
+        raise invalid_value(text, "RedriveAllowPolicy", allow)
+    return allow
+
+
+def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
+    """Return the policy, or what is wrong with it."""
     if document is None:
-        raise _bad_allow(text, "Redrive allow policy is not a valid JSON map.")
+        return "Redrive allow policy is not a valid JSON map."
     if not document.keys() <= {"redrivePermission", "sourceQueueArns"}:
-        raise _bad_allow(
-            text, "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
-        )
-    permission = document.get("redrivePermission")
+        return "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
+    permission, arns = document.get("redrivePermission"), document.get("sourceQueueArns")
     if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise _bad_allow(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
-    arns = document.get("sourceQueueArns")
+        return "redrivePermission must be one of allowAll, denyAll, byQueue."
     if permission != "byQueue":
         if arns:
-            raise _bad_allow(text, "sourceQueueArns needs redrivePermission byQueue.")
+            return "sourceQueueArns needs redrivePermission byQueue."
         return RedriveAllow(permission)
     if not isinstance(arns, list) or not 1 <= len(arns) <= SOURCE_ARNS_MAX:
-        raise _bad_allow(text, f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns.")
+        return f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns."
     if not all(isinstance(one, str) and parse_arn(one) is not None for one in arns):
-        raise _bad_allow(text, "sourceQueueArns must be ARNs of queues.")
+        return "sourceQueueArns must be ARNs of queues."
     return RedriveAllow(permission, tuple(arns))
-
-
-def _bad_redrive(text: str, reason: str) -> Fault:
-    return invalid_value(text, "RedrivePolicy", reason)
-
-
-def _bad_allow(text: str, reason: str) -> Fault:
-    return invalid_value(text, "RedriveAllowPolicy", reason)
 
 
 def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:

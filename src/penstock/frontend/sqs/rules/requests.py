@@ -56,6 +56,10 @@ def url_of(context: Context, call: Call, topic: Topic) -> str:
     return queue_urls.build(base_url, account=topic.account, name=topic.name)
 
 
+def invalid(message: str) -> Fault:
+    return fault("InvalidParameterValue", message)
+
+
 def sequence_number(partition: int, offset: int) -> str:
     assert partition < 1_000, "three digits hold the partition"
     return f"{offset:017d}{partition:03d}"
@@ -117,11 +121,9 @@ async def call_partitions(
     parts: Parts[T],
     call_of: Callable[[int, Sequence[T]], BrokerCall[Sequence[R]]],
 ) -> dict[int, R | PenstockError]:
-    """Make one call per partition, all at the same time because each waits for its own disk, and
-    return the results by index of the entry.
-
-    If a partition fails, its error is the result of its entries. If all partitions fail, the error
-    of one of them is raised, so that the client retries the whole request."""
+    """Make one call per partition, all at the same time; return the results by index of the entry.
+    If a partition fails, its error is the result of its entries; if all fail, one error is raised,
+    so that the client retries the whole request."""
     results: dict[int, R | PenstockError] = {}
     failures: list[PenstockError] = []
 
