@@ -34,9 +34,6 @@ CHANGES: Final = "changes of queues and topics in progress"
 ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
-# ── The broker ───────────────────────────────────────────────────────────────────────────────
-
-
 class LimitedBroker(BrokerWrapper):
     """Checks the quotas of tenants that store messages, wait for them or create shares."""
 
@@ -104,9 +101,6 @@ def _size_of(messages: Sequence[Message]) -> int:
         if message.attributes:
             size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
     return size
-
-
-# ── The metadata ─────────────────────────────────────────────────────────────────────────────
 
 
 class _Guarded:

@@ -9,8 +9,6 @@ import msgspec
 
 from penstock.model.topic import SkippedRow
 
-# ── The cluster ──────────────────────────────────────────────────────────────────────────────
-
 
 class PartitionState(StrEnum):
     """Problems and changes of a partition. A healthy partition has none."""
@@ -141,38 +139,28 @@ class ClusterPort(Protocol):
         limit: int,
     ) -> tuple[Sequence[PartitionShown], bool]:
         """Return partitions after ``after``, by topic id and number, and if there are more."""
-        ...
 
     async def safety(self, node: int | None) -> Safety:
         """Return the risk of stopping a node; None: of each node."""
-        ...
 
     async def drain(self, node: int) -> Drain:
         """Move all replicas of this node to other nodes, as far as possible."""
-        ...
 
     async def undrain(self, node: int) -> Drain: ...
 
     async def decommission(self, node: int) -> Drain:
         """Drain a node. Raises Conflict if the drain could not be completed."""
-        ...
 
     async def rebalance(self) -> int:
         """Make the preferred replica the leader where possible. Returns the number of changes."""
-        ...
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
     async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
         """Elect a replica that may lack records: these are lost."""
-        ...
 
     async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
         """Raise the feature level; None: to the highest that all nodes support."""
-        ...
-
-
-# ── Backups ──────────────────────────────────────────────────────────────────────────────────
 
 
 class StartedBackup(msgspec.Struct, frozen=True):
@@ -214,7 +202,6 @@ class Piece(msgspec.Struct, frozen=True):
 class BackupPort(Protocol):
     async def begin(self) -> StartedBackup:
         """Raises Throttled if too many backups run, Overloaded if a partition has no leader."""
-        ...
 
     async def partitions(
         self, backup_id: str, *, after: int, limit: int
@@ -222,14 +209,10 @@ class BackupPort(Protocol):
 
     async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
         """Return one page."""
-        ...
 
     async def read(self, backup_id: str, topic_id: str, partition: int, offset: int) -> Piece: ...
 
     async def end(self, backup_id: str) -> None: ...
-
-
-# ── Coordinators ─────────────────────────────────────────────────────────────────────────────
 
 
 class ShownRow(msgspec.Struct, frozen=True):
@@ -255,8 +238,6 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
         """Read the whole log. Raises NotFound for a topic, partition or row that does not exist."""
-        ...
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
         """Skip this row for good. Raises Conflict if it is not the unreadable one."""
-        ...

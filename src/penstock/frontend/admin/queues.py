@@ -33,9 +33,6 @@ OBJECTS_MAX = 10_000  # queues in one reply: about 100,000 lines
 STATES = ("visible", "in_flight", "delayed")
 
 
-# ── Which queues a request selects, and their counts ─────────────────────────────────────────
-
-
 def select(call: Call) -> Sequence[Topic]:
     """Return the queues that ``account``, ``region`` and ``prefix`` select, sorted."""
     account, region, prefix = call.text("account"), call.text("region"), call.text("prefix")
@@ -67,9 +64,6 @@ async def read_stats(
                 yield topic, stats
             elif not isinstance(stats, TopicNotFound):
                 raise stats
-
-
-# ── Queues ───────────────────────────────────────────────────────────────────────────────────
 
 
 async def many(call: Call) -> Any:
@@ -206,9 +200,6 @@ def _unreachable(error: Overloaded) -> str:
             " see `penstock cluster status`"
         )
     return f"the queue cannot be reached: {error}"
-
-
-# ── Metrics ──────────────────────────────────────────────────────────────────────────────────
 
 
 async def totals(call: Call) -> HttpReply:

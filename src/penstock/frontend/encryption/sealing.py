@@ -91,8 +91,6 @@ class Sealing:
             raise InvalidRequest(f"{topic.name} is not encrypted.")
         await self._keys.rotate(topic)
 
-    # ── Messages ─────────────────────────────────────────────────────────────────────────────
-
     def sealed(self, topic: Topic, message: Message) -> Message | None:
         """Encrypt without waiting; None: no key is in memory."""
         key = self._keys.take(topic, 1)
@@ -129,8 +127,6 @@ class Sealing:
         except Unopenable as error:
             self._quarantine(topic, partition, [(offset, str(error))])
             return None
-
-    # ── Batches ──────────────────────────────────────────────────────────────────────────────
 
     async def seal_batches(
         self, topic: Topic, batches: Sequence[tuple[memoryview, BatchHeader]]
@@ -230,8 +226,6 @@ class Sealing:
                 await asyncio.sleep(0)
             else:
                 await self._keys.learn(missing)
-
-    # ── Quarantine ───────────────────────────────────────────────────────────────────────────
 
     def _quarantine(self, topic: Topic, partition: int, quarantine: Quarantine) -> None:
         known = self._quarantined

@@ -162,8 +162,6 @@ class AuditTrail:
         """Number of entries that are not written yet."""
         return len(self._queue)
 
-    # ── Recording ────────────────────────────────────────────────────────────────────────────
-
     async def admit(self) -> None:
         """Wait for room. Raises Draining after the stop: what cannot be recorded is not done."""
         while not self._has_room and not self._is_stopping:
@@ -211,8 +209,6 @@ class AuditTrail:
         at_ms, principal = self._clock.wall_ms(), f"node:{self._node}"
         return AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
-    # ── Start and stop ───────────────────────────────────────────────────────────────────────
-
     def start(self, *, version: str = "") -> None:
         self.add(self._own(STARTED, **({"version": version} if version else {})))
         self._task = asyncio.create_task(self._run(), name="audit writer")
@@ -228,8 +224,6 @@ class AuditTrail:
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
             log_.error("end of the audit trail lost", extra=facts)
-
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:

@@ -92,8 +92,6 @@ class FactLog:
         self._pending: list[bytes] | None = None
         self._batch = b""
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
     def offer(self, facts: Sequence[Fact]) -> None:
         """Take facts as one batch, for the next ``settle``. Earlier ones must be settled."""
         assert self._pending is None, "one batch after the other"
@@ -165,8 +163,6 @@ class FactLog:
         self.trouble = f"{self.name}: {reason}"
         return False
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
     async def newest(self, key: bytes) -> RawRecord | None:
         """Return the last record with this key. Raises PenstockError; a retry may succeed."""
         topic = await self.find_or_make()
@@ -214,8 +210,6 @@ class FactLog:
                             newest = record
             await asyncio.sleep(0)  # other tasks may run
         return newest
-
-    # ── The topic ────────────────────────────────────────────────────────────────────────────
 
     async def find_or_make(self) -> Topic:
         topic = self._catalog.find(*self._namespace, self.name)

@@ -188,8 +188,6 @@ class TelemetryWriter(FactWriter):
     def _wait_s(self) -> float:
         return (self._flush_ms - self._clock.wall_ms() % self._flush_ms) / 1_000
 
-    # ── Levels ───────────────────────────────────────────────────────────────────────────────
-
     async def _pause(self) -> None:
         self._read += 1
         if self._read % READ_AT_ONCE == 0:

@@ -54,7 +54,6 @@ class Meter(Protocol):
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
         """``code`` is OK or the code of the error."""
-        ...
 
     def sent(self, count: int, size_bytes: int) -> None: ...
 
@@ -135,8 +134,6 @@ class UsageTable:
         self._stored: dict[tuple[str, str, str], int] = {}
         self._stored_folded: dict[str, int] = {}
 
-    # ── Counting: the hot path ───────────────────────────────────────────────────────────────
-
     def find(self, key: Key) -> Counts:
         """Return the counts of a key, valid until the end of the minute."""
         return self._counts.get(key) or self._open(key)
@@ -167,8 +164,6 @@ class UsageTable:
         if len(self.found) < self._keys_max:
             self.found[key] = counts
 
-    # ── Once a minute ────────────────────────────────────────────────────────────────────────
-
     def store(self, tenant: str, region: str, resource: str, size_bytes: int) -> None:
         """Record the present size of a queue or topic."""
         rows = self._stored_rows
@@ -180,8 +175,6 @@ class UsageTable:
         if tenant not in self._stored_folded and len(self._stored_folded) >= self._keys_max:
             tenant = FOLDED
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
-
-    # ── Taking ───────────────────────────────────────────────────────────────────────────────
 
     def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
         """Return the minute, and the counts since the last call. May begin a new minute."""

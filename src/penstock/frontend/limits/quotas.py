@@ -142,8 +142,6 @@ class TenantQuotas:
             if quota in self._bounds
         }
 
-    # ── Topics ───────────────────────────────────────────────────────────────────────────────
-
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
         """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
@@ -170,8 +168,6 @@ class TenantQuotas:
             _add(self._counts, (topic.account, QUEUES), change)
             if not topic.is_share:
                 _add(self._counts, (topic.account, PARTITIONS), change * topic.partition_count)
-
-    # ── Stored bytes ─────────────────────────────────────────────────────────────────────────
 
     def take_room(self, account: str, size_bytes: int) -> None:
         """Subtract an append of an account in ``rooms``. Raises QuotaExceeded."""
@@ -245,8 +241,6 @@ class TenantQuotas:
                 facts = {"tenant": account, "quota": name, "used": used, "refused": new}
                 log.warning("quota exceeded", extra=facts)
 
-    # ── Waiting long polls ───────────────────────────────────────────────────────────────────
-
     def begin_wait(self, account: str) -> bool:
         """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
         most = self._here(self._identities.tenant(account), WAITS)
@@ -266,8 +260,6 @@ class TenantQuotas:
 
     def end_wait(self, account: str) -> None:
         _add(self._waits, account, -1)
-
-    # ── Connections ──────────────────────────────────────────────────────────────────────────
 
     def claim(self, connection: Peer, tenant: Tenant) -> None:
         """Count the connection for a tenant that has sent a request on it, once. Raises Throttled

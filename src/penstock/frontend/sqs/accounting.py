@@ -51,9 +51,6 @@ DENIALS: Final = frozenset(
 THROTTLES: Final = frozenset(("RequestThrottled", "ThrottlingException"))
 
 
-# ── Rate limits and connection quota of the caller's tenant ──────────────────────────────────
-
-
 def throttle(context: Context, call: Call) -> None:
     """Raises Throttled."""
     grant = call.grant
@@ -108,9 +105,6 @@ def samples_of(
         counts["own" if account == own_account else "other", limit] += count
     for labels, count in sorted(counts.items()):
         yield families.FRONTEND_THROTTLED, (labels, count)
-
-
-# ── Usage ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Tally:
@@ -203,9 +197,6 @@ def _existing(context: Context, call: Call) -> str:
     except Throttled:  # the catalog of another node may not reply now
         return NONE
     return NONE if topic is None else queue.name
-
-
-# ── Audit entries ────────────────────────────────────────────────────────────────────────────
 
 
 def _attributes(request: Any) -> Mapping[str, object]:

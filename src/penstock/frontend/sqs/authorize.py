@@ -199,9 +199,6 @@ _RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
 }
 
 
-# ── Targets ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _named(context: Context, call: Call, account: str, name: str) -> Target:
     topic = context.catalog.find(account, call.region, name)
     call.arn = queue_arn(account, call.region, name)
@@ -213,9 +210,6 @@ def _by_arn(context: Context, arn: str, absent: Exception) -> Target:
     if address is None or address.account is None:
         raise absent
     return Target(address.account, arn, context.catalog.find_arn(arn), absent)
-
-
-# ── Decisions ────────────────────────────────────────────────────────────────────────────────
 
 
 def _require(context: Context, call: Call, permission: str, target: Target) -> None:

@@ -164,9 +164,6 @@ class Signers:
         )
 
 
-# ── The context ──────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
     account: str = ACCOUNT_DEFAULT
@@ -261,9 +258,6 @@ class Context:
         self.signers = Signers(self.identities)
         self.decisions = Decisions(self.identities, postpones=True)
         self.grants = Grants(self.identities)
-
-
-# ── One request ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True, eq=False)

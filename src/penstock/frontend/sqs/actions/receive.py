@@ -142,9 +142,6 @@ class View:
         return shown
 
 
-# ── Large replies ────────────────────────────────────────────────────────────────────────────
-
-
 def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
     if body_bytes > LARGE_BYTES:
         return True

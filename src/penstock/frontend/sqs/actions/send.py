@@ -161,9 +161,6 @@ def _parts(
     return parts
 
 
-# ── One message ──────────────────────────────────────────────────────────────────────────────
-
-
 def prepare(
     request: Sendable,
     topic: Topic,

@@ -50,9 +50,6 @@ def _unknown(name: str) -> Fault:
     return fault("InvalidAttributeName", f"Unknown Attribute {name}.")
 
 
-# ── Reading and showing values ───────────────────────────────────────────────────────────────
-
-
 def _whole(low: int, high: int, unit: int = 1) -> Callable[[str], int]:
     def read(text: str) -> int:
         is_number = text.isascii() and text.isdigit() and len(text) <= 9
@@ -109,9 +106,6 @@ def _sse_text(value: object) -> str:
 
 def _optional(value: str | None) -> str | None:
     return value or None
-
-
-# ── The table ────────────────────────────────────────────────────────────────────────────────
 
 
 def _setting(
@@ -203,9 +197,6 @@ def requested(names: Sequence[str], *, is_fifo: bool) -> list[QueueAttribute]:
 def show(rows: Sequence[QueueAttribute], topic: Topic, stats: QueueStats) -> dict[str, str]:
     texts = ((row.name, row.text(row.of(topic, stats))) for row in rows)
     return {name: text for name, text in texts if text is not None}
-
-
-# ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
 
 class NewQueue(msgspec.Struct, frozen=True):

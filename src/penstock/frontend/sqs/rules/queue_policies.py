@@ -45,9 +45,6 @@ _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
-# ── Access policy ────────────────────────────────────────────────────────────────────────────
-
-
 def check_policy(text: str) -> None:
     """Raise InvalidAttributeValue if ``text`` is not a valid policy of a queue."""
     try:
@@ -132,9 +129,6 @@ def _sid(statement: object) -> object:
 
 def _one_or_many(values: list[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else values
-
-
-# ── Redrive policies ─────────────────────────────────────────────────────────────────────────
 
 
 def parse_redrive(text: str) -> Redrive | None:
@@ -250,9 +244,6 @@ def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
     ]
 
 
-# ── Tags ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def merged_tags(
     current: Mapping[str, str], given: Mapping[str, str], *, queue_name: str
 ) -> dict[str, str]:
@@ -284,9 +275,6 @@ def check_tag_keys(keys: Sequence[str]) -> None:
             "InvalidParameterValue",
             f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length.",
         )
-
-
-# ── JSON ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
