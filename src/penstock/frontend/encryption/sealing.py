@@ -12,6 +12,7 @@ that cannot be processed; a reader by offset sees a gap, as after compaction."""
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -59,22 +60,16 @@ class QuarantineMeter(Protocol):
     def quarantined(self, count: int) -> None: ...
 
 
+@dataclass(eq=False)
 class Sealing:
-    def __init__(
-        self,
-        keys: DataKeys,
-        *,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        meter: QuarantineMeter,
-        is_default: bool = False,
-    ) -> None:
-        """``is_default``: whether a topic without a setting is encrypted."""
-        self._keys = keys
-        self._clock = clock
-        self._entropy = entropy
-        self._meter = meter
-        self._is_default = is_default
+    keys: DataKeys
+    _: KW_ONLY
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    meter: QuarantineMeter
+    is_default: bool = False  # whether a topic without a setting is encrypted
+
+    def __post_init__(self) -> None:
         self._quarantined: dict[tuple[str, int, int], None] = {}  # topic, partition, offset
         self._logged_at_ms: dict[str, int] = {}  # by topic id
 
@@ -83,22 +78,22 @@ class Sealing:
         if settings.kms_key is not None:
             return True
         is_managed = settings.is_sse_managed
-        return self._is_default if is_managed is None else is_managed
+        return self.is_default if is_managed is None else is_managed
 
     async def rotate(self, topic: Topic) -> None:
         """Use a new data key from now on. Raises InvalidRequest if the topic is not encrypted."""
         if not self.is_on(topic):
             raise InvalidRequest(f"{topic.name} is not encrypted.")
-        await self._keys.rotate(topic)
+        await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
         """Encrypt without waiting; None: no key is in memory."""
-        key = self._keys.take(topic, 1)
-        return None if key is None else seal_message(message, key, self._entropy(NONCE_BYTES))
+        key = self.keys.take(topic, 1)
+        return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
     async def seal(self, topic: Topic, message: Message) -> Message:
-        key = self._keys.take(topic, 1) or await self._keys.reserve(topic, 1)
-        return seal_message(message, key, self._entropy(NONCE_BYTES))
+        key = self.keys.take(topic, 1) or await self.keys.reserve(topic, 1)
+        return seal_message(message, key, self.entropy(NONCE_BYTES))
 
     async def opened(self, topic: Topic, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Decrypt deliveries. Those that cannot be decrypted are left out and stay leased."""
@@ -120,7 +115,7 @@ class Sealing:
             return message
         try:
             place = place_of(message.body)
-            key = self._keys.find(place) or await self._keys.learn(place)
+            key = self.keys.find(place) or await self.keys.learn(place)
             if key is None:
                 raise Unopenable(UNKNOWN_KEY)
             return open_message(message, key, topic.account.encode())
@@ -141,8 +136,8 @@ class Sealing:
                 )
                 check_count(blob, header)
                 count = header.count
-                key = self._keys.take(topic, count) or await self._keys.reserve(topic, count)
-                done = await self._run(seal_records(bytes(blob), header, key, self._entropy))
+                key = self.keys.take(topic, count) or await self.keys.reserve(topic, count)
+                done = await self._run(seal_records(bytes(blob), header, key, self.entropy))
             except TooLarge as error:
                 raise BatchTooLarge(f"{error} when decompressed") from None
             except MalformedBatch as error:
@@ -157,7 +152,7 @@ class Sealing:
     def may_hold(self, topic: Topic) -> bool:
         """Return True if batches of the topic may be encrypted: for a stream if it has keys or will
         have, for a queue always, because it may get dead letters of others."""
-        return topic.is_queue or self._keys.has(topic.topic_id) or self.is_on(topic)
+        return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
         if not fetched.buffers:
@@ -203,7 +198,7 @@ class Sealing:
         quarantine: Quarantine = []
         owner = topic.account.encode()
         try:
-            opened = await self._run(open_batch(batch, self._keys.find, owner, quarantine))
+            opened = await self._run(open_batch(batch, self.keys.find, owner, quarantine))
         except MalformedBatch as error:
             header = parse_header(batch)
             span = min(header.last_offset_delta + 1, len(batch))  # no record takes less than a byte
@@ -225,7 +220,7 @@ class Sealing:
             if missing is None:
                 await asyncio.sleep(0)
             else:
-                await self._keys.learn(missing)
+                await self.keys.learn(missing)
 
     def _quarantine(self, topic: Topic, partition: int, quarantine: Quarantine) -> None:
         known = self._quarantined
@@ -237,8 +232,8 @@ class Sealing:
             known[topic_id, partition, offset] = None
         if not new:
             return
-        self._meter.quarantined(len(new))
-        now_ms = self._clock.mono_ms()
+        self.meter.quarantined(len(new))
+        now_ms = self.clock.mono_ms()
         logged_at_ms = self._logged_at_ms.pop(topic_id, None)
         if logged_at_ms is None or now_ms - logged_at_ms >= LOG_INTERVAL_MS:
             logged_at_ms = now_ms

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -129,18 +130,19 @@ class Denials:
         return counts
 
 
+@dataclass(eq=False)
 class AuditTrail:
-    def __init__(
-        self, log: FactLog, *, node: str, clock: Clock, own_account: str | None = None
-    ) -> None:
-        """``own_account``: the node's own tenant; others have a share of the denials."""
-        self._log = log
-        self._node = node
-        self._clock = clock
+    log: FactLog
+    _: KW_ONLY
+    node: str
+    clock: Clock
+    own_account: str | None = None  # the node's own tenant; others have a share of the denials
+
+    def __post_init__(self) -> None:
         self._queue: deque[AuditEntry] = deque()
         self._link: Link | None = None  # None: the end of the chain was not read yet
         self._offered: tuple[int, Link] | None = None  # number of entries, and the link after them
-        self._denials = Denials(own_account=own_account)
+        self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -151,7 +153,7 @@ class AuditTrail:
     @property
     def trouble(self) -> str | None:
         """Why nothing can be written now; for the health checks."""
-        return self._trouble or self._log.trouble
+        return self._trouble or self.log.trouble
 
     @property
     def _has_room(self) -> bool:
@@ -178,7 +180,7 @@ class AuditTrail:
     async def note(self, action: str, **facts: Any) -> None:
         """Wait for room and add an entry; for ``facts`` see ``make_entry``."""
         await self.admit()
-        self.add(make_entry(action, at_ms=self._clock.wall_ms(), **facts))
+        self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
     def deny(self, entry: AuditEntry) -> None:
         """Add the entry of a denied request, unless there were many of its kind."""
@@ -198,7 +200,7 @@ class AuditTrail:
     def _add_left_out(self, *, is_end: bool = False) -> None:
         if not self._has_room:
             return  # later
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
         for tenant, count in counts.items():
             named = {"tenant": tenant} if tenant else {}
@@ -206,7 +208,7 @@ class AuditTrail:
 
     def _own(self, action: str, **params: object) -> AuditEntry:
         """Return an entry about the node itself."""
-        at_ms, principal = self._clock.wall_ms(), f"node:{self._node}"
+        at_ms, principal = self.clock.wall_ms(), f"node:{self.node}"
         return AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
     def start(self, *, version: str = "") -> None:
@@ -243,14 +245,14 @@ class AuditTrail:
             facts: list[Fact] = []
             size = 0
             for entry in islice(self._queue, BATCH_MAX):
-                value, link = append(link, entry, node=self._node)
-                facts.append(Fact(self._node.encode(), value, (SCHEMA_HEADER,)))
+                value, link = append(link, entry, node=self.node)
+                facts.append(Fact(self.node.encode(), value, (SCHEMA_HEADER,)))
                 size += len(value)
                 if size > BATCH_BYTES_MAX:
                     break
-            self._log.offer(facts)
+            self.log.offer(facts)
             self._offered = len(facts), link
-        await self._log.settle()
+        await self.log.settle()
         count, self._link = self._offered
         self._offered = None
         for _ in range(count):
@@ -262,7 +264,7 @@ class AuditTrail:
         self._wake.clear()
         wait_s = QUIET_SECONDS_MAX
         if self._denials.left_out_counts:
-            wait_s = (MINUTE_MS - self._clock.wall_ms() % MINUTE_MS) / 1_000
+            wait_s = (MINUTE_MS - self.clock.wall_ms() % MINUTE_MS) / 1_000
         try:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
@@ -275,7 +277,7 @@ class AuditTrail:
         """Return the end of the chain: that of the last record of this node in the log."""
         while True:
             try:
-                last = await self._log.newest(self._node.encode())
+                last = await self.log.newest(self.node.encode())
                 self._trouble = None
                 return Link() if last is None else link_of(last.value or b"")
             except (Damaged, AuditUnreadable) as error:

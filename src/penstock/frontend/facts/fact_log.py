@@ -13,7 +13,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -62,29 +63,20 @@ class Fact(NamedTuple):
     headers: Sequence[Header] = ()
 
 
+@dataclass(eq=False)
 class FactLog:
-    def __init__(
-        self,
-        name: str,
-        *,
-        broker: BrokerPort,
-        catalog: Catalog,
-        next_producer_id: Callable[[], Awaitable[int]],
-        namespace: tuple[str, str],
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        retention_ms: int = RETENTION_MS_DEFAULT,
-    ) -> None:
-        """``namespace``: account and region."""
-        self.name = name
+    name: str
+    _: KW_ONLY
+    broker: BrokerPort
+    catalog: Catalog
+    next_producer_id: Callable[[], Awaitable[int]]
+    namespace: tuple[str, str]  # account and region
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    retention_ms: int = RETENTION_MS_DEFAULT
+
+    def __post_init__(self) -> None:
         self.trouble: str | None = None  # why nothing can be written now
-        self._broker = broker
-        self._catalog = catalog
-        self._next_producer_id = next_producer_id
-        self._namespace = namespace
-        self._clock = clock
-        self._entropy = entropy
-        self._retention_ms = retention_ms
         self._producer_id = -1
         self._sequence = 0
         self._is_earlier_settled = False
@@ -121,7 +113,7 @@ class FactLog:
             if not self._batch:
                 self._batch = self._encoded(records)
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
-                await self._broker.call(
+                await self.broker.call(
                     AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
                 )
         except TimeoutError:
@@ -138,12 +130,12 @@ class FactLog:
 
     async def _take_producer_id(self) -> None:
         if self._producer_id < 0:
-            self._producer_id, self._sequence = await self._next_producer_id(), 0
+            self._producer_id, self._sequence = await self.next_producer_id(), 0
 
     def _encoded(self, records: Sequence[bytes]) -> bytes:
         size = sum(map(len, records))
         assert size < BATCH_BYTES_MAX, "callers keep to the limit of a batch"
-        wall_ms = self._clock.wall_ms()
+        wall_ms = self.clock.wall_ms()
         return encode_batch(
             records,
             base_offset=0,  # assigned by the log
@@ -166,10 +158,10 @@ class FactLog:
     async def newest(self, key: bytes) -> RawRecord | None:
         """Return the last record with this key. Raises PenstockError; a retry may succeed."""
         topic = await self.find_or_make()
-        ends = await self._broker.call(Ends(topic, PARTITION))
+        ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
             await self._settle_earlier(topic)
-            ends = await self._broker.call(Ends(topic, PARTITION))
+            ends = await self.broker.call(Ends(topic, PARTITION))
         if not ends.is_settled:
             raise Overloaded(f"{self.name}: a new leader does not know the committed end yet.")
         end = ends.high_watermark
@@ -188,7 +180,7 @@ class FactLog:
             return
         await self._take_producer_id()
         marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
-        await self._broker.call(AppendMarker(topic, PARTITION, marker))
+        await self.broker.call(AppendMarker(topic, PARTITION, marker))
         self._is_earlier_settled = True
 
     async def _newest_between(
@@ -197,7 +189,7 @@ class FactLog:
         newest: RawRecord | None = None
         offset = start
         while offset < end:
-            fetched = await self._broker.call(
+            fetched = await self.broker.call(
                 Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
             )
             if fetched.next_offset <= offset:  # a new leader does not know the committed end yet
@@ -212,26 +204,26 @@ class FactLog:
         return newest
 
     async def find_or_make(self) -> Topic:
-        topic = self._catalog.find(*self._namespace, self.name)
+        topic = self.catalog.find(*self.namespace, self.name)
         if topic is None:
             topic = await make_internal_topic(
-                self._catalog,
-                self._namespace,
+                self.catalog,
+                self.namespace,
                 self.name,
                 partition_count=PARTITION + 1,
-                configs={_RETENTION: str(self._retention_ms)},
-                clock=self._clock,
-                entropy=self._entropy,
+                configs={_RETENTION: str(self.retention_ms)},
+                clock=self.clock,
+                entropy=self.entropy,
             )
         if topic.is_queue:
             raise TopicExists(f"{self.name} is a queue, but an internal topic needs this name.")
-        if topic.configs.get(_RETENTION) != str(self._retention_ms):
-            topic = await self._catalog.change(*self._namespace, self.name, self._configured)
+        if topic.configs.get(_RETENTION) != str(self.retention_ms):
+            topic = await self.catalog.change(*self.namespace, self.name, self._configured)
         return topic
 
     def _configured(self, topic: Topic) -> Topic:
-        configs = {**topic.configs, _RETENTION: str(self._retention_ms)}
-        now_ms = self._clock.wall_ms()
+        configs = {**topic.configs, _RETENTION: str(self.retention_ms)}
+        now_ms = self.clock.wall_ms()
         return msgspec.structs.replace(topic, configs=configs, modified_at_ms=now_ms)
 
 
@@ -246,36 +238,30 @@ def leads_all(_topic: Topic, _partition: int) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class FactWriter(ABC):
     """A task that writes numbered records: a turn at intervals, a last turn at the stop, and an end
     after a few seconds even if the log does not reply."""
 
-    noun: str  # in log lines
+    noun: ClassVar[str]  # in log lines
+    table: Any  # a ``UsageTable``
+    log: FactLog
+    _: KW_ONLY
+    node: str
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    flush_ms: int
+    leads: Leads = leads_all
 
-    def __init__(
-        self,
-        log: FactLog,
-        *,
-        node: str,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        flush_ms: int,
-        leads: Leads = leads_all,
-    ) -> None:
-        self._log = log
-        self._node = node
-        self._clock = clock
-        self._flush_ms = flush_ms
-        self._leads = leads
-        self._incarnation = entropy(INCARNATION_BYTES).hex()
+    def __post_init__(self) -> None:
+        self._incarnation = self.entropy(INCARNATION_BYTES).hex()
         self._flush = 0
         self._is_stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be written now; for the health checks."""
-        return self._log.trouble
+        return self.log.trouble
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"{self.noun} writer")
@@ -300,8 +286,8 @@ class FactWriter(ABC):
 
     async def _append(self, value: bytes, header: Header) -> None:
         """Write one record; return once it is committed."""
-        self._log.offer((Fact(self._node.encode(), value, (header,)),))
-        await self._log.settle()
+        self.log.offer((Fact(self.node.encode(), value, (header,)),))
+        await self.log.settle()
 
     @abstractmethod
     async def _turn(self, *, is_last: bool) -> None: ...

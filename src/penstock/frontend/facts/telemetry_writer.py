@@ -13,16 +13,17 @@ multiple of the interval, so that the records of a minute have only counts of th
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from penstock.cursor.coordinator_calls import Coordinators, FetchOffsets, ListGroups
-from penstock.frontend.facts.fact_log import FactLog, FactWriter, Leads, leads_all
+from penstock.frontend.facts.fact_log import FactWriter
 from penstock.frontend.facts.usage import Counts, Key, UsageTable
 from penstock.model.calls import BrokerPort, Ends, LogBytes, Stats
 from penstock.model.errors import PenstockError
 from penstock.model.limits import TENANT_FACTS_PERCENT
 from penstock.model.names import is_bookkeeping_group, is_internal, split_scoped
-from penstock.model.ports import Catalog, Clock
+from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
 from penstock.wire.facts.telemetry import (
@@ -113,42 +114,25 @@ class CallSums:
             )
 
 
+@dataclass(eq=False)
 class TelemetryWriter(FactWriter):
     noun = "telemetry"
+    table: UsageTable
+    _: KW_ONLY
+    account: str  # the node's own
+    catalog: Catalog
+    broker: BrokerPort  # partitions of all nodes
+    vitals: Callable[[], ProcessStats]
+    groups: Coordinators | None = None  # those with a coordinator on this node
+    flush_ms: int = FLUSH_MS_DEFAULT
+    is_only_reader: bool = False  # no other writer takes from the table
 
-    def __init__(
-        self,
-        table: UsageTable,
-        log: FactLog,
-        *,
-        node: str,
-        account: str,
-        catalog: Catalog,
-        broker: BrokerPort,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        vitals: Callable[[], ProcessStats],
-        groups: Coordinators | None = None,
-        leads: Leads = leads_all,
-        flush_ms: int = FLUSH_MS_DEFAULT,
-        is_only_reader: bool = False,
-    ) -> None:
-        """``account``: the node's own. ``broker``: partitions of all nodes. ``groups``: those with
-        a coordinator on this node. ``is_only_reader``: no other writer takes from the table."""
-        super().__init__(
-            log, node=node, clock=clock, entropy=entropy, flush_ms=flush_ms, leads=leads
-        )
-        self._table = table
-        self._account = account
-        self._catalog = catalog
-        self._broker = broker
-        self._vitals = vitals
-        self._groups = groups
-        self._is_only_reader = is_only_reader
-        self._calls = CallSums(own_account=account)
-        table.on_taken = self._calls.add
-        self._from_ms = clock.wall_ms()
-        self._cpu_ms = vitals().cpu_ms
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._calls = CallSums(own_account=self.account)
+        self.table.on_taken = self._calls.add
+        self._from_ms = self.clock.wall_ms()
+        self._cpu_ms = self.vitals().cpu_ms
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._left_out = 0
         # A call to another node failed. Further ones would wait as long, so they are left out.
@@ -157,13 +141,13 @@ class TelemetryWriter(FactWriter):
 
     async def flush(self) -> None:
         """Write one record; return once it is committed."""
-        await self._log.settle()
+        await self.log.settle()
         columns = TelemetryColumns()
         self._left_out = 0
         self._are_others_silent = False
-        now_ms = self._clock.wall_ms()
-        if self._is_only_reader:
-            self._table.take(now_ms=now_ms)
+        now_ms = self.clock.wall_ms()
+        if self.is_only_reader:
+            self.table.take(now_ms=now_ms)
         self._calls.take(columns)
         await self._add_topics(columns)
         await self._add_lags(columns)
@@ -171,7 +155,7 @@ class TelemetryWriter(FactWriter):
         self._flush += 1
         facts = TelemetryFacts(
             v=VERSION,
-            node=self._node,
+            node=self.node,
             incarnation=self._incarnation,
             flush=self._flush,
             from_ms=self._from_ms,
@@ -186,7 +170,7 @@ class TelemetryWriter(FactWriter):
         await self.flush()
 
     def _wait_s(self) -> float:
-        return (self._flush_ms - self._clock.wall_ms() % self._flush_ms) / 1_000
+        return (self.flush_ms - self.clock.wall_ms() % self.flush_ms) / 1_000
 
     async def _pause(self) -> None:
         self._read += 1
@@ -196,13 +180,13 @@ class TelemetryWriter(FactWriter):
     async def _add_topics(self, to: TelemetryColumns) -> None:
         before, self._seen = self._seen, {}
         queue_rows = 0
-        for topic in tuple(self._catalog.all_topics()):
+        for topic in tuple(self.catalog.all_topics()):
             if _is_own(topic):
                 continue
             with suppress(PenstockError):  # deleted since, for example
                 if not topic.is_share:
                     await self._add_partitions(to, topic, before)
-            if (topic.is_queue or topic.is_share) and self._leads(topic, 0):
+            if (topic.is_queue or topic.is_share) and self.leads(topic, 0):
                 await self._pause()
                 if queue_rows < QUEUE_ROWS_MAX and await self._add_queue(to, topic):
                     queue_rows += 1
@@ -214,14 +198,14 @@ class TelemetryWriter(FactWriter):
     ) -> None:
         for partition in range(topic.partition_count):
             await self._pause()
-            if not self._leads(topic, partition):
+            if not self.leads(topic, partition):
                 continue
             key = topic.topic_id, partition
             if len(self._seen) >= PARTITION_ROWS_MAX:
                 self._left_out += 1
                 continue
-            ends = await self._broker.call(Ends(topic, partition))
-            size_bytes = await self._broker.call(LogBytes(topic, partition))
+            ends = await self.broker.call(Ends(topic, partition))
+            size_bytes = await self.broker.call(LogBytes(topic, partition))
             seen = self._seen[key] = _Seen(ends.high_watermark, size_bytes)
             appended, appended_bytes = _appended(before.get(key), seen)
             to.add(
@@ -238,16 +222,16 @@ class TelemetryWriter(FactWriter):
 
     async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> bool:
         """Return False if the levels cannot be read now."""
-        is_here = all(self._leads(topic, each) for each in range(1, topic.partition_count))
+        is_here = all(self.leads(topic, each) for each in range(1, topic.partition_count))
         if self._are_others_silent and not is_here:
             return False
         try:
-            stats = await self._broker.call(Stats(topic))
+            stats = await self.broker.call(Stats(topic))
         except PenstockError:  # deleted since, for example
             self._are_others_silent |= not is_here
             return False
         oldest_ms = stats.oldest_sent_at_ms
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         to.add(
             QUEUE,
             **_named(topic),
@@ -259,22 +243,22 @@ class TelemetryWriter(FactWriter):
         return True
 
     async def _add_lags(self, to: TelemetryColumns) -> None:
-        if self._groups is None:
+        if self.groups is None:
             return
-        code, listings = await self._groups.call(ListGroups(states=(), kinds=()))
+        code, listings = await self.groups.call(ListGroups(states=(), kinds=()))
         rows = 0
         for listing in () if code else listings:
-            account, group = split_scoped(listing.group_id, own_account=self._account)
+            account, group = split_scoped(listing.group_id, own_account=self.account)
             if is_bookkeeping_group(group):
                 continue
             await self._pause()
-            reply = await self._groups.call(
+            reply = await self.groups.call(
                 FetchOffsets(
                     listing.group_id, None, requires_stable=False, member_id=None, member_epoch=-1
                 )
             )
             for each in reply.partitions:
-                topic = self._catalog.find_id(each.topic_id)
+                topic = self.catalog.find_id(each.topic_id)
                 if topic is None or _is_own(topic) or each.code or each.offset < 0:
                     continue
                 log_end = None
@@ -299,15 +283,15 @@ class TelemetryWriter(FactWriter):
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
             return seen.log_end
-        if not (self._are_others_silent or self._leads(topic, partition)):
+        if not (self._are_others_silent or self.leads(topic, partition)):
             try:
-                return (await self._broker.call(Ends(topic, partition))).high_watermark
+                return (await self.broker.call(Ends(topic, partition))).high_watermark
             except PenstockError:
                 self._are_others_silent = True
         return None
 
     def _add_vitals(self, to: TelemetryColumns) -> None:
-        now = self._vitals()
+        now = self.vitals()
         to.add(
             NODE,
             cpu_ms=now.cpu_ms - self._cpu_ms,

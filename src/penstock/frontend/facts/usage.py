@@ -13,16 +13,17 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import chain
 from typing import Final, Protocol
 
-from penstock.frontend.facts.fact_log import FactLog, FactWriter, Leads, leads_all
+from penstock.frontend.facts.fact_log import FactWriter
 from penstock.model.calls import BrokerPort, LogBytes
 from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, MIB, MINUTE_MS, TENANT_FACTS_PERCENT
 from penstock.model.names import is_internal
-from penstock.model.ports import Catalog, Clock
+from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
@@ -227,6 +228,7 @@ def _minute_of(now_ms: int) -> int:
     return now_ms - now_ms % MINUTE_MS
 
 
+@dataclass(eq=False)
 class UsageWriter(FactWriter):
     """Writes the counts to ``__usage``: every few seconds, and at the end of every minute, the
     counts since the last time as one record, exactly once (``fact_log.py``). If the process is
@@ -237,39 +239,27 @@ class UsageWriter(FactWriter):
     everything."""
 
     noun = "usage"
+    table: UsageTable
+    _: KW_ONLY
+    flush_ms: int = FLUSH_MS_DEFAULT
+    stored_in: tuple[Catalog, BrokerPort] | None = None  # the topics whose size is recorded
 
-    def __init__(
-        self,
-        table: UsageTable,
-        log: FactLog,
-        *,
-        node: str,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        flush_ms: int = FLUSH_MS_DEFAULT,
-        stored_in: tuple[Catalog, BrokerPort] | None = None,
-        leads: Leads = leads_all,
-    ) -> None:
-        """``stored_in``: the topics whose size this node records."""
-        super().__init__(
-            log, node=node, clock=clock, entropy=entropy, flush_ms=flush_ms, leads=leads
-        )
-        self._table = table
-        self._stored_in = stored_in
-        self._sampled_ms = table.minute_ms
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sampled_ms = self.table.minute_ms
 
     async def flush(self) -> None:
         """Write the counts; return once they are committed."""
-        await self._log.settle()
-        now_ms = self._clock.wall_ms()
-        minute_ms, columns = self._table.take(now_ms=now_ms)
-        is_over = self._table.minute_ms != minute_ms
+        await self.log.settle()
+        now_ms = self.clock.wall_ms()
+        minute_ms, columns = self.table.take(now_ms=now_ms)
+        is_over = self.table.minute_ms != minute_ms
         if not len(columns) and not is_over:
             return
         self._flush += 1
         facts = UsageFacts(
             v=VERSION,
-            node=self._node,
+            node=self.node,
             incarnation=self._incarnation,
             flush=self._flush,
             minute_ms=minute_ms,
@@ -280,9 +270,9 @@ class UsageWriter(FactWriter):
 
     async def sample(self) -> None:
         """Record the size of each topic, for the current minute."""
-        if self._stored_in is None:
+        if self.stored_in is None:
             return
-        catalog, broker = self._stored_in
+        catalog, broker = self.stored_in
         for number, topic in enumerate(tuple(catalog.all_topics()), 1):
             if number % SAMPLED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -290,23 +280,23 @@ class UsageWriter(FactWriter):
                 continue
             size_bytes = await self._size_bytes(broker, topic)
             if size_bytes:
-                self._table.store(topic.account, topic.region, topic.name, size_bytes)
+                self.table.store(topic.account, topic.region, topic.name, size_bytes)
 
     async def _size_bytes(self, broker: BrokerPort, topic: Topic) -> int:
         size_bytes = 0
         for partition in range(topic.partition_count):
-            if self._leads(topic, partition):
+            if self.leads(topic, partition):
                 with suppress(PenstockError):  # deleted, or led by another node, since
                     size_bytes += await broker.call(LogBytes(topic, partition))
         return size_bytes
 
     async def _turn(self, *, is_last: bool) -> None:
         await self.flush()
-        if not is_last and self._table.minute_ms != self._sampled_ms:
-            self._sampled_ms = self._table.minute_ms
+        if not is_last and self.table.minute_ms != self._sampled_ms:
+            self._sampled_ms = self.table.minute_ms
             await self.sample()
 
     def _wait_s(self) -> float:
         """Return the time until the next flush, at the latest the end of the minute."""
-        left_ms = MINUTE_MS - self._clock.wall_ms() % MINUTE_MS
-        return min(self._flush_ms, left_ms) / 1_000
+        left_ms = MINUTE_MS - self.clock.wall_ms() % MINUTE_MS
+        return min(self.flush_ms, left_ms) / 1_000
