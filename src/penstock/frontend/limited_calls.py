@@ -11,17 +11,9 @@ from penstock.calls.bulkhead import Bulkhead
 from penstock.calls.guarded import BrokerWrapper
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.metadata.security.identities import StoredIdentities
+from penstock.model import calls
 from penstock.model.acls import Acl
-from penstock.model.calls import (
-    Append,
-    AppendBatches,
-    BrokerCall,
-    BrokerPort,
-    CloseShare,
-    Lease,
-    OpenShare,
-    R,
-)
+from penstock.model.calls import BrokerCall, BrokerPort, R
 from penstock.model.errors import TopicNotFound
 from penstock.model.message import Message
 from penstock.model.ports import Catalog
@@ -43,11 +35,11 @@ class LimitedBroker(BrokerWrapper):
         self._quotas = quotas
         self._rooms = quotas.rooms
         self._limited: dict[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            Append: self._append,
-            AppendBatches: self._append_batches,
-            Lease: self._lease,
-            OpenShare: self._open_share,
-            CloseShare: self._close_share,
+            calls.Append: self._append,
+            calls.AppendBatches: self._append_batches,
+            calls.Lease: self._lease,
+            calls.OpenShare: self._open_share,
+            calls.CloseShare: self._close_share,
         }
 
     def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
@@ -56,12 +48,12 @@ class LimitedBroker(BrokerWrapper):
 
     # Most tenants have no such quota: their calls need no additional coroutine.
 
-    def _append(self, call: Append) -> Coroutine[Any, Any, Any]:
+    def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
         if call.topic.account not in self._rooms:
             return self._broker.call(call)
         return self._store(call, call.topic, _size_of(call.messages))
 
-    def _append_batches(self, call: AppendBatches) -> Coroutine[Any, Any, Any]:
+    def _append_batches(self, call: calls.AppendBatches) -> Coroutine[Any, Any, Any]:
         if call.topic.account not in self._rooms:
             return self._broker.call(call)
         return self._store(call, call.topic, sum(map(len, call.batches)))
@@ -70,7 +62,7 @@ class LimitedBroker(BrokerWrapper):
         self._quotas.take_room(topic.account, size_bytes)
         return await self._broker.call(call)
 
-    def _lease(self, call: Lease) -> Coroutine[Any, Any, Any]:
+    def _lease(self, call: calls.Lease) -> Coroutine[Any, Any, Any]:
         return self._broker.call(call) if call.wait_ms <= 0 else self._wait(call, call.topic)
 
     async def _wait(self, call: BrokerCall[R], topic: Topic) -> R:
@@ -81,7 +73,7 @@ class LimitedBroker(BrokerWrapper):
             if is_counted:
                 self._quotas.end_wait(topic.account)
 
-    async def _open_share(self, call: OpenShare) -> Topic:
+    async def _open_share(self, call: calls.OpenShare) -> Topic:
         known = self.find_share(call.topic, call.group)
         if known is not None:
             return known
@@ -89,7 +81,7 @@ class LimitedBroker(BrokerWrapper):
         with self._changes.holding(account, CHANGES), self._quotas.adding(account, topics=1):
             return await self._broker.call(call)
 
-    async def _close_share(self, call: CloseShare) -> bool:
+    async def _close_share(self, call: calls.CloseShare) -> bool:
         with self._changes.holding(call.topic.account, CHANGES):
             return await self._broker.call(call)
 

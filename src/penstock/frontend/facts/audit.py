@@ -23,20 +23,7 @@ from penstock.model.identity import Caller
 from penstock.model.limits import MIB, MINUTE_MS, TENANT_FACTS_PERCENT
 from penstock.model.ports import Clock
 from penstock.model.quotas import SharedLimit
-from penstock.wire.facts.audit import (
-    DENIED,
-    FAILED,
-    NAME_MAX,
-    OK,
-    SCHEMA_HEADER,
-    UNKNOWN,
-    AuditEntry,
-    AuditUnreadable,
-    Link,
-    append,
-    link_of,
-    redacted,
-)
+from penstock.wire.facts import audit as wire
 
 log_ = logging.getLogger(__name__)
 
@@ -70,21 +57,21 @@ def make_entry(
     source_ip: str = "",
     request_id: str = "",
     params: Mapping[str, object] | None = None,
-) -> AuditEntry:
+) -> wire.AuditEntry:
     """``action`` is named as in policies; ``params`` have no secret and no message; ``caller``
     None: unknown; ``code`` is that of the error; ``denials`` are codes of denied requests."""
-    outcome = OK if not code else UNKNOWN if code == CANCELLED else FAILED
-    return AuditEntry(
+    outcome = wire.OK if not code else wire.UNKNOWN if code == CANCELLED else wire.FAILED
+    return wire.AuditEntry(
         at_ms=at_ms,
         principal=caller.arn if caller is not None and caller.account else "",
         tenant="" if caller is None else caller.account,
         source_ip=source_ip,
         action=action,
-        resource=resource[:NAME_MAX],
-        outcome=DENIED if code in denials else outcome,
+        resource=resource[: wire.NAME_MAX],
+        outcome=wire.DENIED if code in denials else outcome,
         error_code=code,
-        request_id=request_id[:NAME_MAX],
-        params=redacted(params or {}),
+        request_id=request_id[: wire.NAME_MAX],
+        params=wire.redacted(params or {}),
     )
 
 
@@ -139,9 +126,11 @@ class AuditTrail:
     own_account: str | None = None  # the node's own tenant; others have a share of the denials
 
     def __post_init__(self) -> None:
-        self._queue: deque[AuditEntry] = deque()
-        self._link: Link | None = None  # None: the end of the chain was not read yet
-        self._offered: tuple[int, Link] | None = None  # number of entries, and the link after them
+        self._queue: deque[wire.AuditEntry] = deque()
+        self._link: wire.Link | None = None  # None: the end of the chain was not read yet
+        self._offered: tuple[int, wire.Link] | None = (
+            None  # number of entries, and the link after them
+        )
         self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -172,7 +161,7 @@ class AuditTrail:
         if self._is_stopping:
             raise Draining("The node is stopping.")
 
-    def add(self, entry: AuditEntry) -> None:
+    def add(self, entry: wire.AuditEntry) -> None:
         """Add the entry of an admitted action."""
         self._queue.append(entry)
         self._wake.set()
@@ -182,7 +171,7 @@ class AuditTrail:
         await self.admit()
         self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
-    def deny(self, entry: AuditEntry) -> None:
+    def deny(self, entry: wire.AuditEntry) -> None:
         """Add the entry of a denied request, unless there were many of its kind."""
         self._add_left_out()
         kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
@@ -206,10 +195,10 @@ class AuditTrail:
             named = {"tenant": tenant} if tenant else {}
             self.add(self._own(DENIALS_LEFT_OUT, count=count, **named))
 
-    def _own(self, action: str, **params: object) -> AuditEntry:
+    def _own(self, action: str, **params: object) -> wire.AuditEntry:
         """Return an entry about the node itself."""
         at_ms, principal = self.clock.wall_ms(), f"node:{self.node}"
-        return AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
+        return wire.AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
     def start(self, *, version: str = "") -> None:
         self.add(self._own(STARTED, **({"version": version} if version else {})))
@@ -240,13 +229,13 @@ class AuditTrail:
                 log_.error("audit trail not written", exc_info=error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _write(self, link: Link) -> None:
+    async def _write(self, link: wire.Link) -> None:
         if self._offered is None:
             facts: list[Fact] = []
             size = 0
             for entry in islice(self._queue, BATCH_MAX):
-                value, link = append(link, entry, node=self.node)
-                facts.append(Fact(self.node.encode(), value, (SCHEMA_HEADER,)))
+                value, link = wire.append(link, entry, node=self.node)
+                facts.append(Fact(self.node.encode(), value, (wire.SCHEMA_HEADER,)))
                 size += len(value)
                 if size > BATCH_BYTES_MAX:
                     break
@@ -273,18 +262,18 @@ class AuditTrail:
                 self.add(self._own(RUNNING))
         self._add_left_out()
 
-    async def _find_link(self) -> Link:
+    async def _find_link(self) -> wire.Link:
         """Return the end of the chain: that of the last record of this node in the log."""
         while True:
             try:
                 last = await self.log.newest(self.node.encode())
                 self._trouble = None
-                return Link() if last is None else link_of(last.value or b"")
-            except (Damaged, AuditUnreadable) as error:
+                return wire.Link() if last is None else wire.link_of(last.value or b"")
+            except (Damaged, wire.AuditUnreadable) as error:
                 log_.error("new audit chain started", extra={"reason": str(error)})
                 self._trouble = None
                 self._queue.appendleft(self._own(CHAIN_RESTARTED, reason=str(error)))
-                return Link()
+                return wire.Link()
             except PenstockError as error:
                 if self._trouble is None:
                     log_.warning("reading the audit trail failed", extra={"reason": str(error)})

@@ -26,21 +26,7 @@ from penstock.model.names import is_bookkeeping_group, is_internal, split_scoped
 from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
-from penstock.wire.facts.telemetry import (
-    APPEND,
-    CALLS,
-    FOLDED,
-    LAG,
-    NODE,
-    PARTITION,
-    QUEUE,
-    SCHEMA_HEADER,
-    VERSION,
-    TelemetryColumns,
-    TelemetryFacts,
-    encode,
-    packed,
-)
+from penstock.wire.facts import telemetry as wire
 
 TOPIC: Final = "__telemetry"
 FLUSH_MS_DEFAULT: Final = 10_000
@@ -81,10 +67,10 @@ class CallSums:
         sums = self._sums.get(key)
         if sums is None:
             if self._rows.is_used_up(key[0]):
-                key = (key[0], "", FOLDED, FOLDED)
+                key = (key[0], "", wire.FOLDED, wire.FOLDED)
             if key not in self._sums:
                 if self._rows.is_full():
-                    key = ("", "", FOLDED, FOLDED)
+                    key = ("", "", wire.FOLDED, wire.FOLDED)
                 self._rows.add(key[0])
             sums = self._sums.setdefault(key, Counts(is_timed=True))
         sums.requests += counts.requests
@@ -97,20 +83,20 @@ class CallSums:
         for bucket, count in (counts.durations or {}).items():
             durations[bucket] = durations.get(bucket, 0) + count
 
-    def take(self, to: TelemetryColumns) -> None:
+    def take(self, to: wire.TelemetryColumns) -> None:
         """Add the sums to ``to`` as rows, and start again from zero."""
         taken, self._sums = self._sums, {}
         self._rows.clear()
         for key, sums in taken.items():
             to.add(
-                CALLS,
+                wire.CALLS,
                 **dict(zip(("account", "region", "resource", "op"), key, strict=True)),
                 requests=sums.requests,
                 errors=sums.failed,
                 messages=sums.messages,
                 bytes_in=sums.bytes_in,
                 bytes_out=sums.bytes_out,
-                hist=packed(sums.durations or {}),
+                hist=wire.packed(sums.durations or {}),
             )
 
 
@@ -142,7 +128,7 @@ class TelemetryWriter(FactWriter):
     async def flush(self) -> None:
         """Write one record; return once it is committed."""
         await self.log.settle()
-        columns = TelemetryColumns()
+        columns = wire.TelemetryColumns()
         self._left_out = 0
         self._are_others_silent = False
         now_ms = self.clock.wall_ms()
@@ -153,8 +139,8 @@ class TelemetryWriter(FactWriter):
         await self._add_lags(columns)
         self._add_vitals(columns)
         self._flush += 1
-        facts = TelemetryFacts(
-            v=VERSION,
+        facts = wire.TelemetryFacts(
+            v=wire.VERSION,
             node=self.node,
             incarnation=self._incarnation,
             flush=self._flush,
@@ -164,7 +150,7 @@ class TelemetryWriter(FactWriter):
             left_out=self._left_out,
         )
         self._from_ms = now_ms
-        await self._append(encode(facts), SCHEMA_HEADER)
+        await self._append(wire.encode(facts), wire.SCHEMA_HEADER)
 
     async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
         await self.flush()
@@ -177,7 +163,7 @@ class TelemetryWriter(FactWriter):
         if self._read % READ_AT_ONCE == 0:
             await asyncio.sleep(0)
 
-    async def _add_topics(self, to: TelemetryColumns) -> None:
+    async def _add_topics(self, to: wire.TelemetryColumns) -> None:
         before, self._seen = self._seen, {}
         queue_rows = 0
         for topic in tuple(self.catalog.all_topics()):
@@ -194,7 +180,7 @@ class TelemetryWriter(FactWriter):
                     self._left_out += 1
 
     async def _add_partitions(
-        self, to: TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
+        self, to: wire.TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
     ) -> None:
         for partition in range(topic.partition_count):
             await self._pause()
@@ -209,10 +195,10 @@ class TelemetryWriter(FactWriter):
             seen = self._seen[key] = _Seen(ends.high_watermark, size_bytes)
             appended, appended_bytes = _appended(before.get(key), seen)
             to.add(
-                PARTITION,
+                wire.PARTITION,
                 **_named(topic),
                 partition=partition,
-                op=APPEND,
+                op=wire.APPEND,
                 messages=appended,
                 bytes_in=appended_bytes,
                 log_start=ends.start_offset,
@@ -220,7 +206,7 @@ class TelemetryWriter(FactWriter):
                 size_bytes=size_bytes,
             )
 
-    async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> bool:
+    async def _add_queue(self, to: wire.TelemetryColumns, topic: Topic) -> bool:
         """Return False if the levels cannot be read now."""
         is_here = all(self.leads(topic, each) for each in range(1, topic.partition_count))
         if self._are_others_silent and not is_here:
@@ -233,7 +219,7 @@ class TelemetryWriter(FactWriter):
         oldest_ms = stats.oldest_sent_at_ms
         now_ms = self.clock.wall_ms()
         to.add(
-            QUEUE,
+            wire.QUEUE,
             **_named(topic),
             depth=stats.visible + stats.delayed,
             in_flight=stats.in_flight,
@@ -242,7 +228,7 @@ class TelemetryWriter(FactWriter):
         )
         return True
 
-    async def _add_lags(self, to: TelemetryColumns) -> None:
+    async def _add_lags(self, to: wire.TelemetryColumns) -> None:
         if self.groups is None:
             return
         code, listings = await self.groups.call(ListGroups(states=(), kinds=()))
@@ -269,7 +255,7 @@ class TelemetryWriter(FactWriter):
                     continue
                 rows += 1
                 to.add(
-                    LAG,
+                    wire.LAG,
                     **_named(topic) | {"account": account},
                     partition=each.partition,
                     group=group,
@@ -290,10 +276,10 @@ class TelemetryWriter(FactWriter):
                 self._are_others_silent = True
         return None
 
-    def _add_vitals(self, to: TelemetryColumns) -> None:
+    def _add_vitals(self, to: wire.TelemetryColumns) -> None:
         now = self.vitals()
         to.add(
-            NODE,
+            wire.NODE,
             cpu_ms=now.cpu_ms - self._cpu_ms,
             rss_bytes=now.rss_bytes,
             disk_free_bytes=now.disk_free_bytes,

@@ -21,26 +21,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.model import quotas as model
 from penstock.model.calls import BrokerPort, LogBytes
 from penstock.model.errors import PenstockError, QuotaExceeded, Throttled, TopicNotFound
 from penstock.model.identity import Tenant
 from penstock.model.names import ACCOUNT_DEFAULT, is_internal
 from penstock.model.ports import Catalog, Identities
-from penstock.model.quotas import (
-    CONNECTIONS,
-    GROUPS,
-    NO_LIMIT,
-    OFFSET_BYTES,
-    PARTITIONS,
-    QUEUES,
-    QUOTAS,
-    STORED_BYTES,
-    TRANSACTIONAL_IDS,
-    WAITS,
-    Quota,
-    most_of,
-    share_of,
-)
 from penstock.model.topic import Topic
 from penstock.net.listener import Peer
 
@@ -71,7 +57,7 @@ class TenantQuotas:
         catalog: Catalog,
         *,
         own_account: str = ACCOUNT_DEFAULT,
-        bounds: Mapping[Quota, int] | None = None,
+        bounds: Mapping[model.Quota, int] | None = None,
         coordinators: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
         """``bounds``: the bounds of this node for all tenants together."""
@@ -86,8 +72,8 @@ class TenantQuotas:
         self._sizes: dict[str, int] = {}  # by topic, of accounts with a quota
         self._stored: dict[str, int] = {}  # by account
         self._sums: dict[str, _StoredSum] = {}  # by account, of those in ``rooms``
-        self._counts: Counter[tuple[str, Quota]] = Counter()  # in the catalog
-        self._reserved: Counter[tuple[str, Quota]] = Counter()  # being created now
+        self._counts: Counter[tuple[str, model.Quota]] = Counter()  # in the catalog
+        self._reserved: Counter[tuple[str, model.Quota]] = Counter()  # being created now
         self._waits: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
         self._accounts_on: dict[Peer, set[str]] = {}  # counted for each connection
@@ -111,41 +97,41 @@ class TenantQuotas:
         for each in self._sums.values():
             each.rounds = LOOK_ROUNDS
 
-    def _most(self, tenant: Tenant | None, quota: Quota) -> int:
-        bound = self._bounds.get(quota, NO_LIMIT)
-        return most_of(tenant, quota, own_account=self.own_account, bound=bound)
+    def _most(self, tenant: Tenant | None, quota: model.Quota) -> int:
+        bound = self._bounds.get(quota, model.NO_LIMIT)
+        return model.most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
-    def _here(self, tenant: Tenant | None, quota: Quota) -> int:
+    def _here(self, tenant: Tenant | None, quota: model.Quota) -> int:
         """Return the part of a quota for this frontend. Bounds of this node are not divided."""
-        most = most_of(tenant, quota, own_account=self.own_account)
+        most = model.most_of(tenant, quota, own_account=self.own_account)
         part = max(1, most // self._frontend_count)
-        return most if most == NO_LIMIT else min(part, self._most(tenant, quota))
+        return most if most == model.NO_LIMIT else min(part, self._most(tenant, quota))
 
     def used(self, account: str) -> dict[str, int]:
         """Return the present use of the account by field of the quota."""
         here = {
-            QUEUES: self._counts[account, QUEUES],
-            PARTITIONS: self._counts[account, PARTITIONS],
-            STORED_BYTES: self._stored.get(account, 0),
-            CONNECTIONS: self._connections[account],
-            WAITS: self._waits[account],
+            model.QUEUES: self._counts[account, model.QUEUES],
+            model.PARTITIONS: self._counts[account, model.PARTITIONS],
+            model.STORED_BYTES: self._stored.get(account, 0),
+            model.CONNECTIONS: self._connections[account],
+            model.WAITS: self._waits[account],
         }
-        others = (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+        others = (model.GROUPS, model.OFFSET_BYTES, model.TRANSACTIONAL_IDS)
         used = here | {quota: self._coordinators.used(account, quota) for quota in others}
         return {quota.field: count for quota, count in used.items()}
 
     def shares(self) -> dict[str, int]:
         """Return the largest share of one tenant by field of the quota, where there is a bound."""
         return {
-            quota.field: share_of(self._bounds[quota], quota.percent)
-            for quota in QUOTAS
+            quota.field: model.share_of(self._bounds[quota], quota.percent)
+            for quota in model.QUOTAS
             if quota in self._bounds
         }
 
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
         """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
-        added = {QUEUES: topics, PARTITIONS: partitions}
+        added = {model.QUEUES: topics, model.PARTITIONS: partitions}
         tenant = self._identities.tenant(account)
         for quota, count in added.items():
             most, key = self._most(tenant, quota), (account, quota)
@@ -165,15 +151,16 @@ class TenantQuotas:
         for topic, change in ((before, -1), (after, 1)):
             if topic is None or (is_internal(topic.name) and not topic.is_queue):
                 continue
-            _add(self._counts, (topic.account, QUEUES), change)
+            _add(self._counts, (topic.account, model.QUEUES), change)
             if not topic.is_share:
-                _add(self._counts, (topic.account, PARTITIONS), change * topic.partition_count)
+                count = change * topic.partition_count
+                _add(self._counts, (topic.account, model.PARTITIONS), count)
 
     def take_room(self, account: str, size_bytes: int) -> None:
         """Subtract an append of an account in ``rooms``. Raises QuotaExceeded."""
         left = self.rooms[account]
         if size_bytes > left:
-            self.rejected[account, STORED_BYTES.name] += 1
+            self.rejected[account, model.STORED_BYTES.name] += 1
             last = self._sums[account]
             last.rounds = LOOK_ROUNDS  # messages may have been deleted
             used = self._stored[account] + last.room - left  # without appends at other frontends
@@ -188,8 +175,8 @@ class TenantQuotas:
         """Sum the stored bytes of accounts with a quota. If not ``is_due``, only of those whose
         room has shrunk by half since the last sum, or whose last sum is LOOK_ROUNDS rounds old."""
         tenants = self._identities.tenants()
-        most_by_account = {one.account: self._most(one, STORED_BYTES) for one in tenants}
-        limited = {key: most for key, most in most_by_account.items() if most != NO_LIMIT}
+        most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
+        limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account], self._sums[account], self._stored[account]
         due = (key for key, most in limited.items() if is_due or self._is_sum_due(key, most))
@@ -243,12 +230,12 @@ class TenantQuotas:
 
     def begin_wait(self, account: str) -> bool:
         """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
-        most = self._here(self._identities.tenant(account), WAITS)
-        if most == NO_LIMIT:
+        most = self._here(self._identities.tenant(account), model.WAITS)
+        if most == model.NO_LIMIT:
             return False
         count = self._waits[account]
         if count >= most:
-            self.rejected[account, WAITS.name] += 1
+            self.rejected[account, model.WAITS.name] += 1
             raise Throttled(
                 f"Quota exceeded: {count:,} of {most:,} receive calls of this tenant wait at this"
                 " frontend. Retry later, or have an operator raise the quota (penstock quota set"
@@ -265,13 +252,13 @@ class TenantQuotas:
         """Count the connection for a tenant that has sent a request on it, once. Raises Throttled
         if the tenant has too many; then the connection is closed after the reply."""
         accounts = self._accounts_on.get(connection, set())
-        most = self._here(tenant, CONNECTIONS)
-        if tenant.account in accounts or most == NO_LIMIT:
+        most = self._here(tenant, model.CONNECTIONS)
+        if tenant.account in accounts or most == model.NO_LIMIT:
             connection.counted_for = tenant
             return
         count = self._connections[tenant.account]
         if count >= most:
-            self.rejected[tenant.account, CONNECTIONS.name] += 1
+            self.rejected[tenant.account, model.CONNECTIONS.name] += 1
             connection.close_after_reply()
             raise Throttled(
                 f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"

@@ -23,13 +23,8 @@ from penstock.model.identity import Circumstances
 from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
 from penstock.model.topic import Topic
 from penstock.wire.aws import queue_urls
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CreateQueueRequest,
-    GetQueueUrlRequest,
-    SetQueueAttributesRequest,
-    StartMessageMoveTaskRequest,
-)
 
 SEND: Final = "sqs:SendMessage"
 RECEIVE: Final = "sqs:ReceiveMessage"
@@ -107,12 +102,12 @@ def _check_queue(context: Context, call: Call, key: GrantKey) -> None:
 # ── Rules of actions that need more than one permission on one queue ─────────────────────────
 
 
-def _set_attributes(context: Context, call: Call, request: SetQueueAttributesRequest) -> Needs:
+def _set_attributes(context: Context, call: Call, request: aws.SetQueueAttributesRequest) -> Needs:
     _on_queue(context, call, request)
     yield from _dead_letters(context, request.attributes)
 
 
-def _create_queue(context: Context, call: Call, request: CreateQueueRequest) -> Needs:
+def _create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> Needs:
     name = request.queue_name
     if name is None or not (is_queue_name(name) or is_share_name(name)):
         return  # the action rejects the name
@@ -129,7 +124,7 @@ def _create_queue(context: Context, call: Call, request: CreateQueueRequest) -> 
     yield from _dead_letters(context, request.attributes)
 
 
-def _get_queue_url(context: Context, call: Call, request: GetQueueUrlRequest) -> Needs:
+def _get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> Needs:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
@@ -145,7 +140,7 @@ def _list_queues(context: Context, call: Call, _request: object) -> Needs:
     yield call.permission, target
 
 
-def _start_move(context: Context, call: Call, request: StartMessageMoveTaskRequest) -> Needs:
+def _start_move(context: Context, call: Call, request: aws.StartMessageMoveTaskRequest) -> Needs:
     source = _move_source(context, call, request)
     for permission in (call.permission, *_MOVING):
         yield permission, source

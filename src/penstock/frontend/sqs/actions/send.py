@@ -23,6 +23,7 @@ from penstock.model.limits import DELAY_MS_MAX, MESSAGE_BYTES_MAX
 from penstock.model.message import Message
 from penstock.model.names import uuid_text
 from penstock.model.topic import Kind, Topic, partition_of_group
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.attributes import (
     TRACE_HEADER,
     body_bytes,
@@ -34,21 +35,13 @@ from penstock.wire.aws.attributes import (
     trace_of_request,
 )
 from penstock.wire.aws.faults import Fault, fault, fault_of, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    SendMessageBatchReply,
-    SendMessageBatchRequest,
-    SendMessageBatchRequestEntry,
-    SendMessageBatchResultEntry,
-    SendMessageReply,
-    SendMessageRequest,
-)
 
 TRACE_ID = "x-amzn-trace-id"  # the request header that traces the messages sent with it
 
 _WRONG_KIND = "The request include parameter that is not valid for this queue type."
 
 
-Sendable = SendMessageRequest | SendMessageBatchRequestEntry
+Sendable = aws.SendMessageRequest | aws.SendMessageBatchRequestEntry
 
 
 class Prepared(msgspec.Struct, gc=False):
@@ -60,8 +53,8 @@ class Prepared(msgspec.Struct, gc=False):
 
 
 async def send_message(
-    context: Context, call: Call, request: SendMessageRequest
-) -> SendMessageReply:
+    context: Context, call: Call, request: aws.SendMessageRequest
+) -> aws.SendMessageReply:
     topic = call.topic or topic_of(context, call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
@@ -79,7 +72,7 @@ async def send_message(
         message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
     [appended] = await context.broker.call(Append(topic, partition, (message,)))
     context.meter.sent(1, ready.size_bytes)
-    return SendMessageReply(
+    return aws.SendMessageReply(
         md5_of_message_body=ready.md5_of_body,
         md5_of_message_attributes=ready.md5_of_attributes,
         md5_of_message_system_attributes=ready.md5_of_system_attributes,
@@ -89,8 +82,8 @@ async def send_message(
 
 
 async def send_message_batch(
-    context: Context, call: Call, request: SendMessageBatchRequest
-) -> SendMessageBatchReply:
+    context: Context, call: Call, request: aws.SendMessageBatchRequest
+) -> aws.SendMessageBatchReply:
     topic = topic_of(context, call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
@@ -112,7 +105,7 @@ async def send_message_batch(
         except Fault as error:
             failures.append(failed(entry, error))
     if not prepared:
-        return SendMessageBatchReply(failed=failures)
+        return aws.SendMessageBatchReply(failed=failures)
     sealing = context.sealing
     if sealing is not None and sealing.is_on(topic):
         for ready in prepared.values():
@@ -132,7 +125,7 @@ async def send_message_batch(
             continue
         sent_bytes += ready.size_bytes
         successes.append(
-            SendMessageBatchResultEntry(
+            aws.SendMessageBatchResultEntry(
                 id=entries[index].id or "",
                 message_id=uuid_text(result.message_id),
                 md5_of_message_body=ready.md5_of_body,
@@ -144,7 +137,7 @@ async def send_message_batch(
             )
         )
     context.meter.sent(len(successes), sent_bytes)
-    return SendMessageBatchReply(successful=successes or None, failed=failures or None)
+    return aws.SendMessageBatchReply(successful=successes or None, failed=failures or None)
 
 
 def _parts(
