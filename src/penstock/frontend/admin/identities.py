@@ -16,18 +16,9 @@ from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.admin.reply import json_reply, picked
 from penstock.frontend.admin.request import READ, WRITE, Body, Call
 from penstock.metadata.security.identities import NewKey
+from penstock.model import identity as model
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
-from penstock.model.identity import (
-    AccessKey,
-    Caller,
-    Circumstances,
-    KeyStatus,
-    Limits,
-    Rate,
-    ScramCredential,
-    Tenant,
-    User,
-)
+from penstock.model.identity import Caller, Circumstances, Rate, Tenant, User
 from penstock.model.names import queue_arn
 from penstock.model.quotas import NO_LIMIT, QUOTAS, most_of, requests_of
 from penstock.net.http.exchange import HttpReply
@@ -163,7 +154,7 @@ def _tenant(call: Call, tenant: Tenant) -> dict[str, object]:
 def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
     """Return limits and quotas, what is used, and the largest share of one tenant. Connections,
     long polls, groups and transactional ids are counts of this node."""
-    limits: Limits = tenant.limits
+    limits: model.Limits = tenant.limits
     own_account, counts = call.context.info.account, call.context.quotas
     most = {quota.field: most_of(tenant, quota, own_account=own_account) for quota in QUOTAS}
     is_set = msgspec.structs.asdict(tenant.quotas) | {"tenant_requests": limits.tenant_requests}
@@ -248,7 +239,9 @@ async def set_password(call: Call) -> Any:
         raise InvalidRequest(f"credentials must have 1 to {CREDENTIALS_MAX} entries.")
     for each in credentials:
         await call.identities.put_scram(
-            ScramCredential(account=user.account, user=user.name, **msgspec.structs.asdict(each))
+            model.ScramCredential(
+                account=user.account, user=user.name, **msgspec.structs.asdict(each)
+            )
         )
     return _user(call, user)
 
@@ -281,7 +274,7 @@ class KeyRequest(Body, frozen=True):
 
 
 class KeyChange(Body, frozen=True):
-    status: KeyStatus
+    status: model.KeyStatus
 
 
 def keys(call: Call) -> Any:
@@ -319,7 +312,7 @@ async def delete_key(call: Call) -> Any:
     return {"key_id": key.key_id, "deleted": True}
 
 
-def _known_key(call: Call, action: str) -> AccessKey:
+def _known_key(call: Call, action: str) -> model.AccessKey:
     """Return the key in the path, if the caller may do ``action`` with its user. For a caller who
     is not an operator, a key of another tenant does not exist."""
     key = call.identities.key(call.path[3])
@@ -329,7 +322,7 @@ def _known_key(call: Call, action: str) -> AccessKey:
     return key
 
 
-def _key(key: AccessKey) -> dict[str, object]:
+def _key(key: model.AccessKey) -> dict[str, object]:
     shown = picked(key, "key_id", "account", "user", "status", "created_at_ms")
     return {**shown, "last_used_at_ms": key.last_used_at_ms or None}
 
@@ -419,7 +412,12 @@ def try_access(call: Call) -> Any:
 
 
 def _policy_of(
-    user: User, caller: Caller, decision: Decision, action: str, arn: str, found: Circumstances
+    user: User,
+    caller: Caller,
+    decision: Decision,
+    action: str,
+    arn: str,
+    found: Circumstances,
 ) -> str:
     """Return the name of the user's policy with the statement that decided."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:

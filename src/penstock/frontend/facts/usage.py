@@ -26,17 +26,8 @@ from penstock.model.names import is_internal
 from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
+from penstock.wire.facts import usage as wire
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
-from penstock.wire.facts.usage import (
-    CALLS,
-    NUMBERS,
-    SCHEMA_HEADER,
-    STORAGE,
-    VERSION,
-    UsageColumns,
-    UsageFacts,
-    encode,
-)
 
 Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "": none
 
@@ -71,7 +62,7 @@ class Refusal(Enum):
     FAILED = "failed"
 
 
-_NUMBERS: Final = NUMBERS[:-1]  # without that of storage
+_NUMBERS: Final = wire.NUMBERS[:-1]  # without that of storage
 
 
 class Counts:
@@ -177,7 +168,7 @@ class UsageTable:
             tenant = FOLDED
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
 
-    def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
+    def take(self, *, now_ms: int) -> tuple[int, wire.UsageColumns]:
         """Return the minute, and the counts since the last call. May begin a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
@@ -187,12 +178,12 @@ class UsageTable:
                 self.on_taken(key, counts)
             if counts.requests or counts.messages or counts.units64k:
                 numbers = (getattr(counts, name) for name in _NUMBERS)
-                rows.append((*key[:3], CALLS, key[3], *numbers, 0))
+                rows.append((*key[:3], wire.CALLS, key[3], *numbers, 0))
                 counts.clear()
-        nothing = (0,) * (len(NUMBERS) - 1)
-        rows += [(*key, STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
+        nothing = (0,) * (len(wire.NUMBERS) - 1)
+        rows += [(*key, wire.STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
         rows += [
-            (tenant, "", FOLDED, STORAGE, STORED, *nothing, size)
+            (tenant, "", FOLDED, wire.STORAGE, STORED, *nothing, size)
             for tenant, size in self._stored_folded.items()
         ]
         self._stored.clear()
@@ -205,7 +196,7 @@ class UsageTable:
             self.found.clear()
             self._rows.clear()
             self._chars.clear()
-        return minute_ms, UsageColumns(*map(list, zip(*rows, strict=True)))
+        return minute_ms, wire.UsageColumns(*map(list, zip(*rows, strict=True)))
 
     def _open(self, key: Key) -> Counts:
         size, tenant, rows, chars = sum(map(len, key)), key[0], self._rows, self._chars
@@ -257,8 +248,8 @@ class UsageWriter(FactWriter):
         if not len(columns) and not is_over:
             return
         self._flush += 1
-        facts = UsageFacts(
-            v=VERSION,
+        facts = wire.UsageFacts(
+            v=wire.VERSION,
             node=self.node,
             incarnation=self._incarnation,
             flush=self._flush,
@@ -266,7 +257,7 @@ class UsageWriter(FactWriter):
             written_at_ms=now_ms,
             columns=columns,
         )
-        await self._append(encode(facts), SCHEMA_HEADER)
+        await self._append(wire.encode(facts), wire.SCHEMA_HEADER)
 
     async def sample(self) -> None:
         """Record the size of each topic, for the current minute."""

@@ -14,19 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.frontend.sqs.context import Call, Context
-from penstock.frontend.sqs.rules.queue_attributes import (
-    NewQueue,
-    first_difference,
-    invalid_attribute,
-    is_encryption_new,
-    read_new,
-)
-from penstock.frontend.sqs.rules.queue_policies import (
-    check_target,
-    checked_tags,
-    merged_tags,
-    sources_of,
-)
+from penstock.frontend.sqs.rules import queue_attributes, queue_policies
 from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
 from penstock.model.calls import OpenShare, Purge
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
@@ -66,7 +54,7 @@ async def create_queue(
             "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
         )
     given = request.attributes or {}
-    new = read_new(name, given)
+    new = queue_attributes.read_new(name, given)
     account, region = call.account, call.region
     topic = context.catalog.find(account, region, name)
     if topic is None:
@@ -74,11 +62,13 @@ async def create_queue(
             raise invalid(
                 f"{name} is reserved for the server's own topics: choose another queue name."
             )
-        tags = checked_tags(request.tags or {})
+        tags = queue_policies.checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
-        topic = _new_topic(context, call, name, new, merged_tags({}, tags, queue_name=name))
+        topic = _new_topic(
+            context, call, name, new, queue_policies.merged_tags({}, tags, queue_name=name)
+        )
         if topic.settings.redrive is not None:
-            check_target(context.catalog, topic, topic.settings.redrive)
+            queue_policies.check_target(context.catalog, topic, topic.settings.redrive)
         try:
             topic = await context.catalog.create(topic)
             return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
@@ -88,7 +78,7 @@ async def create_queue(
                 text = "The name belongs to a topic that is not a queue."
                 raise fault("QueueNameExists", text) from None
     _check_same(given, topic)
-    if is_encryption_new(given, topic):
+    if queue_attributes.is_encryption_new(given, topic):
         now_ms = context.clock.wall_ms()
         await context.catalog.change(
             account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
@@ -97,7 +87,7 @@ async def create_queue(
 
 
 def _new_topic(
-    context: Context, call: Call, name: str, new: NewQueue, tags: dict[str, str]
+    context: Context, call: Call, name: str, new: queue_attributes.NewQueue, tags: dict[str, str]
 ) -> Topic:
     now_ms = context.clock.wall_ms()
     return Topic(
@@ -118,7 +108,7 @@ def _new_topic(
 
 
 def _check_same(given: Mapping[str, str], topic: Topic) -> None:
-    different = first_difference(given, topic)
+    different = queue_attributes.first_difference(given, topic)
     if different is not None:
         text = "A queue already exists with the same name and a different value for attribute"
         raise fault("QueueNameExists", f"{text} {different}")
@@ -146,12 +136,12 @@ async def _create_share(
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
     if start not in _STARTS:
-        raise invalid_attribute(START, "Must be earliest or latest.")
+        raise queue_attributes.invalid_attribute(START, "Must be earliest or latest.")
     for attribute in _NOT_OF_SHARES:
         if attribute in given:
             text = f"{attribute} is an attribute of the source topic, not of the share {name}."
             raise fault("InvalidAttributeName", text)
-    settings = read_new(name, given).settings
+    settings = queue_attributes.read_new(name, given).settings
     parts = split_share(name)
     assert parts is not None, "is_share_name() is true"
     topic_name, group = parts
@@ -160,10 +150,12 @@ async def _create_share(
         raise TopicNotFound(topic_name)
     share = context.broker.find_share(source, group)
     if share is None:
-        tags = merged_tags({}, checked_tags(request.tags or {}), queue_name=name)
+        tags = queue_policies.merged_tags(
+            {}, queue_policies.checked_tags(request.tags or {}), queue_name=name
+        )
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
-            check_target(context.catalog, reader, settings.redrive)
+            queue_policies.check_target(context.catalog, reader, settings.redrive)
         share = await context.broker.call(
             OpenShare(source, 0, group, start=_STARTS[start], settings=settings, tags=tags)
         )
@@ -214,7 +206,7 @@ async def list_queues(context: Context, call: Call, request: aws.ListQueuesReque
 async def list_dead_letter_source_queues(
     context: Context, call: Call, request: aws.ListDeadLetterSourceQueuesRequest
 ) -> aws.ListDeadLetterSourceQueuesReply:
-    sources = sources_of(context.catalog, topic_of(context, call, request.queue_url))
+    sources = queue_policies.sources_of(context.catalog, topic_of(context, call, request.queue_url))
     urls, next_token = _page_of_urls(context, call, sources, request)
     # The only list that is in the reply even if empty: botocore's paginator indexes it.
     return aws.ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
