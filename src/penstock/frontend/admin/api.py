@@ -115,7 +115,6 @@ class AdminApi:
         return reply
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
-        """Return the call with its caller. Raises Unauthenticated."""
         given = request.headers.get("authorization", "")
         try:
             caller = self._gate.caller(given, now_ms=call.now_ms)
@@ -137,7 +136,6 @@ class AdminApi:
     async def _run_noted(
         self, route: Route, noted: Noted, request: HttpRequest, call: Call
     ) -> HttpReply:
-        """Run a change once there is room in the audit trail, and record its outcome."""
         if self._trail is None and self._is_audited and noted.action != audited.LOG_IN:
             return error_reply(503, "starting", "The node is starting and accepts no changes yet.")
         if self._trail is not None:

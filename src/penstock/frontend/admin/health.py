@@ -35,8 +35,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """A trouble as probes and the admin API show it."""
-
     kind: str
     name: str
     text: str
@@ -69,7 +67,6 @@ class Health:
         return 100 * self._done // self._total if self._total else 0
 
     def progress(self, *, done: int, total: int) -> None:
-        """Set the progress of the recovery, in any unit."""
         assert 0 <= done <= total
         self._done, self._total = done, total
 
@@ -82,7 +79,6 @@ class Health:
             self._go(State.DRAINING)
 
     def show(self, troubles: Sequence[Trouble]) -> None:
-        """Replace the shown troubles by the present ones."""
         before = self._troubles
         # Blocking ones come first, so that they are never left out.
         kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]

@@ -37,8 +37,6 @@ END = -1  # as the offset of ``Peek``: after the last record
 
 
 class Window(msgspec.Struct):
-    """The messages of one reply."""
-
     count: int  # that may be added
     size_bytes: int  # that may be added
     messages: list[dict[str, object]] = []

@@ -96,8 +96,6 @@ class LevelShown(msgspec.Struct, frozen=True):
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """A change of the feature level."""
-
     level: int  # before
     to: int
     is_done: bool  # False: a dry run, or the manager has not done it yet
@@ -115,8 +113,6 @@ class ClusterShown(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Progress of emptying a node."""
-
     node: int
     is_draining: bool
     replicas: int

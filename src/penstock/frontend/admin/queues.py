@@ -34,7 +34,6 @@ STATES = ("visible", "in_flight", "delayed")
 
 
 def select(call: Call) -> Sequence[Topic]:
-    """Return the queues that ``account``, ``region`` and ``prefix`` select, sorted."""
     account, region, prefix = call.text("account"), call.text("region"), call.text("prefix")
     catalog = call.context.catalog
     if account and region:

@@ -89,7 +89,6 @@ def fault_reply(exc: errors.PenstockError) -> HttpReply:
 
 
 def forbidden(request: HttpRequest, reason: str) -> HttpReply:
-    """Return the reply to a request that the listener's browser guard rejects."""
     return finished(request, error_reply(403, "forbidden", reason))
 
 

@@ -52,8 +52,6 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Info(msgspec.Struct, frozen=True):
-    """Facts about this node for ``/api/v1/info``, which do not change."""
-
     version: str
     node: str
     mode: str
@@ -112,7 +110,6 @@ class Call(msgspec.Struct, frozen=True):
     # ── Parameters ───────────────────────────────────────────────────────────────────────────
 
     def only(self, names: Collection[str]) -> None:
-        """Raise InvalidRequest for a parameter that is not in ``names``."""
         for name in self.query:
             if name not in names:
                 expected = ", ".join(sorted(names)) or "none"
@@ -165,7 +162,6 @@ class Call(msgspec.Struct, frozen=True):
         return topic
 
     def queue(self) -> Topic:
-        """Return the queue of ``/api/v1/queues/{name}…``."""
         return self.topic(self.context.catalog, self.path[3])
 
     # ── Rights ───────────────────────────────────────────────────────────────────────────────
@@ -236,7 +232,6 @@ class Call(msgspec.Struct, frozen=True):
             raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
 
     def queue_decision(self, caller: Caller, action: str, region: str, name: str) -> Decision:
-        """Decide whether ``caller`` may do ``action`` on the queue ``name`` of its own tenant."""
         everything = self.context.everything
         return self.decisions.decide_on_queue(
             everything,
@@ -261,7 +256,6 @@ class Call(msgspec.Struct, frozen=True):
         return tenant
 
     def known_user(self, account: str, name: str, action: str) -> User:
-        """Return the user, if the caller may do ``action`` with it."""
         self.may_manage(action, account, "user", name)
         user = self.identities.user(account, name)
         if user is None:
@@ -271,7 +265,6 @@ class Call(msgspec.Struct, frozen=True):
         return user
 
     def path_user(self, action: str) -> User:
-        """Return the user in the path, if the caller may do ``action`` with it."""
         return self.known_user(self.account_of(), self.path[3], action)
 
 

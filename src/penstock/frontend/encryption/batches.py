@@ -64,7 +64,6 @@ def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
 def seal_records(
     blob: bytes, header: BatchHeader, key: DataKey, entropy: Callable[[int], bytes]
 ) -> Generator[None, None, bytes]:
-    """Return the encrypted batch. Raises MalformedBatch."""
     sealed: list[bytes] = []
     nonces, nonce_at = b"", 0
     for one in slices_of(blob, header):

@@ -76,7 +76,6 @@ def seal_message(message: Message, key: DataKey, nonce: bytes) -> Message:
 
 
 def open_message(message: Message, key: DataKey, owner: bytes) -> Message:
-    """Decrypt a message. Raises Unopenable."""
     content = unseal(message.body, _group(message), key, owner)
     try:
         body, attributes = decode_content(content)

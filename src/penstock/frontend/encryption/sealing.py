@@ -81,7 +81,6 @@ class Sealing:
         return self.is_default if is_managed is None else is_managed
 
     async def rotate(self, topic: Topic) -> None:
-        """Use a new data key from now on. Raises InvalidRequest if the topic is not encrypted."""
         if not self.is_on(topic):
             raise InvalidRequest(f"{topic.name} is not encrypted.")
         await self.keys.rotate(topic)
@@ -110,7 +109,6 @@ class Sealing:
     async def open(
         self, topic: Topic, partition: int, offset: int, message: Message
     ) -> Message | None:
-        """Decrypt a message; None, and quarantined, if that fails."""
         if not message.is_sealed:
             return message
         try:

@@ -141,7 +141,6 @@ class AuditTrail:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be written now; for the health checks."""
         return self._trouble or self.log.trouble
 
     @property
@@ -150,7 +149,6 @@ class AuditTrail:
 
     @property
     def waiting_count(self) -> int:
-        """Number of entries that are not written yet."""
         return len(self._queue)
 
     async def admit(self) -> None:
@@ -162,7 +160,6 @@ class AuditTrail:
             raise Draining("The node is stopping.")
 
     def add(self, entry: wire.AuditEntry) -> None:
-        """Add the entry of an admitted action."""
         self._queue.append(entry)
         self._wake.set()
 
@@ -196,7 +193,6 @@ class AuditTrail:
             self.add(self._own(DENIALS_LEFT_OUT, count=count, **named))
 
     def _own(self, action: str, **params: object) -> wire.AuditEntry:
-        """Return an entry about the node itself."""
         at_ms, principal = self.clock.wall_ms(), f"node:{self.node}"
         return wire.AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
@@ -249,7 +245,6 @@ class AuditTrail:
         self._room.set()
 
     async def _wait(self) -> None:
-        """Wait until there is something to write."""
         self._wake.clear()
         wait_s = QUIET_SECONDS_MAX
         if self._denials.left_out_counts:

@@ -234,7 +234,6 @@ Leads = Callable[[Topic, int], bool]
 
 
 def leads_all(_topic: Topic, _partition: int) -> bool:
-    """``Leads`` of a node without a cluster."""
     return True
 
 
@@ -285,7 +284,6 @@ class FactWriter(ABC):
                 log_.error("%s not written", self.noun, exc_info=error)
 
     async def _append(self, value: bytes, header: Header) -> None:
-        """Write one record; return once it is committed."""
         self.log.offer((Fact(self.node.encode(), value, (header,)),))
         await self.log.settle()
 

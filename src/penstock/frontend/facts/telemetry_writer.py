@@ -38,8 +38,6 @@ READ_AT_ONCE: Final = 100  # levels, then other tasks may run
 
 
 class ProcessStats(NamedTuple):
-    """Levels of the process and its disk."""
-
     cpu_ms: int  # since the start of the process
     rss_bytes: int
     disk_free_bytes: int
@@ -61,7 +59,6 @@ class CallSums:
         self._sums: dict[Key, Counts] = {}
 
     def add(self, key: Key, counts: Counts) -> None:
-        """Add a row that is taken from the usage table."""
         if not (counts.requests or counts.messages):
             return
         sums = self._sums.get(key)
@@ -126,7 +123,6 @@ class TelemetryWriter(FactWriter):
         self._read = 0
 
     async def flush(self) -> None:
-        """Write one record; return once it is committed."""
         await self.log.settle()
         columns = wire.TelemetryColumns()
         self._left_out = 0

@@ -73,7 +73,6 @@ class Counts:
         self.clear()
 
     def add(self, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count one successful request."""
         self.requests += 1
         self.messages += messages
         self.bytes_in += bytes_in
@@ -152,12 +151,10 @@ class UsageTable:
         setattr(counts, field, getattr(counts, field) + 1)
 
     def remember(self, key: tuple[str | None, ...], counts: Counts) -> None:
-        """Put ``counts`` into ``found`` until the end of the minute."""
         if len(self.found) < self._keys_max:
             self.found[key] = counts
 
     def store(self, tenant: str, region: str, resource: str, size_bytes: int) -> None:
-        """Record the present size of a queue or topic."""
         rows = self._stored_rows
         if not (rows.is_full() or rows.is_used_up(tenant)):
             if (tenant, region, resource) not in self._stored:
@@ -240,7 +237,6 @@ class UsageWriter(FactWriter):
         self._sampled_ms = self.table.minute_ms
 
     async def flush(self) -> None:
-        """Write the counts; return once they are committed."""
         await self.log.settle()
         now_ms = self.clock.wall_ms()
         minute_ms, columns = self.table.take(now_ms=now_ms)
@@ -260,7 +256,6 @@ class UsageWriter(FactWriter):
         await self._append(wire.encode(facts), wire.SCHEMA_HEADER)
 
     async def sample(self) -> None:
-        """Record the size of each topic, for the current minute."""
         if self.stored_in is None:
             return
         catalog, broker = self.stored_in

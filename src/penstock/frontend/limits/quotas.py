@@ -43,8 +43,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _StoredSum:
-    """The last sum of the bytes that a tenant stores."""
-
     most: int
     room: int  # the share of this frontend
     rounds: int = 0  # since then
@@ -84,7 +82,6 @@ class TenantQuotas:
         catalog.on_change(self._count)
 
     def start(self, broker: BrokerPort) -> None:
-        """Start to sum stored bytes."""
         self._task = asyncio.create_task(self._keep_summing(broker), name="stored bytes")
 
     def stop(self) -> None:
@@ -92,7 +89,6 @@ class TenantQuotas:
             self._task.cancel()
 
     def share_among(self, frontend_count: int) -> None:
-        """Set the number of live frontends, including this one."""
         self._frontend_count = max(1, frontend_count)
         for each in self._sums.values():
             each.rounds = LOOK_ROUNDS
@@ -108,7 +104,6 @@ class TenantQuotas:
         return most if most == model.NO_LIMIT else min(part, self._most(tenant, quota))
 
     def used(self, account: str) -> dict[str, int]:
-        """Return the present use of the account by field of the quota."""
         here = {
             model.QUEUES: self._counts[account, model.QUEUES],
             model.PARTITIONS: self._counts[account, model.PARTITIONS],

@@ -73,8 +73,6 @@ class LeakyBucket:
 
 
 class RequestLimits(NamedTuple):
-    """The buckets that requests of one kind must pass."""
-
     generation: int  # of the buckets, which may be replaced
     account: str
     limits: Limits
@@ -99,7 +97,6 @@ class Throttler:
 
     @property
     def rejected(self) -> Mapping[tuple[str, str], int]:
-        """Number of rejected requests by account and limit."""
         return self._rejected
 
     def share_among(self, frontend_count: int) -> None:
@@ -155,7 +152,6 @@ class Throttler:
         return bytes_bucket
 
     def is_unlimited(self, tenant: Tenant) -> bool:
-        """Return True if the tenant has no limits at all."""
         limits = tenant.limits
         found = self._unlimited.get(tenant.account)
         if found is None or found[0] is not limits:

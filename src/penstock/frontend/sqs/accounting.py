@@ -52,7 +52,6 @@ THROTTLES: Final = frozenset(("RequestThrottled", "ThrottlingException"))
 
 
 def throttle(context: Context, call: Call) -> None:
-    """Raises Throttled."""
     grant = call.grant
     tenant = context.identities.tenant(call.caller.account) if grant is None else grant.tenant
     if tenant is None:
@@ -141,7 +140,6 @@ class Metering:
         self._table = table
 
     def answered(self, call: Call, seconds: float) -> None:
-        """Count a successful request, which took ``seconds``."""
         tally, table, grant = self.tally, self._table, call.grant
         counts = None
         if grant is not None and grant.counts_minute_ms == table.minute_ms:
@@ -188,7 +186,6 @@ def refusal_of(code: str) -> Refusal:
 
 
 def _existing(context: Context, call: Call) -> str:
-    """Return the queue's name, if it exists and belongs to the caller."""
     queue = call.queue() if call.account else None
     if queue is None or (queue.account or call.account) != call.account:
         return NONE
@@ -252,7 +249,6 @@ def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False
 
 
 def _resource(call: Call) -> str:
-    """Return the ARN of the queue; empty if unknown."""
     if call.arn:
         return call.arn
     request = call.request

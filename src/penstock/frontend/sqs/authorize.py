@@ -45,7 +45,6 @@ Needs = Iterator[tuple[str, Target]]  # permissions, each with its queue
 
 
 def authorize(context: Context, call: Call) -> None:
-    """Raise AccessDenied, or the error for a queue that does not exist."""
     if call.caller.is_trusted:
         return
     action = call.action

@@ -93,8 +93,6 @@ class Grants:
 
 @dataclass(slots=True, eq=False, repr=False)  # never shown
 class Signer:
-    """The owner of one key, with the signing key of one day."""
-
     caller: Caller
     key: AccessKey | None
     signing_key: SigningKey
@@ -105,7 +103,6 @@ class Signer:
     noted_at_ms: int = 0
 
     def check(self, *, is_genuine: bool) -> None:
-        """Raise the fault of a signer that may not call."""
         if not self.is_known:
             raise fault("InvalidClientTokenId")
         if not is_genuine:
@@ -138,7 +135,6 @@ class Signers:
         return signer
 
     def note_used(self, signer: Signer, *, now_ms: int) -> None:
-        """Record the last use of a key, at most once a minute."""
         if now_ms - signer.noted_at_ms >= MINUTE_MS and signer.key is not None:
             signer.noted_at_ms = now_ms
             self._identities.note_used(signer.key, now_ms=now_ms)
@@ -225,7 +221,6 @@ class PurgeGuard:
         entries[topic_id] = now_ms
 
     def cancel(self, topic_id: str) -> None:
-        """Forget a purge that failed."""
         self._purged_at_ms.pop(topic_id, None)
 
     def clear(self) -> None:

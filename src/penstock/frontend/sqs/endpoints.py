@@ -39,7 +39,6 @@ async def reply_to(context: Context, http: HttpRequest) -> HttpReply:
 
 
 def greeting(http: HttpRequest) -> HttpReply:
-    """Return the reply to a person or probe that opens the endpoint without an action."""
     if http.path == "/":
         return _json(
             200,

@@ -54,8 +54,6 @@ Token = tuple[Key, bool]  # the key, and whether the client says that this is th
 
 
 class _Stored(msgspec.Struct, frozen=True, gc=False):
-    """A reply, and the request it belongs to."""
-
     reply: Any
     at_s: float
     caller: Caller
@@ -114,8 +112,6 @@ class _Page:
 
 
 class Replies:
-    """Recent replies, and requests under way."""
-
     def __init__(self, *, messages_max: int = MESSAGES_MAX) -> None:
         self._page_max = max(1, messages_max // PAGES)
         # Without the page that is being filled, which may be exceeded by one batch.
@@ -176,7 +172,6 @@ class Replies:
         return next((page.replies[key] for page in pages if key in page.replies), None)
 
     def _turn_page(self, now_s: float) -> None:
-        """Begin a new page; remove pages beyond the bound, and a few expired ones."""
         page, filled = self._page, self._filled
         page.last_s = now_s
         filled.append(page)

@@ -111,7 +111,6 @@ class Frontend:
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        """Return samples for a scrape of the metrics."""
         context = self._context
         yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
@@ -205,7 +204,6 @@ class Frontend:
             held.add(account, -1)
 
     def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        """Count and record a request that is audited or was rejected."""
         context, metering = self._context, self._metering
         if metering is None:
             self._tally.clear()

@@ -23,7 +23,6 @@ class Codec:
     around_messages = (b'{"Messages":[', b"]}", b",")
 
     def text(self, text: str) -> bytes:
-        """Return an escaped text, without quotes or tags."""
         return msgspec.json.encode(text)[1:-1]
 
     def reply(self, _api: str, reply: Any, request_id: str) -> HttpReply:

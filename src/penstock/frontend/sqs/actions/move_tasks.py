@@ -133,7 +133,6 @@ def encode_handle(task_id: str, source_arn: str) -> str:
 
 
 def decode_handle(handle: str) -> tuple[str, str]:
-    """Return task id and source ARN. Raises InvalidParameterValue."""
     try:
         given = json.loads(base64.b64decode(handle[:HANDLE_CHARS_MAX], validate=True))
         task_id, source_arn = given["taskId"], given["sourceArn"]

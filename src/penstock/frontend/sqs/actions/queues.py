@@ -172,7 +172,6 @@ async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueReq
 
 
 async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueRequest) -> None:
-    """Delete every message of the queue: visible, delayed or leased."""
     topic = topic_of(context, call, request.queue_url)
     context.purges.begin(topic.topic_id, name=topic.name, now_ms=context.clock.mono_ms())
     try:

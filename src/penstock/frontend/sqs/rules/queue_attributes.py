@@ -286,7 +286,6 @@ def read_new(name: str, given: Mapping[str, str]) -> NewQueue:
 
 
 def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
-    """Return the first given attribute whose value differs from that of the queue."""
     for name, text in given.items():
         row = TABLE[name]
         if not row.same(row.value(text), row.of(topic, QueueStats())):

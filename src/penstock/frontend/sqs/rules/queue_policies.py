@@ -46,7 +46,6 @@ _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
 def check_policy(text: str) -> None:
-    """Raise InvalidAttributeValue if ``text`` is not a valid policy of a queue."""
     try:
         evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
     except MalformedPolicy as error:
@@ -57,7 +56,6 @@ def check_policy(text: str) -> None:
 def add_permission(
     policy: str | None, *, arn: str, label: str, accounts: Sequence[str], actions: Sequence[str]
 ) -> str:
-    """Return the policy of queue ``arn`` with one more statement, named ``label``."""
     _check_grant(label, accounts, actions)
     document: dict[str, Any] = (_json_object(policy) if policy else None) or {
         "Version": "2008-10-17",
@@ -142,7 +140,6 @@ def parse_redrive(text: str) -> Redrive | None:
 
 
 def _redrive(document: dict[str, Any] | None) -> Redrive | str:
-    """Return the policy, or what is wrong with it."""
     if document is None:
         return "Redrive policy is not a valid JSON map."
     for name in ("deadLetterTargetArn", "maxReceiveCount"):
@@ -191,7 +188,6 @@ def parse_redrive_allow(text: str) -> RedriveAllow | None:
 
 
 def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
-    """Return the policy, or what is wrong with it."""
     if document is None:
         return "Redrive allow policy is not a valid JSON map."
     if not document.keys() <= {"redrivePermission", "sourceQueueArns"}:
@@ -211,7 +207,6 @@ def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
 
 
 def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
-    """Raise InvalidParameterValue if ``source`` may not use this dead-letter queue."""
     target = catalog.find_arn(redrive.target_arn)
     reason = "Dead letter target does not exist." if target is None else _objection(target, source)
     if reason is not None:
@@ -236,7 +231,6 @@ def _objection(target: Topic, source: Topic) -> str | None:
 
 
 def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
-    """Return the queues that use ``target`` as their dead-letter queue, sorted by name."""
     return [
         topic
         for topic in catalog.topics(target.account, target.region)
