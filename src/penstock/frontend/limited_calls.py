@@ -110,7 +110,7 @@ class _Guarded:
         return found
 
     async def _change(self, change: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-        return await self._metadata.call(lambda: change(*args, **named))
+        return await self._metadata.call(partial(change, *args, **named))
 
 
 def guard(port: P, metadata: Bulkhead) -> P:
@@ -143,6 +143,7 @@ class GuardedCatalog:
         self._catalog = catalog
         self._metadata = metadata
         self._quotas = quotas
+        self._changing = partial(metadata.shares.holding, what=CHANGES)
         # On the path of every message, so without another call:
         self.find = catalog.find
         self.find_arn = catalog.find_arn
@@ -154,14 +155,12 @@ class GuardedCatalog:
         self.on_change = catalog.on_change
 
     async def create(self, topic: Topic) -> Topic:
-        with (
-            self._metadata.shares.holding(topic.account, CHANGES),
-            self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count),
-        ):
+        adding = self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count)
+        with self._changing(topic.account), adding:
             return await self._metadata.call(lambda: self._catalog.create(topic))
 
     async def change(self, account: str, region: str, name: str, change: Change) -> Topic:
-        with self._metadata.shares.holding(account, CHANGES), ExitStack() as room:
+        with self._changing(account), ExitStack() as room:
 
             def checked(before: Topic) -> Topic:
                 after = change(before)
@@ -170,15 +169,13 @@ class GuardedCatalog:
                 room.enter_context(self._quotas.adding(account, partitions=added))
                 return after
 
-            return await self._metadata.call(
-                lambda: self._catalog.change(account, region, name, checked)
-            )
+            change_ = partial(self._catalog.change, account, region, name, checked)
+            return await self._metadata.call(change_)
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        with self._metadata.shares.holding(account, CHANGES):
-            return await self._metadata.call(
-                lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
-            )
+        with self._changing(account):
+            delete = partial(self._catalog.delete, account, region, name, now_ms=now_ms)
+            return await self._metadata.call(delete)
 
 
 class CatalogView:

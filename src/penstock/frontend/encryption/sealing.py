@@ -17,20 +17,18 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.frontend.encryption.batches import (
-    Quarantine,
-    check_count,
-    open_batch,
-    seal_records,
-    sealed_runs,
-)
 from penstock.frontend.encryption.content import (
     NONCE_BYTES,
     UNKNOWN_KEY,
+    Quarantine,
     Unopenable,
+    check_count,
+    open_batch,
     open_message,
     place_of,
     seal_message,
+    seal_records,
+    sealed_runs,
 )
 from penstock.metadata.security.data_keys import DataKeys
 from penstock.model.errors import InvalidRequest

@@ -241,8 +241,8 @@ class Context:
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None
     rotation: Rotation = field(default_factory=Rotation)
-    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # bounded by decode.py
-    trusted: dict[str, Caller] = field(default_factory=dict)  # bounded by authenticate.py
+    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # bounded by incoming.py
+    trusted: dict[str, Caller] = field(default_factory=dict)  # bounded by incoming.py
     purges: PurgeGuard = field(default_factory=PurgeGuard)
     reset_at_ms: int = 0  # names of queues deleted before are not reserved
     signers: Signers = field(init=False)

@@ -102,8 +102,6 @@ def outlives(http: HttpRequest) -> bool:
 
 
 class _Page:
-    __slots__ = ("full_s", "last_s", "messages", "replies")
-
     def __init__(self, now_s: float) -> None:
         self.replies: dict[Key, _Stored] = {}
         self.full_s = now_s + PAGE_SECONDS  # takes no replies after this time

@@ -29,11 +29,18 @@ from penstock.frontend.sqs.accounting import (
     samples_of,
     throttle,
 )
-from penstock.frontend.sqs.authenticate import authenticate, authenticate_again
 from penstock.frontend.sqs.authorize import authorize
 from penstock.frontend.sqs.context import Call, Context, FrontendConfig
-from penstock.frontend.sqs.decode import decode, decode_in_steps, has_action, identify, name_action
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
+from penstock.frontend.sqs.incoming import (
+    authenticate,
+    authenticate_again,
+    decode,
+    decode_in_steps,
+    has_action,
+    identify,
+    name_action,
+)
 from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import PenstockError, Throttled

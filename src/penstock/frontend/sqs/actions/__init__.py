@@ -5,34 +5,34 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from penstock.frontend.sqs.actions import move_tasks, queues, receipts, receive, send, settings
+from penstock.frontend.sqs.actions import move_tasks, queues, receive, send
 from penstock.frontend.sqs.context import Action, Call, Context, Run
 from penstock.wire.aws.sts import CallerIdentity
 
 _RUNS: Final[Mapping[str, Run]] = {
-    "AddPermission": settings.add_permission,
+    "AddPermission": queues.add_permission,
     "CancelMessageMoveTask": move_tasks.cancel_message_move_task,
-    "ChangeMessageVisibility": receipts.change_message_visibility,
-    "ChangeMessageVisibilityBatch": receipts.change_message_visibility_batch,
+    "ChangeMessageVisibility": receive.change_message_visibility,
+    "ChangeMessageVisibilityBatch": receive.change_message_visibility_batch,
     "CreateQueue": queues.create_queue,
-    "DeleteMessage": receipts.delete_message,
-    "DeleteMessageBatch": receipts.delete_message_batch,
+    "DeleteMessage": receive.delete_message,
+    "DeleteMessageBatch": receive.delete_message_batch,
     "DeleteQueue": queues.delete_queue,
-    "GetQueueAttributes": settings.get_queue_attributes,
+    "GetQueueAttributes": queues.get_queue_attributes,
     "GetQueueUrl": queues.get_queue_url,
     "ListDeadLetterSourceQueues": queues.list_dead_letter_source_queues,
     "ListMessageMoveTasks": move_tasks.list_message_move_tasks,
-    "ListQueueTags": settings.list_queue_tags,
+    "ListQueueTags": queues.list_queue_tags,
     "ListQueues": queues.list_queues,
     "PurgeQueue": queues.purge_queue,
     "ReceiveMessage": receive.receive_message,
-    "RemovePermission": settings.remove_permission,
+    "RemovePermission": queues.remove_permission,
     "SendMessage": send.send_message,
     "SendMessageBatch": send.send_message_batch,
-    "SetQueueAttributes": settings.set_queue_attributes,
+    "SetQueueAttributes": queues.set_queue_attributes,
     "StartMessageMoveTask": move_tasks.start_message_move_task,
-    "TagQueue": settings.tag_queue,
-    "UntagQueue": settings.untag_queue,
+    "TagQueue": queues.tag_queue,
+    "UntagQueue": queues.untag_queue,
 }
 ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {name: Action(name, run) for name, run in _RUNS.items()}

@@ -1,4 +1,4 @@
-"""CreateQueue, DeleteQueue, PurgeQueue, GetQueueUrl, ListQueues and ListDeadLetterSourceQueues.
+"""Queues, their attributes, permissions and tags.
 
 A repeated CreateQueue succeeds if no given attribute differs; tags are not compared. If
 ``recreate_guard_ms`` is set, the name of a deleted queue cannot be used for that time, because URLs
@@ -8,20 +8,22 @@ name of its page, so any frontend can continue, and new queues do not shift the 
 import base64
 import binascii
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.rules import queue_attributes, queue_policies
+from penstock.frontend.sqs.rules.queue_attributes import changed, requested, show
+from penstock.frontend.sqs.rules.queue_policies import check_tag_keys, checked_tags, merged_tags
 from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
-from penstock.model.calls import OpenShare, Purge
+from penstock.model.calls import OpenShare, Purge, Stats
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.names import is_for_operators, is_queue_name, is_share_name, split_share
 from penstock.model.ports import EARLIEST, LATEST
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Kind, QueueStats, Topic
 from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import fault, invalid_value, missing
 
@@ -244,3 +246,111 @@ def _name_in(token: str) -> str:
     if not text.startswith(_PAGE_VERSION) or not is_queue_name(name):
         raise invalid("Invalid or expired next token.")
     return name
+
+
+async def _change(context: Context, topic: Topic, change: Callable[[Topic], Topic]) -> None:
+    await context.catalog.change(topic.account, topic.region, topic.name, change)
+
+
+async def get_queue_attributes(
+    context: Context, call: Call, request: aws.GetQueueAttributesRequest
+) -> aws.GetQueueAttributesReply:
+    """Return the attributes that the request names; without names, none."""
+    topic = topic_of(context, call, request.queue_url)
+    rows = requested(request.attribute_names or (), is_fifo=topic.is_fifo)
+    stats = QueueStats()
+    if any(row.is_count for row in rows):
+        stats = await context.broker.call(Stats(topic))
+    return aws.GetQueueAttributesReply(attributes=show(rows, topic, stats) or None)
+
+
+async def set_queue_attributes(
+    context: Context, call: Call, request: aws.SetQueueAttributesRequest
+) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    given = request.attributes
+    if not given:
+        raise missing("Attributes")
+    now_ms = context.clock.wall_ms()
+
+    def change(current: Topic) -> Topic:
+        after = changed(current, given, now_ms=now_ms)
+        if "RedrivePolicy" in given and after.settings.redrive is not None:
+            queue_policies.check_target(context.catalog, after, after.settings.redrive)
+        return after
+
+    change(topic)  # raises the caller's faults before the metadata store is called
+    await _change(context, topic, change)
+
+
+async def add_permission(context: Context, call: Call, request: aws.AddPermissionRequest) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    label, accounts, actions = request.label, request.aws_account_ids, request.actions
+    if not label:
+        raise missing("Label")
+    if accounts is None:
+        raise missing("AWSAccountIds")
+    if not actions:
+        raise missing("Actions")
+
+    def permit(current: Topic) -> Topic:
+        policy = queue_policies.add_permission(
+            current.settings.policy,
+            arn=current.arn,
+            label=label,
+            accounts=accounts,
+            actions=actions,
+        )
+        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+
+    await _change(context, topic, permit)
+
+
+async def remove_permission(
+    context: Context, call: Call, request: aws.RemovePermissionRequest
+) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    label = request.label
+    if not label:
+        raise missing("Label")
+
+    def revoke(current: Topic) -> Topic:
+        policy = queue_policies.remove_permission(current.settings.policy, label=label)
+        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+
+    await _change(context, topic, revoke)
+
+
+async def tag_queue(context: Context, call: Call, request: aws.TagQueueRequest) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    if not request.tags:
+        raise missing("Tags")
+    tags = checked_tags(request.tags)
+
+    def tag(current: Topic) -> Topic:
+        after = merged_tags(current.tags, tags, queue_name=current.name)
+        return msgspec.structs.replace(current, tags=after)
+
+    await _change(context, topic, tag)
+
+
+async def untag_queue(context: Context, call: Call, request: aws.UntagQueueRequest) -> None:
+    """Remove tags by key. A key that the queue does not have is not an error."""
+    topic = topic_of(context, call, request.queue_url)
+    if request.tag_keys is None:
+        raise missing("TagKeys")
+    check_tag_keys(request.tag_keys)
+    keys = frozenset(request.tag_keys)
+
+    def untag(current: Topic) -> Topic:
+        kept = {key: value for key, value in current.tags.items() if key not in keys}
+        return msgspec.structs.replace(current, tags=kept)
+
+    await _change(context, topic, untag)
+
+
+async def list_queue_tags(
+    context: Context, call: Call, request: aws.ListQueueTagsRequest
+) -> aws.ListQueueTagsReply:
+    topic = topic_of(context, call, request.queue_url)
+    return aws.ListQueueTagsReply(tags=dict(topic.tags) or None)
