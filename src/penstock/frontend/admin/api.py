@@ -108,7 +108,7 @@ class AdminApi:
             await _check_body(request.body)
         if noted is None:
             return await self._run(route, call)
-        reply = await self._run_noted(route, noted, request, call)
+        reply = await self._run_noted(route, noted, call)
         if route.right != OPEN:
             facts = picked(request, "method", "path", "request_id")
             log.info("admin change", extra=facts | picked(call.caller, "account", "user", "key_id"))
@@ -123,7 +123,7 @@ class AdminApi:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
                     call = msgspec.structs.replace(call, body=b"")  # not decoded for a stranger
                 subject = audited.subject_of(call, route.noted)
-                self._note(route.noted, request, call, subject, UNAUTHORIZED)
+                self._note(route.noted, call, subject, UNAUTHORIZED)
             raise
         return msgspec.structs.replace(call, caller=caller)
 
@@ -133,9 +133,7 @@ class AdminApi:
             found = await found
         return found if isinstance(found, HttpReply) else json_reply(200, found)
 
-    async def _run_noted(
-        self, route: Route, noted: Noted, request: HttpRequest, call: Call
-    ) -> HttpReply:
+    async def _run_noted(self, route: Route, noted: Noted, call: Call) -> HttpReply:
         if self._trail is None and self._is_audited and noted.action != audited.LOG_IN:
             return error_reply(503, "starting", "The node is starting and accepts no changes yet.")
         if self._trail is not None:
@@ -145,20 +143,18 @@ class AdminApi:
             reply = await self._run(route, call)
         except PenstockError as exc:
             code = UNAUTHORIZED if isinstance(exc, Unauthenticated) else fault_of(exc)[1]
-            self._note(noted, request, call, subject, code)
+            self._note(noted, call, subject, code)
             raise
         except BaseException:
-            self._note(noted, request, call, subject, CANCELLED)  # the outcome is unknown
+            self._note(noted, call, subject, CANCELLED)  # the outcome is unknown
             raise
-        self._note(noted, request, call, audited.completed(subject, reply.body))
+        self._note(noted, call, audited.completed(subject, reply.body))
         return reply
 
-    def _note(
-        self, noted: Noted, request: HttpRequest, call: Call, subject: Subject, code: str = ""
-    ) -> None:
+    def _note(self, noted: Noted, call: Call, subject: Subject, code: str = "") -> None:
         if self._trail is None and not self._is_audited:
             return
-        entry = audited.entry_of(call, noted, subject, code=code, request_id=request.request_id)
+        entry = audited.entry_of(call, noted, subject, code=code)
         if self._trail is None:
             self._early.append(entry)
         elif entry.outcome == DENIED:

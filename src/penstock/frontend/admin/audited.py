@@ -86,9 +86,7 @@ def subject_of(call: Call, noted: Noted) -> Subject:
     return Subject(account, named or str(body.get("name", "")), known, params)
 
 
-def entry_of(
-    call: Call, noted: Noted, subject: Subject, *, code: str, request_id: str
-) -> AuditEntry:
+def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditEntry:
     """``code`` is that of the error; empty: success."""
     name = subject.known if code else subject.name
     if noted.kind == NODE:
@@ -105,7 +103,7 @@ def entry_of(
         resource=resource,
         code=code,
         denials=DENIALS,
-        request_id=request_id,
+        request_id=call.request_id,
         params={**subject.always, **({} if code else subject.params)},
     )
 

@@ -6,7 +6,7 @@ the queue is read at intervals; tails are used by people, few and bounded. Encry
 decrypted, because the caller may receive them; one that cannot be is shown without its content."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -34,6 +34,9 @@ TAILS_MAX = 64  # waiting at the same time
 LOOK_AGAIN_SECONDS = 0.1
 BEGIN = 0
 END = -1  # as the offset of ``Peek``: after the last record
+
+
+Starts = dict[int, int]  # the next offset of each partition
 
 
 class Window(msgspec.Struct):
@@ -85,9 +88,7 @@ class Messages:
         return tails
 
 
-async def _tail(
-    call: Call, topic: Topic, starts: dict[int, int], window: Window, wait_ms: int
-) -> dict[int, int]:
+async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_ms: int) -> Starts:
     context = call.context
     deadline_ms = context.clock.mono_ms() + wait_ms
     while not window.messages and context.health.state is not State.DRAINING:
@@ -100,7 +101,7 @@ async def _tail(
     return starts
 
 
-def _starts(call: Call, topic: Topic) -> dict[int, int]:
+def _starts(call: Call, topic: Topic) -> Starts:
     """Return the first offset of each partition. ``start`` is ``begin``, ``end``, an offset for
     all, or ``partition:offset`` pairs with commas between: the ``next`` of an earlier reply."""
     partitions = range(topic.partition_count)
@@ -110,7 +111,7 @@ def _starts(call: Call, topic: Topic) -> dict[int, int]:
     text = call.text("start", "begin")
     if ":" not in text:
         return dict.fromkeys(partitions, _offset(text))
-    starts: dict[int, int] = {}
+    starts: Starts = {}
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
@@ -128,9 +129,7 @@ def _offset(text: str) -> int:
     return offset
 
 
-async def _fill(
-    context: Context, topic: Topic, starts: Mapping[int, int], window: Window
-) -> dict[int, int]:
+async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
     """Read the partitions in turn, so that a busy one does not hide the others."""
     nexts = dict(starts)
     active = list(starts)
@@ -161,9 +160,9 @@ async def _opened(context: Context, topic: Topic, peeked: Sequence[Peeked]) -> S
     for one in peeked:
         record = one.record
         message = await context.sealing.open(topic, one.partition, record.offset, record.message)
-        opened.append(
-            replace(one, record=replace(record, message=message)) if message is not None else one
-        )
+        if message is not None:
+            one = replace(one, record=replace(record, message=message))
+        opened.append(one)
     return opened
 
 

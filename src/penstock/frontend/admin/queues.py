@@ -30,6 +30,8 @@ from penstock.telemetry.metrics import render_samples
 QUEUES_MAX = 1_000  # in one reply; the rest by ``after``
 QUEUES_AT_ONCE = 32  # about a millisecond of the event loop
 OBJECTS_MAX = 10_000  # queues in one reply: about 100,000 lines
+Counted = tuple[Topic, QueueStats]
+Samples = Iterator[tuple[Family, Sample]]
 STATES = ("visible", "in_flight", "delayed")
 
 
@@ -48,9 +50,7 @@ def select(call: Call) -> Sequence[Topic]:
     return sorted(found, key=_full_name)
 
 
-async def read_stats(
-    context: Context, topics: Sequence[Topic]
-) -> AsyncIterator[tuple[Topic, QueueStats]]:
+async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
     """Yield each queue with its counts, except queues deleted since. Several are read at the same
     time: the first call to a queue opens its logs, or goes to another node."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
@@ -240,9 +240,7 @@ async def objects(call: Call) -> HttpReply:
     return large_reply(await in_slices(render_samples(by_family)), CONTENT_TYPE)
 
 
-def _queue_samples(
-    topic: Topic, stats: QueueStats, *, now_ms: int
-) -> Iterator[tuple[Family, Sample]]:
+def _queue_samples(topic: Topic, stats: QueueStats, *, now_ms: int) -> Samples:
     labels = (topic.account, topic.region, topic.name)
     for state in STATES:
         yield families.OBJECT_QUEUE_MESSAGES, ((*labels, state), getattr(stats, state))

@@ -106,6 +106,7 @@ class Call(msgspec.Struct, frozen=True):
     peer: str = ""
     is_tls: bool = False
     caller: Caller = UNKNOWN
+    request_id: str = ""
 
     # ── Parameters ───────────────────────────────────────────────────────────────────────────
 
@@ -278,12 +279,12 @@ def parse(context: Context, request: HttpRequest) -> Call:
         pairs = parse_qsl(
             request.query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
         )
-        segments = tuple(
-            unquote(part, errors="strict") for part in request.path.strip("/").split("/")
-        )
+        parts = request.path.strip("/").split("/")
+        segments = tuple(unquote(part, errors="strict") for part in parts)
     except (ValueError, UnicodeDecodeError) as exc:
         raise InvalidRequest("The path or query is not valid.") from exc
     query = dict(pairs)
     if len(query) != len(pairs):
         raise InvalidRequest("A parameter is given twice.")
-    return Call(context, segments, query, request.body, request.peer, request.is_tls)
+    peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
+    return Call(context, segments, query, request.body, peer, is_tls, request_id=request_id)

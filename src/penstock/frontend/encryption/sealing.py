@@ -188,9 +188,7 @@ class Sealing:
                     opened.append(piece)
         return (opened, gone) if is_sealed else (buffers, gone)
 
-    async def _opened_batch(
-        self, topic: Topic, partition: int, batch: bytes, gone: set[int]
-    ) -> bytes:
+    async def _opened_batch(self, topic: Topic, index: int, batch: bytes, gone: set[int]) -> bytes:
         quarantine: Quarantine = []
         owner = topic.account.encode()
         try:
@@ -202,7 +200,7 @@ class Sealing:
             opened = repacked(header._replace(attributes=0), ())
         if quarantine:
             gone.update(offset for offset, _ in quarantine)
-            self._quarantine(topic, partition, quarantine)
+            self._quarantine(topic, index, quarantine)
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:

@@ -167,7 +167,7 @@ class FactLog:
         end = ends.high_watermark
         while end > ends.start_offset:
             start = max(ends.start_offset, end - LOOK_RECORDS)
-            found = await self._newest_between(topic, start, end, key)
+            found = await self._newest_in(topic, start, end, key)
             if found is not None:
                 return found
             end = start
@@ -183,9 +183,7 @@ class FactLog:
         await self.broker.call(AppendMarker(topic, PARTITION, marker))
         self._is_earlier_settled = True
 
-    async def _newest_between(
-        self, topic: Topic, start: int, end: int, key: bytes
-    ) -> RawRecord | None:
+    async def _newest_in(self, topic: Topic, start: int, end: int, key: bytes) -> RawRecord | None:
         newest: RawRecord | None = None
         offset = start
         while offset < end:

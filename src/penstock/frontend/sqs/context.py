@@ -209,9 +209,8 @@ class PurgeGuard:
         entries = self._purged_at_ms
         purged_at_ms = entries.get(topic_id)
         if purged_at_ms is not None and now_ms - purged_at_ms < PURGE_INTERVAL_MS:
-            raise PurgeInProgress(
-                f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
-            )
+            text = f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
+            raise PurgeInProgress(text)
         entries.pop(topic_id, None)
         while entries:
             oldest, purged_at_ms = next(iter(entries.items()))

@@ -239,9 +239,8 @@ class Frontend:
         self._meter.request(OWN_API, "http", code, self._perf() - started)
         if http.method == "POST" and reply.status == 200 and self._audit is not None:
             # A reset, by an unknown caller.
-            await self._audit.note(
-                RESET, caller=None, source_ip=http.peer, request_id=http.request_id
-            )
+            facts = {"source_ip": http.peer, "request_id": http.request_id}
+            await self._audit.note(RESET, caller=None, **facts)
         return reply
 
 
@@ -279,10 +278,7 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
         return error
     if isinstance(error, PenstockError):
         return fault_of(error)
-    log.error(
-        "request failed", exc_info=error, extra={"request_id": http.request_id, "path": http.path}
-    )
-    return fault(
-        "InternalFailure",
-        f"The server failed to answer this request. Request id: {http.request_id}",
-    )
+    request_id = http.request_id
+    log.error("request failed", exc_info=error, extra={"request_id": request_id, "path": http.path})
+    text = f"The server failed to answer this request. Request id: {request_id}"
+    return fault("InternalFailure", text)

@@ -129,7 +129,7 @@ class TestWhoMay:
             segments = tuple(f"api/v1/{path}".split("/"))
             call = Call(ward.api._context, segments, {}, b"{}", caller=Caller(TENANT, "r"))
             subject = subject_of(call, route.noted)
-            entry = entry_of(call, route.noted, subject, code="", request_id="r")
+            entry = entry_of(call, route.noted, subject, code="")
             about = "level" if "upgrade" in path else "partitions"
             about = "node/2" if "nodes" in path else about
             assert entry.resource.endswith(f":cluster/{about}"), path

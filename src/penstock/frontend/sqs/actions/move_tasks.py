@@ -67,9 +67,8 @@ def _check_destination(source: Topic, destination: Topic) -> None:
     if destination.kind is not source.kind:
         raise invalid("The destination queue must be of the same type as the source queue.")
     if not source.may_pass_messages_to(destination):
-        raise invalid(
-            "The destination must be a queue of the same account and region as the source queue."
-        )
+        text = "The destination must be a queue of the same account and region as the source queue."
+        raise invalid(text)
 
 
 async def cancel_message_move_task(

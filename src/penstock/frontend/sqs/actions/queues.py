@@ -43,27 +43,23 @@ _NOT_OF_SHARES: Final = (
 _PAGE_VERSION: Final = "1:"
 
 
-async def create_queue(
-    context: Context, call: Call, request: aws.CreateQueueRequest
-) -> aws.CreateQueueReply:
+async def create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> aws.Reply:
     name = request.queue_name
     if name is None:
         raise missing("QueueName")
     if is_share_name(name):
         return await _create_share(context, call, request, name)
     if not is_queue_name(name):
-        raise invalid(
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
-        )
+        text = "Can only include alphanumeric characters, hyphens, or underscores."
+        raise invalid(f"{text} 1 to 80 in length")
     given = request.attributes or {}
     new = queue_attributes.read_new(name, given)
     account, region = call.account, call.region
     topic = context.catalog.find(account, region, name)
     if topic is None:
         if is_for_operators(name):
-            raise invalid(
-                f"{name} is reserved for the server's own topics: choose another queue name."
-            )
+            text = f"{name} is reserved for the server's own topics: choose another queue name."
+            raise invalid(text)
         tags = queue_policies.checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
         topic = _new_topic(
@@ -168,9 +164,8 @@ async def _create_share(
 async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
     """Delete the topic from the catalog; brokers then remove its log and end waiting receives."""
     topic = topic_of(context, call, request.queue_url)
-    await context.catalog.delete(
-        topic.account, topic.region, topic.name, now_ms=context.clock.wall_ms()
-    )
+    now_ms = context.clock.wall_ms()
+    await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
 
 
 async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueRequest) -> None:
@@ -185,9 +180,7 @@ async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueReque
         raise
 
 
-async def get_queue_url(
-    context: Context, call: Call, request: aws.GetQueueUrlRequest
-) -> aws.GetQueueUrlReply:
+async def get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> aws.Reply:
     name = request.queue_name
     if not name:
         raise missing("QueueName")

@@ -52,9 +52,7 @@ class Prepared(msgspec.Struct, gc=False):
     md5_of_system_attributes: str | None
 
 
-async def send_message(
-    context: Context, call: Call, request: aws.SendMessageRequest
-) -> aws.SendMessageReply:
+async def send_message(context: Context, call: Call, request: aws.SendMessageRequest) -> aws.Reply:
     topic = call.topic or topic_of(context, call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
@@ -195,11 +193,9 @@ def prepare(
             raise _no_dedup_id()
     else:
         delay_ms = _delay_ms(request.delay_seconds, topic)
-        dedup_id = None
-        if request.message_deduplication_id is not None:
-            raise invalid_value(
-                request.message_deduplication_id, "MessageDeduplicationId", _WRONG_KIND
-            )
+        dedup_id = request.message_deduplication_id
+        if dedup_id is not None:
+            raise invalid_value(dedup_id, "MessageDeduplicationId", _WRONG_KIND)
     return Prepared(
         Message(
             entropy(16),

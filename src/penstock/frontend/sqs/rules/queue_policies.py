@@ -41,6 +41,7 @@ OWNER_ONLY = frozenset(
         "UntagQueue",
     )
 )
+Tags = Mapping[str, str]
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
@@ -238,9 +239,7 @@ def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
     ]
 
 
-def merged_tags(
-    current: Mapping[str, str], given: Mapping[str, str], *, queue_name: str
-) -> dict[str, str]:
+def merged_tags(current: Tags, given: Tags, *, queue_name: str) -> dict[str, str]:
     tags = {**current, **given}
     if len(tags) > TAGS_MAX:
         raise fault("InvalidParameterValue", f"Too many tags added for queue {queue_name}.")
@@ -255,9 +254,8 @@ def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
         if not 1 <= len(key) <= TAG_KEY_MAX:
             raise invalid_value(key, "Tag.Key", f"must be 1 to {TAG_KEY_MAX} characters long.")
         if len(value) > TAG_VALUE_MAX:
-            raise invalid_value(
-                value, "Tag.Value", f"must be at most {TAG_VALUE_MAX} characters long."
-            )
+            reason = f"must be at most {TAG_VALUE_MAX} characters long."
+            raise invalid_value(value, "Tag.Value", reason)
         tags[key] = value
     return tags
 

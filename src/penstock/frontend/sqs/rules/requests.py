@@ -67,12 +67,8 @@ def sequence_number(partition: int, offset: int) -> str:
 
 def check_id(text: str, parameter: str) -> str:
     if _ID.match(text) is None:
-        raise invalid_value(
-            text,
-            parameter,
-            f"{parameter} can only include alphanumeric and punctuation characters. "
-            "1 to 128 in length.",
-        )
+        reason = f"{parameter} can only include alphanumeric and punctuation characters."
+        raise invalid_value(text, parameter, f"{reason} 1 to 128 in length.")
     return text
 
 
@@ -90,15 +86,11 @@ class Entry(Protocol):
 
 def check_entries(entries: Sequence[Entry], *, entry_name: str) -> None:
     if not entries:
-        raise fault(
-            "EmptyBatchRequest", f"There should be at least one {entry_name} in the request."
-        )
+        text = f"There should be at least one {entry_name} in the request."
+        raise fault("EmptyBatchRequest", text)
     if len(entries) > BATCH_ENTRIES_MAX:
-        raise fault(
-            "TooManyEntriesInBatchRequest",
-            f"Maximum number of entries per request are {BATCH_ENTRIES_MAX}. "
-            f"You have sent {len(entries)}.",
-        )
+        text = f"Maximum number of entries per request are {BATCH_ENTRIES_MAX}."
+        raise fault("TooManyEntriesInBatchRequest", f"{text} You have sent {len(entries)}.")
     seen: set[str] = set()
     for entry in entries:
         if entry.id is None:
