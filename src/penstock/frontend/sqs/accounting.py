@@ -6,9 +6,9 @@ limit of a queue. An account without a tenant, which is the normal case while au
 has no limits.
 
 Actions report the number and size of messages to the meter (``sent``, ``received``, ``deleted``).
-``Tally`` keeps these numbers until the pipeline counts the request, in the same turn of the event
-loop: an action awaits nothing after its report, so no other request comes between. A successful
-request counts for the owner of its queue, who pays for what others are allowed to do there. A
+``Metering`` keeps them until the pipeline counts the request, in the same turn of the event loop:
+an action awaits nothing after its report, so no other request comes between. A successful request
+counts for the owner of its queue, who pays for what others are allowed to do there. A
 rejected one counts for the caller, and under the name of the queue only if the queue exists, so
 that invented names create no rows.
 
@@ -106,13 +106,15 @@ def samples_of(
         yield families.FRONTEND_THROTTLED, (labels, count)
 
 
-class Tally:
-    """A ``Meter`` that adds up the messages of one request and forwards to another meter."""
+class Metering:
+    """A ``Meter`` for actions that adds up the messages of one request, and forwards to ``meter``.
+    Requests are counted in the table, if there is one."""
 
-    __slots__ = ("_meter", "bytes_in", "bytes_out", "messages", "request")
+    __slots__ = ("_meter", "_table", "bytes_in", "bytes_out", "messages", "request")
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, table: UsageTable | None) -> None:
         self._meter = meter
+        self._table = table
         self.request = meter.request
         self.clear()
 
@@ -133,28 +135,26 @@ class Tally:
         self.messages += count
         self._meter.deleted(count)
 
-
-class Metering:
-    def __init__(self, table: UsageTable, meter: Meter) -> None:
-        self.tally = Tally(meter)  # the meter of the actions
-        self._table = table
-
     def answered(self, call: Call, seconds: float) -> None:
-        tally, table, grant = self.tally, self._table, call.grant
+        """Count a successful request."""
+        table, grant = self._table, call.grant
+        if table is None:
+            self.clear()
+            return
         counts = None
         if grant is not None and grant.counts_minute_ms == table.minute_ms:
             counts = grant.counts
         if counts is None:
-            counts = self._find(call)
+            counts = self._find(table, call)
             if grant is not None:
                 grant.counts, grant.counts_minute_ms = counts, table.minute_ms
-        counts.add(tally.messages, tally.bytes_in, tally.bytes_out)
+        counts.add(self.messages, self.bytes_in, self.bytes_out)
         if counts.durations is not None:
             counts.took(seconds)
-        tally.messages = tally.bytes_in = tally.bytes_out = 0
+        self.messages = self.bytes_in = self.bytes_out = 0
 
-    def _find(self, call: Call) -> Counts:
-        request, action, table = call.request, call.action, self._table
+    def _find(self, table: UsageTable, call: Call) -> Counts:
+        request, action = call.request, call.action
         assert action is not None, "the request was successful"
         url = request.queue_url if isinstance(request, QueueRequest) else None
         key = (url, action.name, call.account, call.region)
@@ -173,10 +173,11 @@ class Metering:
         return counts
 
     def rejected(self, context: Context, call: Call, code: str) -> None:
-        self.tally.clear()  # the client got no message
-        operation = NONE if call.action is None else call.action.permission
-        key = (call.account, call.region, _existing(context, call), operation)
-        self._table.reject(key, refusal_of(code))
+        self.clear()  # the client got no message
+        if self._table is not None:
+            operation = NONE if call.action is None else call.action.permission
+            key = (call.account, call.region, _existing(context, call), operation)
+            self._table.reject(key, refusal_of(code))
 
 
 def refusal_of(code: str) -> Refusal:

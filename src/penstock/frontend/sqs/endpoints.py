@@ -52,16 +52,17 @@ def greeting(http: HttpRequest) -> HttpReply:
 
 
 async def _reset(context: Context, http: HttpRequest) -> HttpReply:
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not context.config.is_dev or context.config.is_auth_on:
         return _json(403, error="Reset is available in development mode only.")
     if http.method != "POST":
         return _json(405, error="Reset needs a POST.")
     if "origin" in http.headers:
         return _json(403, error="Reset rejects requests by web pages (header Origin).")
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in _FORMS:
-        text = f"Reset rejects content type {kind}: send no body, as curl -X POST."
-        return _json(415, error=text)
+        return _json(
+            415, error=f"Reset rejects content type {kind}: send no body, as curl -X POST."
+        )
     now_ms = context.clock.wall_ms()
     count = 0
     for topic in tuple(context.everything.all_topics()):

@@ -24,7 +24,6 @@ from penstock.frontend.sqs.accounting import (
     AUDITED,
     DENIALS,
     Metering,
-    Tally,
     entry_of,
     samples_of,
     throttle,
@@ -95,8 +94,7 @@ class Frontend:
     ) -> None:
         """``perf`` is a monotonic clock in seconds; ``identities`` are needed if authentication is
         on. ``throttler`` and ``quotas`` are shared with the other protocols of the node."""
-        self._metering = None if usage is None else Metering(usage, meter)
-        self._tally = Tally(meter) if self._metering is None else self._metering.tally
+        self._metering = Metering(meter, usage)
         self._audit = audit
         self._replies = Replies()
         self._context = Context(
@@ -104,7 +102,7 @@ class Frontend:
             queues_of(catalog),
             clock,
             config,
-            self._tally,
+            self._metering,
             entropy,
             everything=catalog,
             sealing=sealing,
@@ -177,18 +175,17 @@ class Frontend:
             if audit is not None:
                 audit.add(entry_of(context, call, CANCELLED))
             raise
-        tally = self._tally
+        metering = self._metering
         seconds = self._perf() - started
         if call.bytes_bucket is not None and code is OK:
-            call.bytes_bucket.add(tally.bytes_in + tally.bytes_out, now_ms=call.charged_at_ms)
+            size_bytes = metering.bytes_in + metering.bytes_out
+            call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
         api = UNKNOWN_API if call.action is None else call.action.name
         self._meter.request(api, call.codec.name, code, seconds)
         if audit is not None or code is not OK:
             self._record(call, code, audit, seconds)
-        elif self._metering is not None:
-            self._metering.answered(call, seconds)
         else:
-            tally.clear()
+            metering.answered(call, seconds)
         if held_ms:
             await self._hold(call.caller.account, held_ms)
         return reply
@@ -202,22 +199,16 @@ class Frontend:
 
     async def _hold(self, account: str, held_ms: int) -> None:
         held = self._held
-        if held.is_full() or held.is_used_up(account):
-            return
-        held.add(account)
-        try:
-            await asyncio.sleep(held_ms / 1_000)
-        finally:
-            held.add(account, -1)
+        if not (held.is_full() or held.is_used_up(account)):
+            with held.holding(account, "replies held back"):
+                await asyncio.sleep(held_ms / 1_000)
 
     def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        context, metering = self._context, self._metering
-        if metering is None:
-            self._tally.clear()
-        elif code is OK:
-            metering.answered(call, seconds)
+        context = self._context
+        if code is OK:
+            self._metering.answered(call, seconds)
         else:
-            metering.rejected(context, call, code)
+            self._metering.rejected(context, call, code)
         if audit is not None:
             audit.add(entry_of(context, call, "" if code is OK else code))
         elif self._audit is not None and code in DENIALS:
