@@ -412,12 +412,7 @@ def try_access(call: Call) -> Any:
 
 
 def _policy_of(
-    user: User,
-    caller: Caller,
-    decision: Decision,
-    action: str,
-    arn: str,
-    found: Circumstances,
+    user: User, caller: Caller, decision: Decision, action: str, arn: str, found: Circumstances
 ) -> str:
     """Return the name of the user's policy with the statement that decided."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:

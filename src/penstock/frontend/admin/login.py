@@ -2,11 +2,9 @@
 key with its secret (HTTP Basic). With authentication off, everyone is an operator.
 
 A log-in exchanges id and secret of a key for a token that expires after twelve hours. The token is
-signed with a key derived from the secret, so every node can verify it without stored state.
-Disabling or deleting the key, or suspending its tenant, invalidates all its tokens at once.
-
-HTTP Basic is for programs that have a secret in a file and cannot log in, such as Prometheus. No
-reply requests it, so a browser never stores a key and sends it with requests of other sites."""
+signed with a key derived from the secret, so every node can verify it without stored state, and it
+ends with the key. HTTP Basic is for programs that cannot log in, such as Prometheus. No reply
+requests it, so a browser never stores a key and sends it with requests of other sites."""
 
 import base64
 import binascii

@@ -1,17 +1,12 @@
 """One admin request: path, query and body parsed, the parts of the node that handlers use, and the
-rights of the caller.
-
-A repeated, unknown or malformed parameter is an error: ignoring a misspelt ``prefix`` would return
-the wrong rows.
+rights of the caller. A repeated, unknown or malformed parameter is an error: ignoring a misspelt
+``prefix`` would return the wrong rows.
 
 An operator may do everything, for every tenant. Other users are limited to their own tenant, and
 there to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:
-<region>:<account>:user/<name>`` and similar ARNs. So a policy that allows everything makes an
-administrator of the tenant. Only an operator may change an operator: with a key of an operator,
-another user would become one.
-
-``admin:Metrics`` allows a user to scrape metrics: series of the queues of the user's own tenant,
-and, for users in the tenant of the node itself, totals over all tenants."""
+<region>:<account>:user/<name>`` and similar ARNs. Only an operator may change an operator: with a
+key of an operator, another user would become one. ``admin:Metrics`` allows to scrape series of the
+queues of the own tenant and, in the tenant of the node itself, totals over all tenants."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence

@@ -108,12 +108,7 @@ _OPERATIONS = tuple(
         ("GET /cluster/safety?node", ops.safety),
         ("POST /cluster/nodes/*/drain", ops.drain, "DrainNode", CLUSTER),
         ("POST /cluster/nodes/*/undrain", ops.undrain, "UndrainNode", CLUSTER),
-        (
-            "POST /cluster/nodes/*/decommission",
-            ops.decommission,
-            "DecommissionNode",
-            CLUSTER,
-        ),
+        ("POST /cluster/nodes/*/decommission", ops.decommission, "DecommissionNode", CLUSTER),
         ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
         ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
         ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),

@@ -1,9 +1,7 @@
-"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption.
-
-A topic is encrypted if its queue has a KMS key or SQS-managed encryption, or by its config
-``penstock.encryption`` (the same setting); if none is set, by ``keys.encrypt_by_default`` of the
-node. A change applies to later messages: encrypted and plain records are side by side in a log, and
-each is marked.
+"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption:
+by a KMS key or SQS-managed encryption of the queue, or the config ``penstock.encryption`` (the same
+setting), else by ``keys.encrypt_by_default`` of the node. A change applies to later messages:
+encrypted and plain records are side by side in a log, and each is marked.
 
 A message that cannot be decrypted is never delivered. It is counted and logged once, without its
 content. In a queue it stays leased, so that it moves to the dead-letter queue like other messages

@@ -1,13 +1,11 @@
 """Usage of tenants in memory: requests, messages and bytes of the current minute by tenant, region,
 queue or topic, and operation (``UsageTable``, pure), and their way to the log (``UsageWriter``).
 
-Counting is one lookup and a few additions per request, whatever the size of a batch. A row lives
-for a minute; ``take`` returns the counts since the last call, so the sum of all that was taken is
-the sum of all that was counted.
-
-The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is counted
-in one row whose resource and operation are ``*``, and with too many tenants in one row for all:
-details are lost, totals never."""
+Counting is one lookup and a few additions per request, whatever the size of a batch. ``take``
+returns the counts since the last call, so the sum of all that was taken is the sum of all that was
+counted. The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is
+counted in one row whose resource and operation are ``*``, and with too many tenants in one row for
+all: details are lost, totals never."""
 
 import asyncio
 from bisect import bisect_left

@@ -2,14 +2,11 @@
 waiting long polls. Defaults, and the largest share of each bound, are in ``model/quotas.py``. An
 account without a tenant has no quotas.
 
-Topics are counted as the catalog changes, connections and long polls as they come and go. Stored
-bytes are summed by a job every few seconds, from numbers that the logs have in memory; between two
-sums each append is subtracted from the remaining room. Bytes and long polls count for the owner of
-the queue, who pays for what others are allowed there; connections count for the caller.
-
-Requests at several frontends at the same moment may exceed the quota of queues slightly. Of
-connections, long polls and remaining bytes each frontend hands out its share, by the number of live
-frontends, but at least one, so that every frontend serves every tenant."""
+Stored bytes are summed by a job every few seconds, from numbers that the logs have in memory;
+between two sums each append is subtracted from the remaining room. Bytes and long polls count for
+the owner of the queue, who pays for what others are allowed there; connections count for the
+caller. Of connections, long polls and remaining bytes each frontend hands out its share, by the
+number of live frontends, but at least one, so that every frontend serves every tenant."""
 
 import asyncio
 import itertools

@@ -1,11 +1,9 @@
 """Rate limits: a leaky bucket for each tenant, user, queue and operation that has a limit.
 
-A request passes all its buckets or none: all are checked before any is filled, so a rejected
-request uses up no limit. Bytes are known only when the reply is made; they are charged then, and
-delay the next request. Limits of a tenant apply to all frontends together: each frontend enforces
-its share, by the number of live frontends.
-
-All requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
+A request passes all its buckets or none, so a rejected request uses up no limit. Bytes are known
+only when the reply is made; they are charged then, and delay the next request. Limits of a tenant
+apply to all frontends together: each enforces its share, by the number of live frontends. All
+requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
 cached until the limits of the tenant change."""
 
 from collections.abc import Hashable, Mapping

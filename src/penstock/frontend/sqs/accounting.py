@@ -2,18 +2,15 @@
 entries of the audit trail after it.
 
 ``throttle``, the fifth stage, follows authorization, so that a denied request does not use up the
-limit of a queue. An account without a tenant, which is the normal case while authentication is off,
-has no limits.
+limit of a queue. An account without a tenant, as usual while authentication is off, has no limits.
 
-Actions report the number and size of messages to the meter (``sent``, ``received``, ``deleted``).
-``Metering`` keeps them until the pipeline counts the request, in the same turn of the event loop:
-an action awaits nothing after its report, so no other request comes between. A successful request
-counts for the owner of its queue, who pays for what others are allowed to do there. A
-rejected one counts for the caller, and under the name of the queue only if the queue exists, so
-that invented names create no rows.
+Actions report the number and size of messages to the meter. ``Metering`` keeps them until the
+pipeline counts the request, in the same turn of the event loop: an action awaits nothing after its
+report. A successful request counts for the owner of its queue, who pays for what others are allowed
+to do there. A rejected one counts for the caller, and under the name of the queue only if it
+exists, so that invented names create no rows.
 
-Changes of queues and denied requests are audited. Messages, receipts and secrets are never
-recorded; of tags only the keys are."""
+Changes of queues and denied requests are audited, without messages, receipts and secrets."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

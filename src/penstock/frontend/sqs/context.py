@@ -41,11 +41,9 @@ AdminUrl = str | Callable[[], str | None] | None
 # ── Grants: authorized requests ──────────────────────────────────────────────────────────────
 # Most requests repeat an earlier one: same caller, action and queue URL. For these, one lookup
 # gives the queue, the tenant, its limits and the counters of its usage. A grant is kept only if the
-# request was allowed and the decision did not depend on the address, the transport or the time.
-#
-# Any change of identities clears the cache. A grant is valid only for the topic object it was made
-# for: a changed queue is another object. Callers look the queue up in the catalog each time; the
-# catalog does not report every change, because a full catalog may drop a queue silently.
+# request was allowed and the decision did not depend on the address, the transport or the time. Any
+# change of identities clears the cache. A grant is valid only for the topic object it was made for;
+# callers look that up in the catalog each time, because the catalog does not report every change.
 
 GrantKey = tuple[str, str, str, str, str]  # account, user, permission, URL as given, region
 
@@ -84,11 +82,9 @@ class Grants:
 
 # ── Signers: access keys prepared for verification ───────────────────────────────────────────
 # Deriving a signing key takes four rounds of HMAC and decrypting the secret, so both are cached
-# until the identities change.
-#
-# An unknown access key gets a signing key as well, made from a constant, so that rejecting it takes
-# as long as rejecting a wrong signature. Unknown keys have a cache of their own: a flood of them
-# does not evict real ones.
+# until the identities change. An unknown access key gets a signing key as well, made from a
+# constant, so that rejecting it takes as long as rejecting a wrong signature. Unknown keys have a
+# cache of their own: a flood of them does not evict real ones.
 
 
 @dataclass(slots=True, eq=False, repr=False)  # never shown

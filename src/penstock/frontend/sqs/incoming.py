@@ -3,14 +3,12 @@
 with authentication on, the body of an unsigned request is never decoded.
 
 The service is determined by the X-Amz-Target header, else by the service in the signature, else by
-the Action parameter. A request about a queue may be sent to the path of the queue, without a URL
-parameter.
+the Action parameter. A request about a queue may be sent to the path of the queue instead.
 
-With authentication off every caller is trusted, and an invalid signature counts as none. A
-signature still selects the region; without one, the host name does. A key of twelve digits also
-selects the account, so that test suites can act as several accounts. With authentication on, a
-request must be signed with a known and active access key. The region is that of the signature; a
-host name with another region is an error."""
+With authentication off every caller is trusted, and an invalid signature counts as none. The
+signature still selects the region, else the host name does. A key of twelve digits also selects the
+account, so that test suites can act as several accounts. With authentication on, the region is that
+of the signature; a host name with another region is an error."""
 
 from collections.abc import Generator
 from functools import lru_cache

@@ -2,13 +2,10 @@
 
 The host of a queue URL is not used to find the queue, because proxies and containers give this node
 names that it does not know. Account and name come from the path; the region comes from the
-signature, else from the URL, else from the settings.
-
-A sequence number has 17 digits for the offset in the partition, then 3 for the partition. A message
-group has one partition, so its numbers rise; between groups they have no order, as in SQS.
-
-Four faults reject a whole batch: no entries, too many, an invalid id, a repeated id (and for sends
-too many bytes). Any other fault rejects one entry, in ``Failed``."""
+signature, else from the URL, else from the settings. A sequence number has 17 digits for the offset
+in the partition, then 3 for the partition: the numbers of a message group, which has one partition,
+rise. Of a batch, too few or many entries, invalid or repeated ids, and for sends too many bytes
+reject the whole call; any other fault rejects one entry, in ``Failed``."""
 
 import asyncio
 import re
