@@ -145,7 +145,7 @@ class AuditTrail:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._queue) < QUEUE_MAX
+        return self.waiting_count < QUEUE_MAX
 
     @property
     def waiting_count(self) -> int:

@@ -281,8 +281,12 @@ class FactWriter(ABC):
             except Exception as error:  # a bug; counting and writing continue
                 log_.error("%s not written", self.noun, exc_info=error)
 
-    async def _append(self, value: bytes, header: Header) -> None:
-        self.log.offer((Fact(self.node.encode(), value, (header,)),))
+    async def _append(self, wire: Any, kind: Callable[..., Any], **fields: Any) -> None:
+        """Write one record of ``kind``, in the format of the module ``wire``."""
+        self._flush += 1
+        named = {"node": self.node, "incarnation": self._incarnation, "flush": self._flush}
+        value = wire.encode(kind(v=wire.VERSION, **named, **fields))
+        self.log.offer((Fact(self.node.encode(), value, (wire.SCHEMA_HEADER,)),))
         await self.log.settle()
 
     @abstractmethod

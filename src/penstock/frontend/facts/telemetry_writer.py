@@ -37,15 +37,16 @@ LAG_ROWS_MAX: Final = 5_000
 READ_AT_ONCE: Final = 100  # levels, then other tasks may run
 
 
+_SUMMED: Final = ("requests", "messages", "bytes_in", "bytes_out")
+
+
 class ProcessStats(NamedTuple):
     cpu_ms: int  # since the start of the process
     rss_bytes: int
     disk_free_bytes: int
 
 
-class _Seen(NamedTuple):
-    log_end: int
-    size_bytes: int
+Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
@@ -70,11 +71,9 @@ class CallSums:
                     key = ("", "", wire.FOLDED, wire.FOLDED)
                 self._rows.add(key[0])
             sums = self._sums.setdefault(key, Counts(is_timed=True))
-        sums.requests += counts.requests
+        for name in _SUMMED:
+            setattr(sums, name, getattr(sums, name) + getattr(counts, name))
         sums.failed += counts.throttled + counts.denied + counts.failed
-        sums.messages += counts.messages
-        sums.bytes_in += counts.bytes_in
-        sums.bytes_out += counts.bytes_out
         durations = sums.durations
         assert durations is not None, "sums are timed"
         for bucket, count in (counts.durations or {}).items():
@@ -88,11 +87,8 @@ class CallSums:
             to.add(
                 wire.CALLS,
                 **dict(zip(("account", "region", "resource", "op"), key, strict=True)),
-                requests=sums.requests,
+                **{name: getattr(sums, name) for name in _SUMMED},
                 errors=sums.failed,
-                messages=sums.messages,
-                bytes_in=sums.bytes_in,
-                bytes_out=sums.bytes_out,
                 hist=wire.packed(sums.durations or {}),
             )
 
@@ -116,7 +112,7 @@ class TelemetryWriter(FactWriter):
         self.table.on_taken = self._calls.add
         self._from_ms = self.clock.wall_ms()
         self._cpu_ms = self.vitals().cpu_ms
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._seen: Seen = {}
         self._left_out = 0
         # A call to another node failed. Further ones would wait as long, so they are left out.
         self._are_others_silent = False
@@ -133,20 +129,18 @@ class TelemetryWriter(FactWriter):
         self._calls.take(columns)
         await self._add_topics(columns)
         await self._add_lags(columns)
-        self._add_vitals(columns)
-        self._flush += 1
-        facts = wire.TelemetryFacts(
-            v=wire.VERSION,
-            node=self.node,
-            incarnation=self._incarnation,
-            flush=self._flush,
-            from_ms=self._from_ms,
+        before_ms, now = self._cpu_ms, self.vitals()
+        self._cpu_ms = now.cpu_ms
+        columns.add(wire.NODE, **now._replace(cpu_ms=now.cpu_ms - before_ms)._asdict())
+        from_ms, self._from_ms = self._from_ms, now_ms
+        await self._append(
+            wire,
+            wire.TelemetryFacts,
+            from_ms=from_ms,
             written_at_ms=now_ms,
             columns=columns,
             left_out=self._left_out,
         )
-        self._from_ms = now_ms
-        await self._append(wire.encode(facts), wire.SCHEMA_HEADER)
 
     async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
         await self.flush()
@@ -175,20 +169,18 @@ class TelemetryWriter(FactWriter):
                 else:
                     self._left_out += 1
 
-    async def _add_partitions(
-        self, to: wire.TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
-    ) -> None:
+    async def _add_partitions(self, to: wire.TelemetryColumns, topic: Topic, before: Seen) -> None:
         for partition in range(topic.partition_count):
             await self._pause()
             if not self.leads(topic, partition):
                 continue
-            key = topic.topic_id, partition
             if len(self._seen) >= PARTITION_ROWS_MAX:
                 self._left_out += 1
                 continue
+            key = topic.topic_id, partition
             ends = await self.broker.call(Ends(topic, partition))
             size_bytes = await self.broker.call(LogBytes(topic, partition))
-            seen = self._seen[key] = _Seen(ends.high_watermark, size_bytes)
+            seen = self._seen[key] = ends.high_watermark, size_bytes
             appended, appended_bytes = _appended(before.get(key), seen)
             to.add(
                 wire.PARTITION,
@@ -264,23 +256,13 @@ class TelemetryWriter(FactWriter):
         """Return the end of a partition, which another node may lead; None if unknown now."""
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
-            return seen.log_end
+            return seen[0]
         if not (self._are_others_silent or self.leads(topic, partition)):
             try:
                 return (await self.broker.call(Ends(topic, partition))).high_watermark
             except PenstockError:
                 self._are_others_silent = True
         return None
-
-    def _add_vitals(self, to: wire.TelemetryColumns) -> None:
-        now = self.vitals()
-        to.add(
-            wire.NODE,
-            cpu_ms=now.cpu_ms - self._cpu_ms,
-            rss_bytes=now.rss_bytes,
-            disk_free_bytes=now.disk_free_bytes,
-        )
-        self._cpu_ms = now.cpu_ms
 
 
 def _named(topic: Topic) -> dict[str, str]:
@@ -291,11 +273,11 @@ def _is_own(topic: Topic) -> bool:
     return is_internal(topic.name) and not topic.is_queue
 
 
-def _appended(last: _Seen | None, seen: _Seen) -> tuple[int, int]:
+def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
     """Return the number of records and bytes appended since ``last``. If the log was truncated at
     its front and is smaller than before, the bytes are estimated by the average record."""
-    if last is None or seen.log_end <= last.log_end:
+    log_end, size_bytes = seen
+    if last is None or log_end <= last[0]:
         return 0, 0
-    records = seen.log_end - last.log_end
-    grown = seen.size_bytes - last.size_bytes
-    return records, grown if grown > 0 else seen.size_bytes * records // max(seen.log_end, 1)
+    records, grown = log_end - last[0], size_bytes - last[1]
+    return records, grown if grown > 0 else size_bytes * records // max(log_end, 1)

@@ -241,17 +241,8 @@ class UsageWriter(FactWriter):
         is_over = self.table.minute_ms != minute_ms
         if not len(columns) and not is_over:
             return
-        self._flush += 1
-        facts = wire.UsageFacts(
-            v=wire.VERSION,
-            node=self.node,
-            incarnation=self._incarnation,
-            flush=self._flush,
-            minute_ms=minute_ms,
-            written_at_ms=now_ms,
-            columns=columns,
-        )
-        await self._append(wire.encode(facts), wire.SCHEMA_HEADER)
+        fields = {"minute_ms": minute_ms, "written_at_ms": now_ms, "columns": columns}
+        await self._append(wire, wire.UsageFacts, **fields)
 
     async def sample(self) -> None:
         if self.stored_in is None:
