@@ -6,7 +6,7 @@ serves the rest. The log gets one line when a trouble begins and one when it end
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -25,13 +25,6 @@ class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-
-
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.STARTING: frozenset({State.READY, State.DRAINING}),
-    State.READY: frozenset({State.DRAINING}),
-    State.DRAINING: frozenset(),
-}
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -71,12 +64,11 @@ class Health:
         self._done, self._total = done, total
 
     def ready(self) -> None:
-        self._go(State.READY)
+        assert self.state is State.STARTING, f"{self.state} does not lead to ready"
+        self.state = State.READY
 
     def drain(self) -> None:
-        """May be called again: a second signal changes nothing."""
-        if self.state is not State.DRAINING:
-            self._go(State.DRAINING)
+        self.state = State.DRAINING
 
     def show(self, troubles: Sequence[Trouble]) -> None:
         before = self._troubles
@@ -97,7 +89,3 @@ class Health:
         """Yield one series per kind, even if zero: alerts need the series."""
         for kind in Kind:
             yield families.TROUBLE, ((kind.value,), self._counts[kind])
-
-    def _go(self, state: State) -> None:
-        assert state in TRANSITIONS[self.state], f"{self.state} does not lead to {state}"
-        self.state = state

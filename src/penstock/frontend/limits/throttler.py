@@ -6,7 +6,7 @@ apply to all frontends together: each enforces its share, by the number of live 
 requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
 cached until the limits of the tenant change."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -89,13 +89,9 @@ class Throttler:
         self._buckets: dict[Hashable, LeakyBucket] = {}
         self._cached: dict[tuple[str, str, str, str | None], RequestLimits] = {}
         self._unlimited: dict[str, tuple[Limits, bool]] = {}  # by account
-        self._rejected: dict[tuple[str, str], int] = {}
+        self.rejected: dict[tuple[str, str], int] = {}  # requests, by account and limit
         self._refusals: dict[str, LeakyBucket] = {}  # rate of rejections, by account
         self._late_count = 0
-
-    @property
-    def rejected(self) -> Mapping[tuple[str, str], int]:
-        return self._rejected
 
     def share_among(self, frontend_count: int) -> None:
         """Set the number of live frontends, including this one. Buckets keep their level: emptying
@@ -187,7 +183,7 @@ class Throttler:
 
     def count_rejected(self, account: str, limit: str) -> None:
         """Count a request that was rejected, or whose sender must pause."""
-        self._rejected[account, limit] = self._rejected.get((account, limit), 0) + 1
+        self.rejected[account, limit] = self.rejected.get((account, limit), 0) + 1
 
     def _reject(self, limits: RequestLimits, now_ms: float) -> None:
         wait_ms, limit = _longest_wait(limits, now_ms)
@@ -233,12 +229,11 @@ class Throttler:
             bytes_bucket = self._bucket((BYTES, account, ""), limits.tenant_bytes, now_ms)
         if len(self._cached) >= CACHED_MAX:
             self._cached.clear()
-        buckets = tuple(found.values())
+        names, buckets = tuple(found), tuple(found.values())
         is_empty = not buckets and bytes_bucket is None
-        request_limits = self._cached[account, caller.user, action, arn] = RequestLimits(
-            self._generation, account, limits, tuple(found), buckets, bytes_bucket, is_empty
-        )
-        return request_limits
+        known = (self._generation, account, limits, names, buckets, bytes_bucket, is_empty)
+        made = self._cached[account, caller.user, action, arn] = RequestLimits(*known)
+        return made
 
     def _bucket(self, key: Hashable, rate: Rate, now_ms: float) -> LeakyBucket:
         bucket = self._buckets.get(key)

@@ -60,11 +60,9 @@ def throttle(context: Context, call: Call) -> None:
     if grant is None:
         if throttler.is_unlimited(tenant):
             return
-        action = call.action
-        assert action is not None, "decode found an action or raised"
         now_ms = clock.mono_ms()
         call.bytes_bucket = throttler.check(
-            tenant, call.caller, action.permission, _arn(call, tenant), now_ms=now_ms
+            tenant, call.caller, call.action.permission, _arn(call, tenant), now_ms=now_ms
         )
     else:
         limits = grant.limits
@@ -152,7 +150,6 @@ class Metering:
 
     def _find(self, table: UsageTable, call: Call) -> Counts:
         request, action = call.request, call.action
-        assert action is not None, "the request was successful"
         url = request.queue_url if isinstance(request, QueueRequest) else None
         key = (url, action.name, call.account, call.region)
         counts = None if url is None else table.found.get(key)
@@ -172,8 +169,8 @@ class Metering:
     def rejected(self, context: Context, call: Call, code: str) -> None:
         self.clear()  # the client got no message
         if self._table is not None:
-            operation = NONE if call.action is None else call.action.permission
-            key = (call.account, call.region, _existing(context, call), operation)
+            resource, operation = _existing(context, call), call.action.permission
+            key = (call.account, call.region, resource, operation)
             self._table.reject(key, refusal_of(code))
 
 
@@ -229,12 +226,11 @@ def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:
-        assert action is not None, "decode found it"
         params = _PARAMS[action.name](call.request)
     elif not call.account and scope is not None:
         params = {"access_key": scope.access_key}
     return make_entry(
-        "" if action is None else action.permission,
+        action.permission,
         at_ms=context.clock.wall_ms(),
         caller=call.caller,
         source_ip=http.peer,

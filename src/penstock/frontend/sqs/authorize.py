@@ -48,7 +48,6 @@ def authorize(context: Context, call: Call) -> None:
     if call.caller.is_trusted:
         return
     action = call.action
-    assert action is not None, "decode found an action or raised"
     if action is GET_CALLER_IDENTITY:
         return
     call.permission = action.permission

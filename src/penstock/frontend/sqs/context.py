@@ -6,7 +6,7 @@ small and bounded and may be lost: caches, and guards of rules that the broker c
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from penstock.access.decisions import Decisions
 from penstock.frontend.encryption.sealing import Sealing
@@ -250,6 +250,21 @@ class Context:
         self.grants = Grants(self.identities)
 
 
+class Action:
+    """One operation of a service: from its typed request to its typed reply."""
+
+    __slots__ = ("name", "permission", "run")
+
+    def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
+        self.name = name
+        self.run = run
+        # As policies, limits and usage name the action: a batch counts as its single form.
+        self.permission = f"{service}:{name.removesuffix('Batch')}" if service else ""
+
+
+UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), service="")  # never run
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     http: HttpRequest
@@ -259,7 +274,7 @@ class Call:
     scope_fault: Fault | None = None  # why the signature cannot be parsed
     body_hash: str = ""  # SHA-256 of a large body, which is hashed in pieces
     # decode; identify sets the action if a header names it
-    action: "Action | None" = None
+    action: Action = UNKNOWN_ACTION
     request: Request | None = None
     # authenticate: the caller, the namespace of queue names, and the SenderId of messages
     caller: Caller = UNKNOWN_CALLER
@@ -294,15 +309,3 @@ class Call:
 
 
 Run = Callable[[Context, Call, Any], Coroutine[Any, Any, Any]]
-
-
-class Action:
-    """One operation of a service: from its typed request to its typed reply."""
-
-    __slots__ = ("name", "permission", "run")
-
-    def __init__(self, name: str, run: Run, *, service: str = "sqs") -> None:
-        self.name = name
-        self.run = run
-        # As policies, limits and usage name the action: a batch counts as its single form.
-        self.permission = f"{service}:{name.removesuffix('Batch')}"

@@ -126,7 +126,6 @@ class Replies:
     async def once(self, context: Context, call: Call, token: Token, now_s: float) -> Any:
         """Run the action, unless it was done before. ``now_s``: when the request came."""
         action = call.action
-        assert action is not None, "decode found an action or raised"
         key, is_first = token
         if not is_first:
             stored = await self._find(key)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from penstock.frontend.sqs.actions import ACTIONS, GET_CALLER_IDENTITY
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context
 from penstock.frontend.sqs.protocols import JSON, STS_JSON, STS_QUERY
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
@@ -47,18 +47,18 @@ def identify(context: Context, call: Call) -> None:
             call.codec = STS_QUERY
         return
     target = http.headers.get("x-amz-target", "")
-    call.action = _TARGETS.get(target)
-    if call.action is None:
+    action = _TARGETS.get(target)
+    if action is None:
         if target != sts.TARGET:
             raise json10.unknown_operation(target)
         call.codec = STS_JSON
-        call.action = GET_CALLER_IDENTITY
+        action = GET_CALLER_IDENTITY
+    call.action = action
 
 
 def decode(_context: Context, call: Call) -> None:
     http = call.http
     if call.codec is JSON:
-        assert call.action is not None, "identify found one or raised"
         call.request = json10.decode(OPERATIONS[call.action.name], http.body)
     elif call.codec is not STS_JSON:
         _read_form(call, query.fields_of(http.query, http.body))
@@ -70,7 +70,6 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
     """``decode`` for a large body, which yields after every few milliseconds of work."""
     http = call.http
     if call.codec is JSON:
-        assert call.action is not None, "identify found one or raised"
         operation = OPERATIONS[call.action.name]
         token = context.entropy(TOKEN_BYTES).hex()
         call.request = yield from json10.decode_in_steps(operation, http.body, token)
@@ -82,7 +81,8 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
 
 def name_action(call: Call) -> None:
     """Set the action of a request rejected before ``decode``, for audit and metrics."""
-    call.action = ACTIONS.get(query.action_in(call.http.query, call.http.body))
+    name = query.action_in(call.http.query, call.http.body)
+    call.action = ACTIONS.get(name, UNKNOWN_ACTION)
 
 
 def has_action(http: HttpRequest) -> bool:

@@ -29,7 +29,7 @@ from penstock.frontend.sqs.accounting import (
     throttle,
 )
 from penstock.frontend.sqs.authorize import authorize
-from penstock.frontend.sqs.context import Call, Context, FrontendConfig
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context, FrontendConfig
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
 from penstock.frontend.sqs.incoming import (
     authenticate,
@@ -67,7 +67,6 @@ STAGES: Final[tuple[Stage, ...]] = (identify, authenticate, decode, authorize, t
 WAITING: Final = frozenset(("ReceiveMessage",))
 
 OK: Final = "OK"
-UNKNOWN_API: Final = "unknown"
 HELD_MAX: Final = 10_000  # delayed rejections of rate limits; others are sent at once
 OWN_API: Final = "own"
 RESET: Final = "penstock:Reset"
@@ -141,7 +140,6 @@ class Frontend:
                 await _authorize_in_thread(context, call, postponed)
                 throttle(context, call)
             action = call.action
-            assert action is not None, "decode found an action or raised"
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
@@ -165,7 +163,7 @@ class Frontend:
         except Exception as error:
             refusal = _fault_of(error, http)
             code = refusal.code
-            if call.action is None:
+            if call.action is UNKNOWN_ACTION:
                 name_action(call)
             reply = call.codec.refusal(refusal, http.request_id)
             if isinstance(error, Throttled):
@@ -180,8 +178,7 @@ class Frontend:
         if call.bytes_bucket is not None and code is OK:
             size_bytes = metering.bytes_in + metering.bytes_out
             call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
-        api = UNKNOWN_API if call.action is None else call.action.name
-        self._meter.request(api, call.codec.name, code, seconds)
+        self._meter.request(call.action.name, call.codec.name, code, seconds)
         if audit is not None or code is not OK:
             self._record(call, code, audit, seconds)
         else:
@@ -194,7 +191,7 @@ class Frontend:
         """Return the reply to a request that the listener's browser guard rejects."""
         refusal = fault("AccessDenied", reason)
         codec = codec_of(http)
-        self._meter.request(UNKNOWN_API, codec.name, refusal.code, 0.0)
+        self._meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, http.request_id)
 
     async def _hold(self, account: str, held_ms: int) -> None:
