@@ -23,10 +23,7 @@ JSON = {"content-type": "application/json"}
 async def _nothing(*_: object) -> None: ...
 
 
-ROUTES = {
-    f"{route.method} /{'/'.join(route.path)}": route
-    for route in routes(_nothing)  # type: ignore[arg-type]
-}
+ROUTES = {f"{route.method} /{'/'.join(route.path)}": route for route in routes(_nothing)}
 GUARDED = [name for name, route in ROUTES.items() if route.right != OPEN]
 CHANGING = [name for name, route in ROUTES.items() if route.method != "GET"]
 

@@ -18,7 +18,7 @@ from tests.attacks.stalls import LoopServer
 
 from penstock.frontend.admin.api import BODY_BYTES_MAX
 from penstock.frontend.admin.reply import json_reply
-from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.request import Call
 from penstock.frontend.admin.routes import routes
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.security.identity_entries import POLICY_BYTES_MAX
@@ -132,7 +132,7 @@ ROUTES: dict[str, Asked | Unmeasured] = {
 MEASURED = {name: asked for name, asked in ROUTES.items() if isinstance(asked, Asked)}
 
 
-async def _log_in(_context: Context, _call: Call) -> HttpReply:
+async def _log_in(_call: Call) -> HttpReply:
     return json_reply(200, {})
 
 

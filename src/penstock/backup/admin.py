@@ -15,8 +15,8 @@ from typing import Final
 
 from penstock import __version__
 from penstock.backup.cut import Cut, Topics
-from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
-from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.security import identity_entries as identities
 from penstock.metadata.security.acl_rules import ACLS_PREFIX
@@ -82,7 +82,7 @@ class _Backup:
 
 
 class BackupAdmin:
-    """Implements ``frontend.admin.backup_port.BackupPort``."""
+    """Implements ``frontend.admin.ports.BackupPort``."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from penstock.backup.manifest import (
     encode_manifest,
     log_path,
 )
-from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
 from penstock.log.incoming import verified
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Damaged, TopicNotFound

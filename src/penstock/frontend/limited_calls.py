@@ -11,33 +11,23 @@ from penstock.calls.bulkhead import Bulkhead
 from penstock.calls.callees import BrokerWrapper
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.metadata.security.identities import StoredIdentities
+from penstock.model import calls
 from penstock.model.acls import Acl
-from penstock.model.calls import (
-    Append,
-    AppendBatches,
-    BrokerCall,
-    BrokerPort,
-    CloseShare,
-    Lease,
-    OpenShare,
-    R,
-)
+from penstock.model.calls import BrokerCall, BrokerPort, R
+from penstock.model.errors import TopicNotFound
 from penstock.model.message import Message
 from penstock.model.ports import Catalog
 from penstock.model.topic import Topic
 
 P = TypeVar("P")
+Change = Callable[[Topic], Topic]
 
 CHANGES: Final = "changes of queues and topics in progress"
 ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
-# ── The broker ───────────────────────────────────────────────────────────────────────────────
-
-
 class LimitedBroker(BrokerWrapper):
-    """Checks the quotas of tenants: all calls that store messages, wait for them or create shares
-    pass here."""
+    """Checks the quotas of tenants that store messages, wait for them or create shares."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)
@@ -45,11 +35,11 @@ class LimitedBroker(BrokerWrapper):
         self._quotas = quotas
         self._rooms = quotas.rooms
         self._limited: dict[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            Append: self._append,
-            AppendBatches: self._append_batches,
-            Lease: self._lease,
-            OpenShare: self._open_share,
-            CloseShare: self._close_share,
+            calls.Append: self._append,
+            calls.AppendBatches: self._append_batches,
+            calls.Lease: self._lease,
+            calls.OpenShare: self._open_share,
+            calls.CloseShare: self._close_share,
         }
 
     def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
@@ -58,12 +48,12 @@ class LimitedBroker(BrokerWrapper):
 
     # Most tenants have no such quota: their calls need no additional coroutine.
 
-    def _append(self, call: Append) -> Coroutine[Any, Any, Any]:
+    def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
         if call.topic.account not in self._rooms:
             return self._broker.call(call)
         return self._store(call, call.topic, _size_of(call.messages))
 
-    def _append_batches(self, call: AppendBatches) -> Coroutine[Any, Any, Any]:
+    def _append_batches(self, call: calls.AppendBatches) -> Coroutine[Any, Any, Any]:
         if call.topic.account not in self._rooms:
             return self._broker.call(call)
         return self._store(call, call.topic, sum(map(len, call.batches)))
@@ -72,7 +62,7 @@ class LimitedBroker(BrokerWrapper):
         self._quotas.take_room(topic.account, size_bytes)
         return await self._broker.call(call)
 
-    def _lease(self, call: Lease) -> Coroutine[Any, Any, Any]:
+    def _lease(self, call: calls.Lease) -> Coroutine[Any, Any, Any]:
         return self._broker.call(call) if call.wait_ms <= 0 else self._wait(call, call.topic)
 
     async def _wait(self, call: BrokerCall[R], topic: Topic) -> R:
@@ -83,7 +73,7 @@ class LimitedBroker(BrokerWrapper):
             if is_counted:
                 self._quotas.end_wait(topic.account)
 
-    async def _open_share(self, call: OpenShare) -> Topic:
+    async def _open_share(self, call: calls.OpenShare) -> Topic:
         known = self.find_share(call.topic, call.group)
         if known is not None:
             return known
@@ -91,7 +81,7 @@ class LimitedBroker(BrokerWrapper):
         with self._changes.holding(account, CHANGES), self._quotas.adding(account, topics=1):
             return await self._broker.call(call)
 
-    async def _close_share(self, call: CloseShare) -> bool:
+    async def _close_share(self, call: calls.CloseShare) -> bool:
         with self._changes.holding(call.topic.account, CHANGES):
             return await self._broker.call(call)
 
@@ -103,9 +93,6 @@ def _size_of(messages: Sequence[Message]) -> int:
         if message.attributes:
             size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
     return size
-
-
-# ── The metadata ─────────────────────────────────────────────────────────────────────────────
 
 
 class _Guarded:
@@ -123,7 +110,7 @@ class _Guarded:
         return found
 
     async def _change(self, change: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-        return await self._metadata.call(lambda: change(*args, **named))
+        return await self._metadata.call(partial(change, *args, **named))
 
 
 def guard(port: P, metadata: Bulkhead) -> P:
@@ -156,6 +143,7 @@ class GuardedCatalog:
         self._catalog = catalog
         self._metadata = metadata
         self._quotas = quotas
+        self._changing = partial(metadata.shares.holding, what=CHANGES)
         # On the path of every message, so without another call:
         self.find = catalog.find
         self.find_arn = catalog.find_arn
@@ -167,16 +155,12 @@ class GuardedCatalog:
         self.on_change = catalog.on_change
 
     async def create(self, topic: Topic) -> Topic:
-        with (
-            self._metadata.shares.holding(topic.account, CHANGES),
-            self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count),
-        ):
+        adding = self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count)
+        with self._changing(topic.account), adding:
             return await self._metadata.call(lambda: self._catalog.create(topic))
 
-    async def change(
-        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
-    ) -> Topic:
-        with self._metadata.shares.holding(account, CHANGES), ExitStack() as room:
+    async def change(self, account: str, region: str, name: str, change: Change) -> Topic:
+        with self._changing(account), ExitStack() as room:
 
             def checked(before: Topic) -> Topic:
                 after = change(before)
@@ -185,12 +169,66 @@ class GuardedCatalog:
                 room.enter_context(self._quotas.adding(account, partitions=added))
                 return after
 
-            return await self._metadata.call(
-                lambda: self._catalog.change(account, region, name, checked)
-            )
+            change_ = partial(self._catalog.change, account, region, name, checked)
+            return await self._metadata.call(change_)
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        with self._metadata.shares.holding(account, CHANGES):
-            return await self._metadata.call(
-                lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
-            )
+        with self._changing(account):
+            delete = partial(self._catalog.delete, account, region, name, now_ms=now_ms)
+            return await self._metadata.call(delete)
+
+
+class CatalogView:
+    """The catalog as one protocol sees it. SQS sees queues only: a topic that is read by offsets
+    alone has no attributes and no leases, and is not in ListQueues until it is opened as a queue.
+    Kafka sees topics with their own records, so no shares."""
+
+    def __init__(self, everything: Catalog, *, shows: Callable[[Topic], bool]) -> None:
+        self.everything = everything
+        self._find = everything.find
+        self._shows = shows
+        self.recently_deleted = everything.recently_deleted
+        self.create = everything.create
+        self.on_change = everything.on_change
+
+    def find(self, account: str, region: str, name: str) -> Topic | None:
+        topic = self._find(account, region, name)
+        return topic if topic is None or self._shows(topic) else None
+
+    def find_arn(self, arn: str) -> Topic | None:
+        return self._shown(self.everything.find_arn(arn))
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.find_id(topic_id))
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.tombstone(topic_id))
+
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
+        return [t for t in self.everything.topics(account, region, prefix) if self._shows(t)]
+
+    def all_topics(self) -> Sequence[Topic]:
+        return [topic for topic in self.everything.all_topics() if self._shows(topic)]
+
+    async def change(self, account: str, region: str, name: str, change: Change) -> Topic:
+        self._check(account, region, name)
+        return await self.everything.change(account, region, name, change)
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        self._check(account, region, name)
+        return await self.everything.delete(account, region, name, now_ms=now_ms)
+
+    def _check(self, account: str, region: str, name: str) -> None:
+        if self.find(account, region, name) is None:
+            raise TopicNotFound(name)
+
+    def _shown(self, topic: Topic | None) -> Topic | None:
+        return topic if topic is None or self._shows(topic) else None
+
+
+def queues_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=lambda topic: topic.is_queue)
+
+
+def streams_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=lambda topic: topic.source_id is None)

@@ -15,7 +15,7 @@ from penstock.broker.context.disk import DiskBudget
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
 from penstock.cursor.transactions import IDS_MAX
-from penstock.frontend.facts.fact_writer import leads_all
+from penstock.frontend.facts.fact_log import leads_all
 from penstock.membership.frontends import LiveFrontends
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.topics.catalog import TOPICS_MAX

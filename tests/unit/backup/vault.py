@@ -16,8 +16,8 @@ from penstock.backup.cut import NodeCut
 from penstock.backup.manifest import Manifest
 from penstock.backup.writing import Pace, write_backup
 from penstock.broker.backup_positions import BackupPositions
-from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
-from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
 from penstock.metadata.store import Store
 
 T = TypeVar("T")

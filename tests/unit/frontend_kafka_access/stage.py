@@ -19,10 +19,10 @@ from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorSetup
 from penstock.broker.coordination.transactions import TransactionHost
 from penstock.cursor.groups.settings import GroupSettings
-from penstock.frontend.catalog_view import streams_of
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
+from penstock.frontend.limited_calls import streams_of
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.metadata.security.delegation_tokens import DelegationTokens
 from penstock.metadata.security.identities import StoredIdentities

@@ -13,7 +13,7 @@ from tests.unit.frontend_kafka.rig import CORRELATION_ID, Rig, batch
 from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorSetup
 from penstock.cursor.groups.settings import GroupSettings
-from penstock.frontend.catalog_view import streams_of
+from penstock.frontend.limited_calls import streams_of
 from penstock.model.calls import AppendBatches
 from penstock.model.file_slice import in_memory
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from penstock.frontend.admin.ports.cluster_port import Upgrade
+from penstock.frontend.admin.ports import Upgrade
 from penstock.membership.cluster_level import LevelRefused
 from penstock.metadata.cluster_entries import LEVEL_KEY, LevelEntry, encode_entry
 from penstock.metadata.store import Store

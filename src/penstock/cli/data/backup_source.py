@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.cli.clients.http import Admin
 from penstock.cli.terminal.failure import ExitCode, Failure, Refused
-from penstock.frontend.admin.operations.backup import BASE_HEADER, NEXT_HEADER, START_HEADER
-from penstock.frontend.admin.ports.backup_port import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.operations import BASE_HEADER, NEXT_HEADER, START_HEADER
+from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
 from penstock.model.errors import TopicNotFound
 
 BEGIN_WAIT_S = 45.0  # enough for an election

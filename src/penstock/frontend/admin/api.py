@@ -1,7 +1,6 @@
-"""The admin API: authentication, routing and errors of every request.
-
-It has its own port, so that health checks and scrapes get replies when the data port is full, and
-so that a firewall can separate operators from clients.
+"""The admin API: authentication, routing and errors of every request. It has its own port, so that
+health checks and scrapes get replies when the data port is full, and so that a firewall can
+separate operators from clients.
 
 A change must have the content type JSON: a browser sends that to another origin only after a
 preflight request, which is never answered, so a web page cannot make changes on a loopback address
@@ -11,18 +10,20 @@ where authentication is off. The listener rejects other requests of web pages
 import logging
 from collections import deque
 from collections.abc import Sequence
+from inspect import isawaitable
 
 import msgspec
 
 from penstock.frontend.admin import audited
 from penstock.frontend.admin.audited import Noted, Subject
-from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
+from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
 from penstock.frontend.admin.reply import (
     error_reply,
     fault_of,
     fault_reply,
     finished,
     json_reply,
+    picked,
 )
 from penstock.frontend.admin.request import Call, Context, parse
 from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
@@ -83,15 +84,12 @@ class AdminApi:
         except PenstockError as exc:
             reply = fault_reply(exc)
         except Exception:
-            log.exception(
-                "admin request failed",
-                extra={"path": request.path, "request_id": request.request_id},
-            )
+            log.exception("admin request failed", extra=picked(request, "path", "request_id"))
             reply = error_reply(500, "failed", "Internal error; see the log of the node.")
         return finished(request, reply)
 
     async def _reply(self, request: HttpRequest) -> HttpReply:
-        call = parse(request)
+        call = parse(self._context, request)
         found = [route for route in self._routes if route.fits(call.path)]
         if not found:
             return error_reply(404, "not_found", "Unknown path.")
@@ -110,67 +108,53 @@ class AdminApi:
             await _check_body(request.body)
         if noted is None:
             return await self._run(route, call)
-        reply = await self._run_noted(route, noted, request, call)
+        reply = await self._run_noted(route, noted, call)
         if route.right != OPEN:
-            log.info(
-                "admin change",
-                extra={
-                    "method": request.method,
-                    "path": request.path,
-                    "account": call.caller.account,
-                    "user": call.caller.user,
-                    "key_id": call.caller.key_id,
-                    "request_id": request.request_id,
-                },
-            )
+            facts = picked(request, "method", "path", "request_id")
+            log.info("admin change", extra=facts | picked(call.caller, "account", "user", "key_id"))
         return reply
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
-        """Return the call with its caller. Raises Unauthenticated."""
-        now_ms = self._context.clock.wall_ms()
+        given = request.headers.get("authorization", "")
         try:
-            caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
+            caller = self._gate.caller(given, now_ms=call.now_ms)
         except Unauthenticated:
             if route.noted is not None:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
                     call = msgspec.structs.replace(call, body=b"")  # not decoded for a stranger
-                subject = audited.subject_of(self._context, call, route.noted)
-                self._note(route.noted, request, call, subject, UNAUTHORIZED)
+                subject = audited.subject_of(call, route.noted)
+                self._note(route.noted, call, subject, UNAUTHORIZED)
             raise
         return msgspec.structs.replace(call, caller=caller)
 
     async def _run(self, route: Route, call: Call) -> HttpReply:
-        return await route.resource(self._context, let_in(self._context, call, route))
+        found = route.resource(let_in(call, route))
+        if isawaitable(found):
+            found = await found
+        return found if isinstance(found, HttpReply) else json_reply(200, found)
 
-    async def _run_noted(
-        self, route: Route, noted: Noted, request: HttpRequest, call: Call
-    ) -> HttpReply:
-        """Run a change once there is room in the audit trail, and record its outcome."""
+    async def _run_noted(self, route: Route, noted: Noted, call: Call) -> HttpReply:
         if self._trail is None and self._is_audited and noted.action != audited.LOG_IN:
             return error_reply(503, "starting", "The node is starting and accepts no changes yet.")
         if self._trail is not None:
             await self._trail.admit()
-        subject = audited.subject_of(self._context, call, noted)
+        subject = audited.subject_of(call, noted)
         try:
             reply = await self._run(route, call)
         except PenstockError as exc:
             code = UNAUTHORIZED if isinstance(exc, Unauthenticated) else fault_of(exc)[1]
-            self._note(noted, request, call, subject, code)
+            self._note(noted, call, subject, code)
             raise
         except BaseException:
-            self._note(noted, request, call, subject, CANCELLED)  # the outcome is unknown
+            self._note(noted, call, subject, CANCELLED)  # the outcome is unknown
             raise
-        self._note(noted, request, call, audited.completed(subject, reply.body))
+        self._note(noted, call, audited.completed(subject, reply.body))
         return reply
 
-    def _note(
-        self, noted: Noted, request: HttpRequest, call: Call, subject: Subject, code: str = ""
-    ) -> None:
+    def _note(self, noted: Noted, call: Call, subject: Subject, code: str = "") -> None:
         if self._trail is None and not self._is_audited:
             return
-        entry = audited.entry_of(
-            self._context, call, noted, subject, code=code, request_id=request.request_id
-        )
+        entry = audited.entry_of(call, noted, subject, code=code)
         if self._trail is None:
             self._early.append(entry)
         elif entry.outcome == DENIED:
@@ -178,14 +162,12 @@ class AdminApi:
         else:
             self._trail.add(entry)
 
-    async def _log_in(self, context: Context, call: Call) -> HttpReply:
-        given = call.json(Credentials)
-        return json_reply(200, self._gate.log_in(given, now_ms=context.clock.wall_ms()))
+    async def _log_in(self, call: Call) -> Session:
+        return self._gate.log_in(call.json(Credentials), now_ms=call.now_ms)
 
 
 async def _check_body(body: bytes) -> None:
-    """Raise InvalidRequest if decoding the body would take too long. The body of a policy is not
-    decoded before its size was checked."""
+    """Raise InvalidRequest if decoding the body would take too long."""
     try:
         await in_slices(check_large(body))
     except Fault as fault:

@@ -10,11 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import account_named, admin_arn
-from penstock.frontend.facts.audit import outcome_of
+from penstock.access.no_identities import NoIdentities
+from penstock.frontend.admin.request import Call
+from penstock.frontend.facts.audit import make_entry
 from penstock.model.names import queue_arn
-from penstock.wire.facts.audit import NAME_MAX, AuditEntry, redacted
+from penstock.model.ports import Identities
+from penstock.wire.facts.audit import AuditEntry
 
 DENIALS: Final = frozenset(("access_denied", "unauthorized"))
 
@@ -42,18 +43,19 @@ class Subject(NamedTuple):
     always: Mapping[str, object] = {}  # recorded whatever the outcome
 
 
-def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
+def subject_of(call: Call, noted: Noted) -> Subject:
     """Return the subject of a request, valid or not. Raises nothing."""
-    kind, identities = noted.kind, context.identities
+    kind, context = noted.kind, call.context
+    identities: Identities = context.identities or NoIdentities()
     body = {} if kind == POLICY else _body(call)
     named = call.path[3] if len(call.path) > 3 else ""
     params: dict[str, object] = {**call.query, **body}
 
-    def subject(account: str, name: str, found: object, **more: object) -> Subject:
-        return Subject(account, name, name if found else "", params | more)
+    def subject(account: str, name: str, found: object) -> Subject:
+        return Subject(account, name, name if found else "", params)
 
     if kind == NODE:
-        key = None if identities is None else identities.key(str(body.get("key_id", "")))
+        key = identities.key(str(body.get("key_id", "")))
         return Subject("", "", "", {}, {} if key is None else {"access_key": key.key_id})
     if kind == CLUSTER:  # a node by its number, the feature level, or partitions in the body
         number = call.path[4] if len(call.path) > 4 else ""
@@ -65,19 +67,20 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
         found = context.everything.find(account, context.info.region, named)
         return subject(account, f"{named}/{call.path[4]}", found)
     if kind == TENANT:
-        account = account_named(context, named or str(body.get("account", ""))) or ""
-        return subject(account, account, identities and identities.tenant(account))
+        account = call.account_named(named or str(body.get("account", ""))) or ""
+        return subject(account, account, identities.tenant(account))
     if kind == KEY and named:
-        key = None if identities is None else identities.key(named)
+        key = identities.key(named)
         return subject("" if key is None else key.account, named, key)
-    account = _account(context, call, str(body.get("tenant", "")))
+    text = str(body.get("tenant", "")) or call.text("tenant") or call.text("account")
+    account = call.caller.account or context.info.account
+    if text:
+        account = call.account_named(text) or ""
     if kind == QUEUE:
-        region = call.text("region") or context.info.region
-        return subject(account, named, context.everything.find(account, region, named))
+        return subject(account, named, context.everything.find(account, call.region, named))
     if kind == KEY:  # a new one: its id is in the reply
         return subject(account, "", None)
-    user = None if identities is None else identities.user(account, named)
-    known = "" if user is None else named
+    known = "" if identities.user(account, named) is None else named
     if kind == POLICY:
         # Not UTF-8: the policy is rejected, so its text does not matter.
         document = {"document": call.body.decode(errors="ignore")} if call.body else {}
@@ -85,28 +88,30 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
     return Subject(account, named or str(body.get("name", "")), known, params)
 
 
-def entry_of(
-    context: Context, call: Call, noted: Noted, subject: Subject, *, code: str, request_id: str
-) -> AuditEntry:
+def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditEntry:
     """``code`` is that of the error; empty: success."""
-    caller = call.caller
-    return AuditEntry(
-        at_ms=context.clock.wall_ms(),
-        principal=caller.arn if caller.account else "",
-        tenant=caller.account,
+    name = subject.known if code else subject.name
+    if noted.kind == NODE:
+        resource = ""
+    elif noted.kind == QUEUE:
+        resource = queue_arn(subject.account, call.region, name) if name else ""
+    else:
+        resource = call.admin_arn(subject.account, noted.kind, name)
+    return make_entry(
+        noted.action,
+        at_ms=call.now_ms,
+        caller=call.caller,
         source_ip=call.peer,
-        action=noted.action,
-        resource=_resource(context, call, noted, subject, is_done=not code)[:NAME_MAX],
-        outcome=outcome_of(code, DENIALS),
-        error_code=code,
-        request_id=request_id[:NAME_MAX],
-        params=redacted({**subject.always, **({} if code else subject.params)}),
+        resource=resource,
+        code=code,
+        denials=DENIALS,
+        request_id=call.request_id,
+        params={**subject.always, **({} if code else subject.params)},
     )
 
 
 def completed(subject: Subject, reply: bytes) -> Subject:
-    """Return the subject with facts of the reply: the account of a new tenant, the id of a new
-    key."""
+    """Return the subject with the account of a new tenant, or the id of a new key."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:
@@ -119,25 +124,6 @@ def completed(subject: Subject, reply: bytes) -> Subject:
         params = {**params, "new_key": key_id}
     account = subject.account or str(shown.get("account", ""))
     return subject._replace(account=account, name=subject.name or key_id or account, params=params)
-
-
-def _resource(
-    context: Context, call: Call, noted: Noted, subject: Subject, *, is_done: bool
-) -> str:
-    if noted.kind == NODE:
-        return ""
-    name = subject.name if is_done else subject.known
-    if noted.kind == QUEUE:
-        region = call.text("region") or context.info.region
-        return queue_arn(subject.account, region, name) if name else ""
-    return admin_arn(context, subject.account, noted.kind, name)
-
-
-def _account(context: Context, call: Call, in_body: str) -> str:
-    text = in_body or call.text("tenant") or call.text("account")
-    if not text:
-        return call.caller.account or context.info.account
-    return account_named(context, text) or ""
 
 
 def _body(call: Call) -> dict[str, Any]:

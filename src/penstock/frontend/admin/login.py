@@ -2,11 +2,9 @@
 key with its secret (HTTP Basic). With authentication off, everyone is an operator.
 
 A log-in exchanges id and secret of a key for a token that expires after twelve hours. The token is
-signed with a key derived from the secret, so every node can verify it without stored state.
-Disabling or deleting the key, or suspending its tenant, invalidates all its tokens at once.
-
-HTTP Basic is for programs that have a secret in a file and cannot log in, such as Prometheus. No
-reply requests it, so a browser never stores a key and sends it with requests of other sites."""
+signed with a key derived from the secret, so every node can verify it without stored state, and it
+ends with the key. HTTP Basic is for programs that cannot log in, such as Prometheus. No reply
+requests it, so a browser never stores a key and sends it with requests of other sites."""
 
 import base64
 import binascii
@@ -59,8 +57,7 @@ class Gate:
     def __init__(
         self, *, token: str, identities: StoredIdentities | None, account: str, is_required: bool
     ) -> None:
-        """``is_required``: authentication is on. If it is off and no token is configured, everyone
-        is the operator of ``account``."""
+        """If authentication is off and no token is set, everyone is the operator."""
         self._token = token.encode()
         self._identities = identities
         self.is_open = not token and not is_required
@@ -118,13 +115,9 @@ class Gate:
             raise refusal from None
         key = self._identities.key(claims.key_id)
         secret = _UNKNOWN if key is None else self._identities.secret(key)
-        is_right = hmac.compare_digest(given, _mac(secret, body))
-        if (
-            key is None
-            or not is_right
-            or now_ms >= claims.expires_at_ms
-            or (key.account, key.user) != (claims.account, claims.user)
-        ):
+        is_right = hmac.compare_digest(given, _mac(secret, body)) and now_ms < claims.expires_at_ms
+        is_same = key and (key.account, key.user) == (claims.account, claims.user)
+        if key is None or not (is_right and is_same):
             raise refusal
         return self._by_key(key)
 

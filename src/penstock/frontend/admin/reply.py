@@ -9,6 +9,8 @@ from penstock.model import errors
 from penstock.net.http.exchange import TURN_BYTES_MAX, HttpReply, HttpRequest
 from penstock.net.slices import in_slices
 
+Headers = tuple[tuple[str, str], ...]
+
 JSON = "application/json"
 # Nothing may be cached: every reply shows a present state.
 HEADERS = (("cache-control", "no-store"),)
@@ -38,39 +40,36 @@ FAULTS: Mapping[type[Exception], tuple[int, str]] = {
 }
 
 
+def picked(value: object, *names: str) -> dict[str, object]:
+    return {name: getattr(value, name) for name in names}
+
+
 def json_reply(status: int, value: Any) -> HttpReply:
     return HttpReply(status, msgspec.json.encode(value) + b"\n", JSON, HEADERS)
 
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
     """Return 200 with ``{name: [rows], **rest}``. Rows may be large: they are encoded in turns."""
-    pieces = await in_slices(_encode_rows(name, rows, rest))
+    pieces = [b"{%b:[" % msgspec.json.encode(name)]
+
+    def encode() -> Generator[None, None, None]:
+        for number, row in enumerate(rows):
+            pieces.append(b"," * bool(number) + msgspec.json.encode(row))
+            yield None
+
+    await in_slices(encode())
+    pieces.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
     return large_reply(pieces, JSON, HEADERS)
 
 
-def _encode_rows(
-    name: str, rows: Iterable[object], rest: Mapping[str, object]
-) -> Generator[None, None, list[bytes]]:
-    pieces = [b"{%b:[" % msgspec.json.encode(name)]
-    for number, row in enumerate(rows):
-        pieces.append(b"," * bool(number) + msgspec.json.encode(row))
-        yield None
-    pieces.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
-    return pieces
-
-
-def large_reply(
-    pieces: Sequence[bytes], content_type: str, headers: tuple[tuple[str, str], ...] = ()
-) -> HttpReply:
+def large_reply(pieces: Sequence[bytes], content_type: str, headers: Headers = ()) -> HttpReply:
     """Return 200 with a body that the listener writes in turns if it is large."""
     if sum(map(len, pieces)) <= TURN_BYTES_MAX:
         return HttpReply(200, b"".join(pieces), content_type, headers)
     return HttpReply(200, b"", content_type, headers, tuple(pieces))
 
 
-def error_reply(
-    status: int, code: str, message: str, headers: tuple[tuple[str, str], ...] = ()
-) -> HttpReply:
+def error_reply(status: int, code: str, message: str, headers: Headers = ()) -> HttpReply:
     reply = json_reply(status, {"error": {"code": code, "message": message}})
     reply.headers += headers
     return reply
@@ -82,14 +81,13 @@ def fault_of(exc: errors.PenstockError) -> tuple[int, str]:
 
 def fault_reply(exc: errors.PenstockError) -> HttpReply:
     status, code = fault_of(exc)
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Headers = ()
     if isinstance(exc, errors.Throttled):
         headers = (("retry-after", str(-(-exc.retry_after_ms // 1_000))),)
     return error_reply(status, code, str(exc), headers)
 
 
 def forbidden(request: HttpRequest, reason: str) -> HttpReply:
-    """Return the reply to a request that the listener's browser guard rejects."""
     return finished(request, error_reply(403, "forbidden", reason))
 
 

@@ -1,7 +1,12 @@
-"""One admin request with path, query and body parsed, and the parts of the node that handlers use.
+"""One admin request: path, query and body parsed, the parts of the node that handlers use, and the
+rights of the caller. A repeated, unknown or malformed parameter is an error: ignoring a misspelt
+``prefix`` would return the wrong rows.
 
-A repeated, unknown or malformed parameter is an error: ignoring a misspelt ``prefix`` would return
-the wrong rows."""
+An operator may do everything, for every tenant. Other users are limited to their own tenant, and
+there to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:
+<region>:<account>:user/<name>`` and similar ARNs. Only an operator may change an operator: with a
+key of an operator, another user would become one. ``admin:Metrics`` allows to scrape series of the
+queues of the own tenant and, in the tenant of the node itself, totals over all tenants."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -11,18 +16,18 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from penstock.access.decisions import Decisions
+from penstock.access.evaluation import Decision
 from penstock.calls.callees import Callees
-from penstock.frontend.admin.ports.backup_port import BackupPort
-from penstock.frontend.admin.ports.cluster_port import ClusterPort
-from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
-from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.calls import BrokerPort
-from penstock.model.errors import InvalidRequest, TopicNotFound
-from penstock.model.identity import Caller
+from penstock.model.errors import AccessDenied, InvalidRequest, NotFound, TopicNotFound
+from penstock.model.identity import Caller, Circumstances, Tenant, User
+from penstock.model.names import is_account, queue_arn
 from penstock.model.ports import Catalog, Clock, Sleep
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpRequest
@@ -30,13 +35,18 @@ from penstock.telemetry.metrics import Meter
 
 PARAMETERS_MAX = 16
 UNKNOWN = Caller("", "")  # before authentication
+READ = "admin:Read"
+WRITE = "admin:Write"
+METRICS = "admin:Metrics"
 
 T = TypeVar("T")
 
 
-class Info(msgspec.Struct, frozen=True):
-    """Facts about this node for ``/api/v1/info``, which do not change."""
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of JSON bodies."""
 
+
+class Info(msgspec.Struct, frozen=True):
     version: str
     node: str
     mode: str
@@ -84,15 +94,18 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True):
+    context: Context
     path: tuple[str, ...]  # decoded segments
     query: Mapping[str, str]
     body: bytes = b""
     peer: str = ""
     is_tls: bool = False
     caller: Caller = UNKNOWN
+    request_id: str = ""
+
+    # ── Parameters ───────────────────────────────────────────────────────────────────────────
 
     def only(self, names: Collection[str]) -> None:
-        """Raise InvalidRequest for a parameter that is not in ``names``."""
         for name in self.query:
             if name not in names:
                 expected = ", ".join(sorted(names)) or "none"
@@ -111,34 +124,162 @@ class Call(msgspec.Struct, frozen=True):
         return self.query.get(name, default)
 
     def number(self, name: str, *, default: int, least: int, most: int) -> int:
+        found = self.optional(name, least=least, most=most)
+        return default if found is None else found
+
+    def optional(self, name: str, *, least: int, most: int) -> int | None:
         text = self.query.get(name)
         if text is None:
-            return default
-        is_number = text.isascii() and text.isdigit() and len(text) <= 19
-        if not is_number or not least <= int(text) <= most:
+            return None
+        number = whole(text, digits_max=19)
+        if number is None or not least <= number <= most:
             raise InvalidRequest(f"{name} must be a number from {least} to {most}.")
-        return int(text)
+        return number
+
+    @property
+    def region(self) -> str:
+        return self.text("region") or self.context.info.region
+
+    @property
+    def now_ms(self) -> int:
+        return self.context.clock.wall_ms()
+
+    def topic(
+        self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
+    ) -> Topic:
+        """Return a topic, by default of ``account`` and ``region`` in the query; if empty, of those
+        of the node. Raises TopicNotFound."""
+        info = self.context.info
+        account = self.text("account") if account is None else account
+        region = self.region if region is None else region
+        topic = catalog.find(account or info.account, region or info.region, name)
+        if topic is None:
+            raise TopicNotFound(name)
+        return topic
+
+    def queue(self) -> Topic:
+        return self.topic(self.context.catalog, self.path[3])
+
+    # ── Rights ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def identities(self) -> StoredIdentities:
+        if self.context.identities is None:
+            raise NotFound("This node has no identities.")
+        return self.context.identities
+
+    @property
+    def decisions(self) -> Decisions:
+        assert self.context.decisions is not None, "a caller who is not an operator has an identity"
+        return self.context.decisions
+
+    def operator_only(self) -> None:
+        if not self.caller.is_operator:
+            raise AccessDenied("Only an operator may do this.")
+
+    def account_of(self, named: str = "") -> str:
+        """Return the account: given by its number or the name of its tenant, else that of the
+        caller. The error for another account is the same whether it exists or not."""
+        text = named or self.text("tenant")
+        if not text:
+            return self.caller.account
+        account = self.account_named(text)
+        if account != self.caller.account and not self.caller.is_operator:
+            raise AccessDenied("This is not your tenant.")
+        if account is None:
+            raise NotFound(f"There is no tenant {text[:80]}.")
+        return account
+
+    def account_named(self, text: str) -> str | None:
+        """Return an account by its number, existing or not, or its tenant's name."""
+        identities = self.context.identities
+        if is_account(text) or identities is None:
+            return text if is_account(text) else None
+        found = [tenant.account for tenant in identities.tenants() if tenant.name == text]
+        return found[0] if len(found) == 1 else None
+
+    def may(self, action: str, arn: str) -> None:
+        """Check the caller's own policies. ``arn`` is of the caller's tenant and is not a queue:
+        queues have policies of their own (``may_use_queue``). Raises AccessDenied."""
+        caller = self.caller
+        if caller.is_operator:
+            return
+        decision = self.decisions.decide(
+            caller,
+            action,
+            arn=arn,
+            owner=caller.account,
+            policy=None,
+            circumstances=self._circumstances,
+        )
+        if not decision.is_allowed:
+            raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+
+    def may_manage(self, action: str, account: str, kind: str, name: str = "*") -> None:
+        self.may(action, self.admin_arn(account, kind, name))
+
+    def may_use_queue(self, action: str, name: str) -> None:
+        """Check the policies that an SQS request is checked against."""
+        caller = self.caller
+        if caller.is_operator:
+            return
+        if not self.queue_decision(caller, action, self.region, name).is_allowed:
+            arn = queue_arn(caller.account, self.region, name)
+            raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+
+    def queue_decision(self, caller: Caller, action: str, region: str, name: str) -> Decision:
+        everything = self.context.everything
+        return self.decisions.decide_on_queue(
+            everything,
+            caller,
+            action,
+            arn=queue_arn(caller.account, region, name),
+            owner=caller.account,
+            topic=everything.find(caller.account, region, name),
+            circumstances=self._circumstances,
+        )
+
+    def _circumstances(self) -> Circumstances:
+        return Circumstances(self.peer, self.is_tls, self.now_ms)
+
+    def admin_arn(self, account: str, kind: str, name: str) -> str:
+        return f"arn:penstock:admin:{self.context.info.region}:{account}:{kind}/{name}"
+
+    def known_tenant(self, account: str) -> Tenant:
+        tenant = self.identities.tenant(account)
+        if tenant is None:
+            raise NotFound(f"There is no tenant {account}.")
+        return tenant
+
+    def known_user(self, account: str, name: str, action: str) -> User:
+        self.may_manage(action, account, "user", name)
+        user = self.identities.user(account, name)
+        if user is None:
+            raise NotFound(f"There is no user {name[:80]} in the tenant {account}.")
+        if action == WRITE and user.is_operator and not self.caller.is_operator:
+            raise AccessDenied("Only an operator may change an operator.")
+        return user
+
+    def path_user(self, action: str) -> User:
+        return self.known_user(self.account_of(), self.path[3], action)
 
 
-def parse(request: HttpRequest) -> Call:
+def whole(text: str, *, digits_max: int) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    return int(text) if is_number else None
+
+
+def parse(context: Context, request: HttpRequest) -> Call:
     try:
         pairs = parse_qsl(
             request.query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
         )
-        segments = tuple(
-            unquote(part, errors="strict") for part in request.path.strip("/").split("/")
-        )
+        parts = request.path.strip("/").split("/")
+        segments = tuple(unquote(part, errors="strict") for part in parts)
     except (ValueError, UnicodeDecodeError) as exc:
         raise InvalidRequest("The path or query is not valid.") from exc
     query = dict(pairs)
     if len(query) != len(pairs):
         raise InvalidRequest("A parameter is given twice.")
-    return Call(segments, query, request.body, request.peer, request.is_tls)
-
-
-def find_topic(context: Context, catalog: Catalog, name: str, account: str, region: str) -> Topic:
-    """Return a topic; empty account and region mean those of the node. Raises TopicNotFound."""
-    topic = catalog.find(account or context.info.account, region or context.info.region, name)
-    if topic is None:
-        raise TopicNotFound(name)
-    return topic
+    peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
+    return Call(context, segments, query, request.body, peer, is_tls, request_id=request_id)

@@ -4,34 +4,21 @@ Handlers about identities check rights themselves, because they know the user. F
 right is in the table: that of an operator, or an SQS action on queues of the caller's own tenant.
 The policy of a queue in the path is evaluated as for an SQS request."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin.audited import (
-    CLUSTER,
-    COORDINATOR,
-    KEY,
-    LOG_IN,
-    NODE,
-    POLICY,
-    QUEUE,
-    TENANT,
-    USER,
-    Noted,
-)
-from penstock.frontend.admin.identities import keys, policies, tenants, users
-from penstock.frontend.admin.operations import backup, cluster, coordinators, node
-from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import METRICS, admin_arn, may, may_use_queue, operator_only
-from penstock.frontend.admin.topics import explain, metrics, queues
-from penstock.frontend.admin.topics.messages import RECEIVE, Messages
+from penstock.frontend.admin import audited, identities, queues
+from penstock.frontend.admin import operations as ops
+from penstock.frontend.admin.audited import CLUSTER, KEY, POLICY, TENANT, USER, Noted
+from penstock.frontend.admin.messages import RECEIVE, Messages
+from penstock.frontend.admin.request import METRICS, Call
 from penstock.model.errors import AccessDenied
 from penstock.model.names import queue_arn
-from penstock.net.http.exchange import HttpReply
 
-Resource = Callable[[Context, Call], Awaitable[HttpReply]]
+# Returns an HttpReply or a value to send as JSON, or an awaitable of these.
+Resource = Callable[[Call], Any]
 
 ANY = "*"  # any segment of a path, or any parameters
 OPEN = "open"  # to everyone, without authentication
@@ -58,140 +45,140 @@ class Route(NamedTuple):
         )
 
 
-def _route(pattern: str, resource: Resource, right: str, action: str = "", kind: str = "") -> Route:
-    """``pattern`` is as in ``GET /api/v1/queues/*?account&region``."""
-    method, _, target = pattern.partition(" ")
-    path, _, query = target.partition("?")
-    parameters = tuple(query.split("&")) if query else ()
-    noted = Noted(f"admin:{action}", kind) if action else None
-    return Route(method, tuple(path.strip("/").split("/")), resource, right, parameters, noted)
-
-
-# Of a backup: a copy of everything gives access to everything. Of coordinators: a row may have data
-# of any tenant, and skipping one affects all tenants.
-_OPERATIONS = (
-    _route("GET /api/v1/config", node.config, OPERATOR),
-    _route("GET /api/v1/callees", node.callees, OPERATOR),
-    _route("GET /api/v1/cluster", cluster.state, OPERATOR),
-    _route(
-        "GET /api/v1/cluster/partitions?topic&account&region&node&state&limit&after",
-        cluster.partitions,
-        OPERATOR,
-    ),
-    _route("GET /api/v1/cluster/safety?node", cluster.safety, OPERATOR),
-    *(
-        _route(f"POST /api/v1/cluster/{path}", resource, OPERATOR, action, CLUSTER)
-        for path, resource, action in (
-            ("nodes/*/drain", cluster.drain, "DrainNode"),
-            ("nodes/*/undrain", cluster.undrain, "UndrainNode"),
-            ("nodes/*/decommission", cluster.decommission, "DecommissionNode"),
-            ("rebalance", cluster.rebalance, "RebalanceLeaders"),
-            ("place", cluster.place, "PlacePartition"),
-            ("unclean-elect", cluster.unclean_elect, "ElectUncleanly"),
-            ("upgrade", cluster.upgrade, "RaiseFeatureLevel"),
-        )
-    ),
-    _route("POST /api/v1/backups", backup.begin, OPERATOR, "CreateBackup", CLUSTER),
-    _route("GET /api/v1/backups/*/partitions?after&limit", backup.partitions, OPERATOR),
-    _route("GET /api/v1/backups/*/definitions?after", backup.definitions, OPERATOR),
-    _route("GET /api/v1/backups/*/records?topic_id&partition&offset", backup.records, OPERATOR),
-    _route("DELETE /api/v1/backups/*", backup.end, OPERATOR),
-    _route("GET /api/v1/coordinators/*/*?offset", coordinators.show, OPERATOR),
-    _route(
-        "POST /api/v1/coordinators/*/*/skip", coordinators.skip, OPERATOR, "SkipRow", COORDINATOR
-    ),
-)
-
-_IDENTITIES = tuple(
-    _route(pattern, resource, KNOWN, *noted)
-    for pattern, resource, *noted in (
-        ("GET /api/v1/tenants?limit&after", tenants.many),
-        ("POST /api/v1/tenants", tenants.create, "CreateTenant", TENANT),
-        ("GET /api/v1/tenants/*", tenants.one),
-        ("PATCH /api/v1/tenants/*", tenants.change, "ChangeTenant", TENANT),
-        ("DELETE /api/v1/tenants/*", tenants.delete, "DeleteTenant", TENANT),
-        ("GET /api/v1/quotas/*", tenants.quotas),
-        ("PATCH /api/v1/quotas/*", tenants.set_quotas, "SetQuotas", TENANT),
-        ("GET /api/v1/users?tenant", users.many),
-        ("POST /api/v1/users", users.create, "CreateUser", USER),
-        ("GET /api/v1/users/*?tenant", users.one),
-        ("DELETE /api/v1/users/*?tenant", users.delete, "DeleteUser", USER),
-        ("PUT /api/v1/users/*/password?tenant", users.set_password, "SetPassword", USER),
-        ("DELETE /api/v1/users/*/password?tenant", users.delete_password, "DeletePassword", USER),
-        ("GET /api/v1/keys?tenant&user", keys.many),
-        ("POST /api/v1/keys", keys.create, "CreateKey", KEY),
-        ("GET /api/v1/keys/*", keys.one),
-        ("PATCH /api/v1/keys/*", keys.change, "ChangeKey", KEY),
-        ("DELETE /api/v1/keys/*", keys.delete, "DeleteKey", KEY),
-        ("POST /api/v1/keys/*/rotate", keys.rotate, "RotateKey", KEY),
-        ("POST /api/v1/policies/test", policies.test),
-        ("GET /api/v1/policies/*?tenant", policies.many),
-        ("GET /api/v1/policies/*/*?tenant", policies.one),
-        ("PUT /api/v1/policies/*/*?tenant", policies.put, "PutPolicy", POLICY),
-        ("DELETE /api/v1/policies/*/*?tenant", policies.remove, "DeletePolicy", POLICY),
-    )
-)
+def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
+    """A row is a pattern as ``GET /queues/*?account&region`` (below ``/api/v1``, except probes and
+    metrics), the handler and, if it is recorded, the action and the kind of its subject."""
+    for pattern, resource, *noted in rows:
+        method, _, target = pattern.partition(" ")
+        path, _, query = target.partition("?")
+        segments = tuple(path.strip("/").split("/"))
+        if segments[0] not in ("healthz", "readyz", "startupz", "metrics"):
+            segments = ("api", "v1", *segments)
+        parameters = tuple(query.split("&")) if query else ()
+        found = Noted(f"admin:{noted[0]}", noted[1]) if noted else None
+        yield Route(method, segments, resource, right, parameters, found)
 
 
 def routes(log_in: Resource) -> Sequence[Route]:
     """Return the routes of one node: ``Messages`` counts the tails that wait on it."""
     return (
-        _route("GET /healthz?*", node.healthz, OPEN),
-        _route("GET /readyz?*", node.readyz, OPEN),
-        _route("GET /startupz?*", node.startupz, OPEN),
-        _route("POST /api/v1/login", log_in, OPEN)._replace(noted=Noted(LOG_IN, NODE)),
-        _route("GET /metrics", metrics.totals, METRICS),
-        _route("GET /metrics/objects?kind&prefix&account&region", metrics.objects, METRICS),
-        _route("GET /api/v1/info", node.info, KNOWN),
+        *_routes(
+            OPEN,
+            ("GET /healthz?*", lambda _: {"status": "alive"}),
+            ("GET /readyz?*", ops.readyz),
+            ("GET /startupz?*", ops.startupz),
+            ("POST /login", log_in, "LogIn", audited.NODE),
+        ),
+        *_routes(
+            METRICS,
+            ("GET /metrics", queues.totals),
+            ("GET /metrics/objects?kind&prefix&account&region", queues.objects),
+        ),
+        *_routes(KNOWN, ("GET /info", ops.info)),
         *_OPERATIONS,
-        _route(
-            "GET /api/v1/queues?account&region&prefix&limit&after", queues.many, "sqs:ListQueues"
-        ),
-        _route("GET /api/v1/queues/*?account&region", queues.one, VIEW),
-        _route(
-            "GET /api/v1/queues/*/messages?account&region&partition&start&count&wait_ms",
-            Messages(),
+        *_routes("sqs:ListQueues", ("GET /queues?account&region&prefix&limit&after", queues.many)),
+        *_routes(VIEW, ("GET /queues/*?account&region", queues.one)),
+        *_routes(
             RECEIVE,
+            ("GET /queues/*/messages?account&region&partition&start&count&wait_ms", Messages()),
         ),
-        _route("GET /api/v1/queues/*/explain?account&region&user", explain.one, VIEW),
-        _route(
-            "POST /api/v1/queues/*/rotate?account&region",
-            queues.rotate_data_key,
+        *_routes(VIEW, ("GET /queues/*/explain?account&region&user", queues.explained)),
+        *_routes(
             "sqs:SetQueueAttributes",
-            "RotateDataKey",
-            QUEUE,
+            (
+                "POST /queues/*/rotate?account&region",
+                queues.rotate_data_key,
+                "RotateDataKey",
+                audited.QUEUE,
+            ),
         ),
         *_IDENTITIES,
     )
 
 
-def let_in(context: Context, call: Call, route: Route) -> Call:
+# Of a backup: a copy of everything gives access to everything. Of coordinators: a row may have data
+# of any tenant, and skipping one affects all tenants.
+_OPERATIONS = tuple(
+    _routes(
+        OPERATOR,
+        ("GET /config", lambda call: {"settings": call.context.config}),
+        ("GET /callees", ops.callees),
+        ("GET /cluster", ops.state),
+        ("GET /cluster/partitions?topic&account&region&node&state&limit&after", ops.partitions),
+        ("GET /cluster/safety?node", ops.safety),
+        ("POST /cluster/nodes/*/drain", ops.drain, "DrainNode", CLUSTER),
+        ("POST /cluster/nodes/*/undrain", ops.undrain, "UndrainNode", CLUSTER),
+        ("POST /cluster/nodes/*/decommission", ops.decommission, "DecommissionNode", CLUSTER),
+        ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
+        ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
+        ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),
+        ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", CLUSTER),
+        ("POST /backups", ops.begin_backup, "CreateBackup", CLUSTER),
+        ("GET /backups/*/partitions?after&limit", ops.backup_partitions),
+        ("GET /backups/*/definitions?after", ops.backup_definitions),
+        ("GET /backups/*/records?topic_id&partition&offset", ops.backup_records),
+        ("DELETE /backups/*", ops.end_backup),
+        ("GET /coordinators/*/*?offset", ops.show_coordinator),
+        ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", audited.COORDINATOR),
+    )
+)
+
+_IDENTITIES = tuple(
+    _routes(
+        KNOWN,
+        ("GET /tenants?limit&after", identities.tenants),
+        ("POST /tenants", identities.create_tenant, "CreateTenant", TENANT),
+        ("GET /tenants/*", identities.tenant),
+        ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", TENANT),
+        ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", TENANT),
+        ("GET /quotas/*", identities.quotas),
+        ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", TENANT),
+        ("GET /users?tenant", identities.show_users),
+        ("POST /users", identities.create_user, "CreateUser", USER),
+        ("GET /users/*?tenant", identities.user),
+        ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", USER),
+        ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", USER),
+        ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", USER),
+        ("GET /keys?tenant&user", identities.keys),
+        ("POST /keys", identities.create_key, "CreateKey", KEY),
+        ("GET /keys/*", identities.key),
+        ("PATCH /keys/*", identities.change_key, "ChangeKey", KEY),
+        ("DELETE /keys/*", identities.delete_key, "DeleteKey", KEY),
+        ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", KEY),
+        ("POST /policies/test", identities.try_access),
+        ("GET /policies/*?tenant", identities.policies),
+        ("GET /policies/*/*?tenant", identities.policy),
+        ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", POLICY),
+        ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", POLICY),
+    )
+)
+
+
+def let_in(call: Call, route: Route) -> Call:
     """Return the call for the handler: limited to the caller's own account, unless the caller is an
     operator. Raises AccessDenied, or InvalidRequest for an unknown parameter."""
-    call = _checked(context, call, route.right)
+    call = _checked(call, route.right)
     if route.parameters != (ANY,):
         call.only(route.parameters)
     return call
 
 
-def _checked(context: Context, call: Call, right: str) -> Call:
-    caller = call.caller
-    if right in (OPEN, KNOWN) or caller.is_operator:
+def _checked(call: Call, right: str) -> Call:
+    if right in (OPEN, KNOWN) or call.caller.is_operator:
         return call
     if right == OPERATOR:
-        operator_only(call)
-    account = caller.account
+        call.operator_only()
+    account = call.caller.account
     if call.text("account", account) != account:
         raise AccessDenied("This is not your tenant.")
     if right == METRICS:
-        may(context, call, METRICS, admin_arn(context, account, "metrics"))
+        call.may_manage(METRICS, account, "metrics")
         if call.path == ("metrics",):
-            if account != context.info.account:
+            if account != call.context.info.account:
                 raise AccessDenied("Totals are of all tenants: use /metrics/objects for your own.")
             return call
     elif len(call.path) > len(_QUEUES):
-        may_use_queue(context, call, right, call.path[len(_QUEUES)])
+        call.may_use_queue(right, call.path[len(_QUEUES)])
     else:
-        region = call.text("region") or context.info.region
-        may(context, call, right, queue_arn(account, region, "*"))
+        call.may(right, queue_arn(account, call.region, "*"))
     return msgspec.structs.replace(call, query={**call.query, "account": account})

@@ -1,9 +1,7 @@
-"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption.
-
-A topic is encrypted if its queue has a KMS key or SQS-managed encryption, or by its config
-``penstock.encryption`` (the same setting); if none is set, by ``keys.encrypt_by_default`` of the
-node. A change applies to later messages: encrypted and plain records are side by side in a log, and
-each is marked.
+"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption:
+by a KMS key or SQS-managed encryption of the queue, or the config ``penstock.encryption`` (the same
+setting), else by ``keys.encrypt_by_default`` of the node. A change applies to later messages:
+encrypted and plain records are side by side in a log, and each is marked.
 
 A message that cannot be decrypted is never delivered. It is counted and logged once, without its
 content. In a queue it stays leased, so that it moves to the dead-letter queue like other messages
@@ -12,24 +10,23 @@ that cannot be processed; a reader by offset sees a gap, as after compaction."""
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.frontend.encryption.batches import (
-    Quarantine,
-    check_count,
-    open_batch,
-    seal_records,
-    sealed_runs,
-)
 from penstock.frontend.encryption.content import (
     NONCE_BYTES,
     UNKNOWN_KEY,
+    Quarantine,
     Unopenable,
+    check_count,
+    open_batch,
     open_message,
     place_of,
     seal_message,
+    seal_records,
+    sealed_runs,
 )
 from penstock.metadata.security.data_keys import DataKeys
 from penstock.model.errors import InvalidRequest
@@ -59,23 +56,16 @@ class QuarantineMeter(Protocol):
     def quarantined(self, count: int) -> None: ...
 
 
+@dataclass(eq=False)
 class Sealing:
-    def __init__(
-        self,
-        keys: DataKeys,
-        *,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        meter: QuarantineMeter,
-        is_default: bool = False,
-    ) -> None:
-        """``entropy`` returns random bytes. ``is_default``: whether a topic without a setting is
-        encrypted."""
-        self._keys = keys
-        self._clock = clock
-        self._entropy = entropy
-        self._meter = meter
-        self._is_default = is_default
+    keys: DataKeys
+    _: KW_ONLY
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    meter: QuarantineMeter
+    is_default: bool = False  # whether a topic without a setting is encrypted
+
+    def __post_init__(self) -> None:
         self._quarantined: dict[tuple[str, int, int], None] = {}  # topic, partition, offset
         self._logged_at_ms: dict[str, int] = {}  # by topic id
 
@@ -84,24 +74,21 @@ class Sealing:
         if settings.kms_key is not None:
             return True
         is_managed = settings.is_sse_managed
-        return self._is_default if is_managed is None else is_managed
+        return self.is_default if is_managed is None else is_managed
 
     async def rotate(self, topic: Topic) -> None:
-        """Use a new data key from now on. Raises InvalidRequest if the topic is not encrypted."""
         if not self.is_on(topic):
             raise InvalidRequest(f"{topic.name} is not encrypted.")
-        await self._keys.rotate(topic)
-
-    # ── Messages ─────────────────────────────────────────────────────────────────────────────
+        await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
         """Encrypt without waiting; None: no key is in memory."""
-        key = self._keys.take(topic, 1)
-        return None if key is None else seal_message(message, key, self._entropy(NONCE_BYTES))
+        key = self.keys.take(topic, 1)
+        return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
     async def seal(self, topic: Topic, message: Message) -> Message:
-        key = self._keys.take(topic, 1) or await self._keys.reserve(topic, 1)
-        return seal_message(message, key, self._entropy(NONCE_BYTES))
+        key = self.keys.take(topic, 1) or await self.keys.reserve(topic, 1)
+        return seal_message(message, key, self.entropy(NONCE_BYTES))
 
     async def opened(self, topic: Topic, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Decrypt deliveries. Those that cannot be decrypted are left out and stay leased."""
@@ -118,12 +105,11 @@ class Sealing:
     async def open(
         self, topic: Topic, partition: int, offset: int, message: Message
     ) -> Message | None:
-        """Decrypt a message; None, and quarantined, if that fails."""
         if not message.is_sealed:
             return message
         try:
             place = place_of(message.body)
-            key = self._keys.find(place) or await self._keys.learn(place)
+            key = self.keys.find(place) or await self.keys.learn(place)
             if key is None:
                 raise Unopenable(UNKNOWN_KEY)
             return open_message(message, key, topic.account.encode())
@@ -131,13 +117,10 @@ class Sealing:
             self._quarantine(topic, partition, [(offset, str(error))])
             return None
 
-    # ── Batches ──────────────────────────────────────────────────────────────────────────────
-
     async def seal_batches(
         self, topic: Topic, batches: Sequence[tuple[memoryview, BatchHeader]]
     ) -> list[tuple[memoryview, BatchHeader]]:
-        """Encrypt batches. Raises BatchRefused for one that is malformed, or too large without its
-        compression."""
+        """Raises BatchRefused: malformed, or too large without compression."""
         sealed = []
         for batch, header in batches:
             try:
@@ -147,8 +130,8 @@ class Sealing:
                 )
                 check_count(blob, header)
                 count = header.count
-                key = self._keys.take(topic, count) or await self._keys.reserve(topic, count)
-                done = await self._run(seal_records(bytes(blob), header, key, self._entropy))
+                key = self.keys.take(topic, count) or await self.keys.reserve(topic, count)
+                done = await self._run(seal_records(bytes(blob), header, key, self.entropy))
             except TooLarge as error:
                 raise BatchTooLarge(f"{error} when decompressed") from None
             except MalformedBatch as error:
@@ -163,7 +146,7 @@ class Sealing:
     def may_hold(self, topic: Topic) -> bool:
         """Return True if batches of the topic may be encrypted: for a stream if it has keys or will
         have, for a queue always, because it may get dead letters of others."""
-        return topic.is_queue or self._keys.has(topic.topic_id) or self.is_on(topic)
+        return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
         if not fetched.buffers:
@@ -188,8 +171,7 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the same object if nothing is encrypted, else the decrypted buffers, and the
-        offsets that are left out."""
+        """Return the buffers (if nothing is encrypted, the same) and omitted offsets."""
         opened: list[Buffer] = []
         gone: set[int] = set()
         is_sealed = False
@@ -204,13 +186,11 @@ class Sealing:
                     opened.append(piece)
         return (opened, gone) if is_sealed else (buffers, gone)
 
-    async def _opened_batch(
-        self, topic: Topic, partition: int, batch: bytes, gone: set[int]
-    ) -> bytes:
+    async def _opened_batch(self, topic: Topic, index: int, batch: bytes, gone: set[int]) -> bytes:
         quarantine: Quarantine = []
         owner = topic.account.encode()
         try:
-            opened = await self._run(open_batch(batch, self._keys.find, owner, quarantine))
+            opened = await self._run(open_batch(batch, self.keys.find, owner, quarantine))
         except MalformedBatch as error:
             header = parse_header(batch)
             span = min(header.last_offset_delta + 1, len(batch))  # no record takes less than a byte
@@ -218,7 +198,7 @@ class Sealing:
             opened = repacked(header._replace(attributes=0), ())
         if quarantine:
             gone.update(offset for offset, _ in quarantine)
-            self._quarantine(topic, partition, quarantine)
+            self._quarantine(topic, index, quarantine)
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
@@ -232,9 +212,7 @@ class Sealing:
             if missing is None:
                 await asyncio.sleep(0)
             else:
-                await self._keys.learn(missing)
-
-    # ── Quarantine ───────────────────────────────────────────────────────────────────────────
+                await self.keys.learn(missing)
 
     def _quarantine(self, topic: Topic, partition: int, quarantine: Quarantine) -> None:
         known = self._quarantined
@@ -246,8 +224,8 @@ class Sealing:
             known[topic_id, partition, offset] = None
         if not new:
             return
-        self._meter.quarantined(len(new))
-        now_ms = self._clock.mono_ms()
+        self.meter.quarantined(len(new))
+        now_ms = self.clock.mono_ms()
         logged_at_ms = self._logged_at_ms.pop(topic_id, None)
         if logged_at_ms is None or now_ms - logged_at_ms >= LOG_INTERVAL_MS:
             logged_at_ms = now_ms

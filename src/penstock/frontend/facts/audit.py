@@ -5,41 +5,25 @@ between is bounded: callers wait in ``admit`` before the action while it is full
 dropped for lack of room. If the process is killed, entries in the queue are lost; that some may be
 missing is visible, because a start without a stop before it means a crash. A stop writes all.
 
-Denied requests are the exception, because anyone can send millions of them. A few of each kind are
-recorded per minute, and of each tenant at most its share; at the end of the minute one entry per
-tenant has the number of those left out.
-
-Each node has its own chain: nodes write to the same partition without waiting for one another.
+Denied requests are the exception, because anyone can send millions of them: ``Denials``. Each node
+has its own chain: nodes write to the same partition without waiting for one another.
 ``wire/facts/audit.py`` has the format of records and of the chain."""
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from penstock.frontend.facts.fact_log import Fact, FactLog
-from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, is_cut_off
+from penstock.frontend.facts.fact_log import STOP_SECONDS_MAX, Fact, FactLog, is_cut_off
 from penstock.model.errors import Damaged, Draining, PenstockError
 from penstock.model.identity import Caller
 from penstock.model.limits import MIB, MINUTE_MS, TENANT_FACTS_PERCENT
 from penstock.model.ports import Clock
 from penstock.model.quotas import SharedLimit
-from penstock.wire.facts.audit import (
-    DENIED,
-    FAILED,
-    NAME_MAX,
-    OK,
-    SCHEMA_HEADER,
-    UNKNOWN,
-    AuditEntry,
-    AuditUnreadable,
-    Link,
-    append,
-    link_of,
-    redacted,
-)
+from penstock.wire.facts import audit as wire
 
 log_ = logging.getLogger(__name__)
 
@@ -62,28 +46,45 @@ DENIALS_LEFT_OUT: Final = "penstock:DenialsLeftOut"
 CANCELLED: Final = "ClientGone"  # code of a request whose client disconnected before the reply
 
 
-def outcome_of(code: str, denials: Collection[str]) -> str:
-    """Return the outcome for the code of an error; an empty code means success."""
-    if not code:
-        return OK
-    if code == CANCELLED:
-        return UNKNOWN
-    return DENIED if code in denials else FAILED
+def make_entry(
+    action: str,
+    *,
+    at_ms: int,
+    caller: Caller | None,
+    resource: str = "",
+    code: str = "",
+    denials: Collection[str] = (),
+    source_ip: str = "",
+    request_id: str = "",
+    params: Mapping[str, object] | None = None,
+) -> wire.AuditEntry:
+    """``action`` is named as in policies; ``params`` have no secret and no message; ``caller``
+    None: unknown; ``code`` is that of the error; ``denials`` are codes of denied requests."""
+    outcome = wire.OK if not code else wire.UNKNOWN if code == CANCELLED else wire.FAILED
+    return wire.AuditEntry(
+        at_ms=at_ms,
+        principal=caller.arn if caller is not None and caller.account else "",
+        tenant="" if caller is None else caller.account,
+        source_ip=source_ip,
+        action=action,
+        resource=resource[: wire.NAME_MAX],
+        outcome=wire.DENIED if code in denials else outcome,
+        error_code=code,
+        request_id=request_id[: wire.NAME_MAX],
+        params=wire.redacted(params or {}),
+    )
 
 
 class Denials:
-    """Decides which denied requests of a minute are recorded. Pure."""
+    """Decides which denied requests of a minute are recorded: a few of each kind, and of each
+    tenant at most its share; the others are counted by tenant. Pure."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which has no share; None: no tenant has one."""
         self._minute = -1
         self._recorded: dict[tuple[str, ...], int] = {}
         self._shares = SharedLimit(DENIED_MAX, TENANT_FACTS_PERCENT, own_account=own_account)
-        self._left_out: dict[str, int] = {}  # by tenant; "" for unknown callers
-
-    @property
-    def has_left_out(self) -> bool:
-        return bool(self._left_out)
+        self.left_out_counts: Counter[str] = Counter()  # by tenant; "" for unknown callers
 
     def is_recorded(
         self,
@@ -96,16 +97,11 @@ class Denials:
     ) -> bool:
         """Call ``left_out`` first: it ends the minute. Unknown callers have a share by address."""
         self._minute = now_ms // MINUTE_MS
-        count, holder = self._recorded.get(kind, 0), tenant or address
-        if (
-            not has_room
-            or count >= DENIED_PER_KIND_MAX
-            or self._shares.is_full()
-            or self._shares.is_used_up(holder)
-        ):
-            if tenant not in self._left_out and len(self._left_out) >= LEFT_OUT_ROWS_MAX:
-                tenant = ""
-            self._left_out[tenant] = self._left_out.get(tenant, 0) + 1
+        count, holder, shares = self._recorded.get(kind, 0), tenant or address, self._shares
+        is_full = shares.is_full() or shares.is_used_up(holder)
+        if not has_room or count >= DENIED_PER_KIND_MAX or is_full:
+            counts = self.left_out_counts
+            counts[tenant if tenant in counts or len(counts) < LEFT_OUT_ROWS_MAX else ""] += 1
             return False
         self._recorded[kind] = count + 1
         self._shares.add(holder)
@@ -115,24 +111,27 @@ class Denials:
         """Return how many denials of the last minute were left out, by tenant, once."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
-        counts, self._left_out = self._left_out, {}
+        counts, self.left_out_counts = self.left_out_counts, Counter()
         self._recorded.clear()
         self._shares.clear()
         return counts
 
 
+@dataclass(eq=False)
 class AuditTrail:
-    def __init__(
-        self, log: FactLog, *, node: str, clock: Clock, own_account: str | None = None
-    ) -> None:
-        """``own_account``: the node's own tenant; others have a share of the denials."""
-        self._log = log
-        self._node = node
-        self._clock = clock
-        self._queue: deque[AuditEntry] = deque()
-        self._link: Link | None = None  # None: the end of the chain was not read yet
-        self._offered: tuple[int, Link] | None = None  # number of entries, and the link after them
-        self._denials = Denials(own_account=own_account)
+    log: FactLog
+    _: KW_ONLY
+    node: str
+    clock: Clock
+    own_account: str | None = None  # the node's own tenant; others have a share of the denials
+
+    def __post_init__(self) -> None:
+        self._queue: deque[wire.AuditEntry] = deque()
+        self._link: wire.Link | None = None  # None: the end of the chain was not read yet
+        self._offered: tuple[int, wire.Link] | None = (
+            None  # number of entries, and the link after them
+        )
+        self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -142,65 +141,34 @@ class AuditTrail:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be written now; for the health checks."""
-        return self._trouble or self._log.trouble
+        return self._trouble or self.log.trouble
 
     @property
     def _has_room(self) -> bool:
-        return len(self._queue) < QUEUE_MAX
+        return self.waiting_count < QUEUE_MAX
 
     @property
     def waiting_count(self) -> int:
-        """Number of entries that are not written yet."""
         return len(self._queue)
 
-    # ── Recording ────────────────────────────────────────────────────────────────────────────
-
     async def admit(self) -> None:
-        """Wait for room, before an action that will be recorded. Raises Draining after the stop: an
-        action that cannot be recorded is not done."""
+        """Wait for room. Raises Draining after the stop: what cannot be recorded is not done."""
         while not self._has_room and not self._is_stopping:
             self._room.clear()
             await self._room.wait()
         if self._is_stopping:
             raise Draining("The node is stopping.")
 
-    def add(self, entry: AuditEntry) -> None:
-        """Add the entry of an admitted action."""
+    def add(self, entry: wire.AuditEntry) -> None:
         self._queue.append(entry)
         self._wake.set()
 
-    async def note(
-        self,
-        action: str,
-        *,
-        caller: Caller | None,
-        resource: str = "",
-        outcome: str = OK,
-        error_code: str = "",
-        source_ip: str = "",
-        request_id: str = "",
-        params: Mapping[str, object] | None = None,
-    ) -> None:
-        """Wait for room and add an entry. ``action`` is named as in policies; ``params`` have no
-        secret and no message; ``caller`` None: unknown."""
+    async def note(self, action: str, **facts: Any) -> None:
+        """Wait for room and add an entry; for ``facts`` see ``make_entry``."""
         await self.admit()
-        self.add(
-            AuditEntry(
-                at_ms=self._clock.wall_ms(),
-                principal="" if caller is None else caller.arn,
-                tenant="" if caller is None else caller.account,
-                source_ip=source_ip,
-                action=action,
-                resource=resource[:NAME_MAX],
-                outcome=outcome,
-                error_code=error_code,
-                request_id=request_id[:NAME_MAX],
-                params=redacted(params or {}),
-            )
-        )
+        self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
-    def deny(self, entry: AuditEntry) -> None:
+    def deny(self, entry: wire.AuditEntry) -> None:
         """Add the entry of a denied request, unless there were many of its kind."""
         self._add_left_out()
         kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
@@ -218,25 +186,18 @@ class AuditTrail:
     def _add_left_out(self, *, is_end: bool = False) -> None:
         if not self._has_room:
             return  # later
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
         for tenant, count in counts.items():
-            self._add_own(DENIALS_LEFT_OUT, count=count, **({"tenant": tenant} if tenant else {}))
+            named = {"tenant": tenant} if tenant else {}
+            self.add(self._own(DENIALS_LEFT_OUT, count=count, **named))
 
-    def _add_own(self, action: str, **params: object) -> None:
-        self.add(self._own(action, params))
-
-    def _own(self, action: str, params: Mapping[str, object]) -> AuditEntry:
-        """Return an entry about the node itself."""
-        principal = f"node:{self._node}"
-        return AuditEntry(
-            at_ms=self._clock.wall_ms(), principal=principal, action=action, params=params
-        )
-
-    # ── Start and stop ───────────────────────────────────────────────────────────────────────
+    def _own(self, action: str, **params: object) -> wire.AuditEntry:
+        at_ms, principal = self.clock.wall_ms(), f"node:{self.node}"
+        return wire.AuditEntry(at_ms=at_ms, principal=principal, action=action, params=params)
 
     def start(self, *, version: str = "") -> None:
-        self._add_own(STARTED, **({"version": version} if version else {}))
+        self.add(self._own(STARTED, **({"version": version} if version else {})))
         self._task = asyncio.create_task(self._run(), name="audit writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
@@ -246,12 +207,10 @@ class AuditTrail:
         if self._task is None:
             return
         self._add_left_out(is_end=True)
-        self._add_own(STOPPED)
+        self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
             log_.error("end of the audit trail lost", extra=facts)
-
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:
@@ -266,19 +225,19 @@ class AuditTrail:
                 log_.error("audit trail not written", exc_info=error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _write(self, link: Link) -> None:
+    async def _write(self, link: wire.Link) -> None:
         if self._offered is None:
             facts: list[Fact] = []
             size = 0
             for entry in islice(self._queue, BATCH_MAX):
-                value, link = append(link, entry, node=self._node)
-                facts.append(Fact(self._node.encode(), value, (SCHEMA_HEADER,)))
+                value, link = wire.append(link, entry, node=self.node)
+                facts.append(Fact(self.node.encode(), value, (wire.SCHEMA_HEADER,)))
                 size += len(value)
                 if size > BATCH_BYTES_MAX:
                     break
-            self._log.offer(facts)
+            self.log.offer(facts)
             self._offered = len(facts), link
-        await self._log.settle()
+        await self.log.settle()
         count, self._link = self._offered
         self._offered = None
         for _ in range(count):
@@ -286,31 +245,30 @@ class AuditTrail:
         self._room.set()
 
     async def _wait(self) -> None:
-        """Wait until there is something to write."""
         self._wake.clear()
         wait_s = QUIET_SECONDS_MAX
-        if self._denials.has_left_out:
-            wait_s = (MINUTE_MS - self._clock.wall_ms() % MINUTE_MS) / 1_000
+        if self._denials.left_out_counts:
+            wait_s = (MINUTE_MS - self.clock.wall_ms() % MINUTE_MS) / 1_000
         try:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         except TimeoutError:
             if wait_s == QUIET_SECONDS_MAX:
-                self._add_own(RUNNING)
+                self.add(self._own(RUNNING))
         self._add_left_out()
 
-    async def _find_link(self) -> Link:
+    async def _find_link(self) -> wire.Link:
         """Return the end of the chain: that of the last record of this node in the log."""
         while True:
             try:
-                last = await self._log.newest(self._node.encode())
+                last = await self.log.newest(self.node.encode())
                 self._trouble = None
-                return Link() if last is None else link_of(last.value or b"")
-            except (Damaged, AuditUnreadable) as error:
+                return wire.Link() if last is None else wire.link_of(last.value or b"")
+            except (Damaged, wire.AuditUnreadable) as error:
                 log_.error("new audit chain started", extra={"reason": str(error)})
                 self._trouble = None
-                self._queue.appendleft(self._own(CHAIN_RESTARTED, {"reason": str(error)}))
-                return Link()
+                self._queue.appendleft(self._own(CHAIN_RESTARTED, reason=str(error)))
+                return wire.Link()
             except PenstockError as error:
                 if self._trouble is None:
                     log_.warning("reading the audit trail failed", extra={"reason": str(error)})

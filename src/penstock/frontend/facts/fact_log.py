@@ -6,23 +6,21 @@ them: no fact is written twice or in part. A new process takes a new producer id
 not know the unfinished batch of the one before.
 
 All nodes of a cluster write to the same partition, each with its own producer id and key; within a
-node one task calls ``settle``."""
+node one task calls ``settle``: the audit trail, or a ``FactWriter``."""
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
 from penstock.metadata.topics.internal_topic import make_internal_topic
 from penstock.model.calls import AppendBatches, AppendMarker, BrokerPort, Ends, Fetch
-from penstock.model.errors import (
-    Overloaded,
-    PenstockError,
-    ProducerRefused,
-    TopicExists,
-)
+from penstock.model.errors import Overloaded, PenstockError, ProducerRefused, TopicExists
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.model.ports import Catalog, Clock, Marker
 from penstock.model.topic import Topic
@@ -45,6 +43,8 @@ RETRY_SECONDS_MAX: Final = 1.0
 # Reading backwards: records per step, and bytes per fetch.
 LOOK_RECORDS: Final = 1_000
 LOOK_BYTES: Final = 256 * KIB
+STOP_SECONDS_MAX: Final = 5.0  # for all writers of a node together
+INCARNATION_BYTES: Final = 8
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # The partition does not know the sequence: it has lost committed batches, or the producer id.
@@ -63,29 +63,20 @@ class Fact(NamedTuple):
     headers: Sequence[Header] = ()
 
 
+@dataclass(eq=False)
 class FactLog:
-    def __init__(
-        self,
-        name: str,
-        *,
-        broker: BrokerPort,
-        catalog: Catalog,
-        next_producer_id: Callable[[], Awaitable[int]],
-        namespace: tuple[str, str],
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        retention_ms: int = RETENTION_MS_DEFAULT,
-    ) -> None:
-        """``namespace``: account and region."""
-        self.name = name
+    name: str
+    _: KW_ONLY
+    broker: BrokerPort
+    catalog: Catalog
+    next_producer_id: Callable[[], Awaitable[int]]
+    namespace: tuple[str, str]  # account and region
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    retention_ms: int = RETENTION_MS_DEFAULT
+
+    def __post_init__(self) -> None:
         self.trouble: str | None = None  # why nothing can be written now
-        self._broker = broker
-        self._catalog = catalog
-        self._next_producer_id = next_producer_id
-        self._namespace = namespace
-        self._clock = clock
-        self._entropy = entropy
-        self._retention_ms = retention_ms
         self._producer_id = -1
         self._sequence = 0
         self._is_earlier_settled = False
@@ -93,25 +84,16 @@ class FactLog:
         self._pending: list[bytes] | None = None
         self._batch = b""
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
     def offer(self, facts: Sequence[Fact]) -> None:
         """Take facts as one batch, for the next ``settle``. Earlier ones must be settled."""
         assert self._pending is None, "one batch after the other"
         self._pending = [
-            encode_record(
-                offset_delta=index,
-                timestamp_delta=0,
-                key=fact.key,
-                value=fact.value,
-                headers=fact.headers,
-            )
+            encode_record(offset_delta=index, timestamp_delta=0, **fact._asdict())
             for index, fact in enumerate(facts)
         ]
 
     async def settle(self) -> None:
-        """Return once the offered facts are committed, however long that takes. If cancelled, the
-        next call continues."""
+        """Return once the offered facts are committed. If cancelled, call it again."""
         if self._pending is None:
             return
         wait_s = RETRY_SECONDS
@@ -127,34 +109,33 @@ class FactLog:
     async def _is_appended(self, records: Sequence[bytes]) -> bool:
         try:
             topic = await self.find_or_make()
-            if self._producer_id < 0:
-                self._producer_id, self._sequence = await self._next_producer_id(), 0
+            await self._take_producer_id()
             if not self._batch:
                 self._batch = self._encoded(records)
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
-                await self._broker.call(
+                await self.broker.call(
                     AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
                 )
         except TimeoutError:
-            self._note(Overloaded("the log did not reply in time"))
-            return False
-        except ProducerRefused as error:
-            if error.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            return self._note("the log did not reply in time")
+        except PenstockError as error:
+            code = error.code if isinstance(error, ProducerRefused) else None
+            if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return True  # appended by an earlier attempt
-            if error.code in _LOST_TRACK:
+            if code in _LOST_TRACK:
                 # The batch is not in the log, so it can be sent with a new id.
                 self._producer_id, self._batch = -1, b""
-            self._note(error)
-            return False
-        except PenstockError as error:
-            self._note(error)
-            return False
+            return self._note(str(error))
         return True
+
+    async def _take_producer_id(self) -> None:
+        if self._producer_id < 0:
+            self._producer_id, self._sequence = await self.next_producer_id(), 0
 
     def _encoded(self, records: Sequence[bytes]) -> bytes:
         size = sum(map(len, records))
         assert size < BATCH_BYTES_MAX, "callers keep to the limit of a batch"
-        wall_ms = self._clock.wall_ms()
+        wall_ms = self.clock.wall_ms()
         return encode_batch(
             records,
             base_offset=0,  # assigned by the log
@@ -167,53 +148,46 @@ class FactLog:
             base_sequence=self._sequence,
         )
 
-    def _note(self, error: PenstockError) -> None:
+    def _note(self, reason: str) -> bool:
         """Log the first of consecutive failures."""
         if self.trouble is None:
-            facts = {"topic": self.name, "reason": str(error)}
-            log_.warning("writing facts failed", extra=facts)
-        self.trouble = f"{self.name}: {error}"
-
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+            log_.warning("writing facts failed", extra={"topic": self.name, "reason": reason})
+        self.trouble = f"{self.name}: {reason}"
+        return False
 
     async def newest(self, key: bytes) -> RawRecord | None:
-        """Return the last record with this key, or None. The log is read backwards in steps. Raises
-        PenstockError; a retry may succeed."""
+        """Return the last record with this key. Raises PenstockError; a retry may succeed."""
         topic = await self.find_or_make()
-        ends = await self._broker.call(Ends(topic, PARTITION))
+        ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
             await self._settle_earlier(topic)
-            ends = await self._broker.call(Ends(topic, PARTITION))
+            ends = await self.broker.call(Ends(topic, PARTITION))
         if not ends.is_settled:
             raise Overloaded(f"{self.name}: a new leader does not know the committed end yet.")
         end = ends.high_watermark
         while end > ends.start_offset:
             start = max(ends.start_offset, end - LOOK_RECORDS)
-            found = await self._newest_between(topic, start, end, key)
+            found = await self._newest_in(topic, start, end, key)
             if found is not None:
                 return found
             end = start
         return None
 
     async def _settle_earlier(self, topic: Topic) -> None:
-        """Wait, once, until everything that earlier processes of this node appended is committed.
-        A committed marker proves it: everything before it in the log is committed too. Readers skip
-        markers."""
+        """Wait, once, until everything that earlier processes of this node appended is committed:
+        everything before a committed marker is. Readers skip markers."""
         if self._is_earlier_settled:
             return
-        if self._producer_id < 0:
-            self._producer_id, self._sequence = await self._next_producer_id(), 0
+        await self._take_producer_id()
         marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
-        await self._broker.call(AppendMarker(topic, PARTITION, marker))
+        await self.broker.call(AppendMarker(topic, PARTITION, marker))
         self._is_earlier_settled = True
 
-    async def _newest_between(
-        self, topic: Topic, start: int, end: int, key: bytes
-    ) -> RawRecord | None:
+    async def _newest_in(self, topic: Topic, start: int, end: int, key: bytes) -> RawRecord | None:
         newest: RawRecord | None = None
         offset = start
         while offset < end:
-            fetched = await self._broker.call(
+            fetched = await self.broker.call(
                 Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
             )
             if fetched.next_offset <= offset:  # a new leader does not know the committed end yet
@@ -227,29 +201,107 @@ class FactLog:
             await asyncio.sleep(0)  # other tasks may run
         return newest
 
-    # ── The topic ────────────────────────────────────────────────────────────────────────────
-
     async def find_or_make(self) -> Topic:
-        topic = self._catalog.find(*self._namespace, self.name)
+        topic = self.catalog.find(*self.namespace, self.name)
         if topic is None:
             topic = await make_internal_topic(
-                self._catalog,
-                self._namespace,
+                self.catalog,
+                self.namespace,
                 self.name,
                 partition_count=PARTITION + 1,
-                configs={_RETENTION: str(self._retention_ms)},
-                clock=self._clock,
-                entropy=self._entropy,
+                configs={_RETENTION: str(self.retention_ms)},
+                clock=self.clock,
+                entropy=self.entropy,
             )
         if topic.is_queue:
             raise TopicExists(f"{self.name} is a queue, but an internal topic needs this name.")
-        if topic.configs.get(_RETENTION) != str(self._retention_ms):
-            topic = await self._catalog.change(*self._namespace, self.name, self._configured)
+        if topic.configs.get(_RETENTION) != str(self.retention_ms):
+            topic = await self.catalog.change(*self.namespace, self.name, self._configured)
         return topic
 
     def _configured(self, topic: Topic) -> Topic:
-        return msgspec.structs.replace(
-            topic,
-            configs={**topic.configs, _RETENTION: str(self._retention_ms)},
-            modified_at_ms=self._clock.wall_ms(),
-        )
+        configs = {**topic.configs, _RETENTION: str(self.retention_ms)}
+        now_ms = self.clock.wall_ms()
+        return msgspec.structs.replace(topic, configs=configs, modified_at_ms=now_ms)
+
+
+# ── Writers ──────────────────────────────────────────────────────────────────────────────────
+
+# Returns True if this node leads a partition, so that it reports the partition.
+Leads = Callable[[Topic, int], bool]
+
+
+def leads_all(_topic: Topic, _partition: int) -> bool:
+    return True
+
+
+@dataclass(eq=False)
+class FactWriter(ABC):
+    """A task that writes numbered records: a turn at intervals, a last turn at the stop, and an end
+    after a few seconds even if the log does not reply."""
+
+    noun: ClassVar[str]  # in log lines
+    table: Any  # a ``UsageTable``
+    log: FactLog
+    _: KW_ONLY
+    node: str
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    flush_ms: int
+    leads: Leads = leads_all
+
+    def __post_init__(self) -> None:
+        self._incarnation = self.entropy(INCARNATION_BYTES).hex()
+        self._flush = 0
+        self._is_stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        return self.log.trouble
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"{self.noun} writer")
+
+    async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
+        """Write the rest; counting should have ended. Gives up after ``seconds_max``."""
+        self._is_stopping.set()
+        if self._task is not None and await is_cut_off(self._task, seconds_max):
+            log_.error("%s of the last seconds is lost", self.noun, extra={"reason": self.trouble})
+
+    async def _run(self) -> None:
+        is_last = False  # the turn that begins after the end of counting
+        while not is_last:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_s()):
+                    await self._is_stopping.wait()
+            is_last = self._is_stopping.is_set()
+            try:
+                await self._turn(is_last=is_last)
+            except Exception as error:  # a bug; counting and writing continue
+                log_.error("%s not written", self.noun, exc_info=error)
+
+    async def _append(self, wire: Any, kind: Callable[..., Any], **fields: Any) -> None:
+        """Write one record of ``kind``, in the format of the module ``wire``."""
+        self._flush += 1
+        named = {"node": self.node, "incarnation": self._incarnation, "flush": self._flush}
+        value = wire.encode(kind(v=wire.VERSION, **named, **fields))
+        self.log.offer((Fact(self.node.encode(), value, (wire.SCHEMA_HEADER,)),))
+        await self.log.settle()
+
+    @abstractmethod
+    async def _turn(self, *, is_last: bool) -> None: ...
+
+    @abstractmethod
+    def _wait_s(self) -> float:
+        """Return the time until the next turn."""
+
+
+async def is_cut_off(task: asyncio.Task[None], seconds_max: float) -> bool:
+    """Wait for a task that ends by itself. Returns True if it was cancelled, after that time."""
+    _, late = await asyncio.wait((task,), timeout=seconds_max)
+    for each in late:
+        each.cancel()
+        with suppress(asyncio.CancelledError):
+            await each
+    return bool(late)

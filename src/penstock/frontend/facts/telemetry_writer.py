@@ -2,9 +2,9 @@
 requests since the last one and levels of queues, partitions, groups and the process.
 
 Requests are counted once, in ``usage.py``; rows taken from there pass through ``CallSums``. Levels
-are numbers that their owners have in memory; other tasks run in between. Rows of each kind are
-bounded, and a record has the number of levels that were left out. Each record is in the log exactly
-once (``fact_log.py``); while the log takes nothing, no levels are read, and counting continues.
+are numbers that their owners have in memory. Rows of each kind are bounded, and a record has the
+number of levels that were left out. Each record is in the log exactly once (``fact_log.py``); while
+the log takes nothing, no levels are read, and counting continues.
 
 A partition is reported by its leader, a queue as a whole by the leader of its first partition, and
 a group by its coordinator, so all nodes together report every level once. A record ends on a
@@ -13,34 +13,20 @@ multiple of the interval, so that the records of a minute have only counts of th
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from penstock.cursor.coordinator_calls import Coordinators, FetchOffsets, ListGroups
-from penstock.frontend.facts.fact_log import FactLog
-from penstock.frontend.facts.fact_writer import FactWriter, Leads, leads_all
+from penstock.frontend.facts.fact_log import FactWriter
 from penstock.frontend.facts.usage import Counts, Key, UsageTable
 from penstock.model.calls import BrokerPort, Ends, LogBytes, Stats
 from penstock.model.errors import PenstockError
 from penstock.model.limits import TENANT_FACTS_PERCENT
 from penstock.model.names import is_bookkeeping_group, is_internal, split_scoped
-from penstock.model.ports import Catalog, Clock
+from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
-from penstock.wire.facts.telemetry import (
-    APPEND,
-    CALLS,
-    FOLDED,
-    LAG,
-    NODE,
-    PARTITION,
-    QUEUE,
-    SCHEMA_HEADER,
-    VERSION,
-    TelemetryColumns,
-    TelemetryFacts,
-    encode,
-    packed,
-)
+from penstock.wire.facts import telemetry as wire
 
 TOPIC: Final = "__telemetry"
 FLUSH_MS_DEFAULT: Final = 10_000
@@ -51,24 +37,22 @@ LAG_ROWS_MAX: Final = 5_000
 READ_AT_ONCE: Final = 100  # levels, then other tasks may run
 
 
-class ProcessStats(NamedTuple):
-    """Levels of the process and its disk."""
+_SUMMED: Final = ("requests", "messages", "bytes_in", "bytes_out")
 
+
+class ProcessStats(NamedTuple):
     cpu_ms: int  # since the start of the process
     rss_bytes: int
     disk_free_bytes: int
 
 
-class _Seen(NamedTuple):
-    log_end: int
-    size_bytes: int
+Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
-    """Sums of requests between two records.
-
-    The number of rows is bounded, and each tenant has a share of it. Beyond its share, a tenant is
-    counted in one row with resource and operation ``*``; beyond the bound, in one row for all."""
+    """Sums of requests between two records. The number of rows is bounded. Beyond its share, a
+    tenant is counted in one row with resource and operation ``*``; beyond the bound, in one row for
+    all."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which may use all rows; None: all may."""
@@ -76,167 +60,133 @@ class CallSums:
         self._sums: dict[Key, Counts] = {}
 
     def add(self, key: Key, counts: Counts) -> None:
-        """Add a row that is taken from the usage table."""
         if not (counts.requests or counts.messages):
             return
         sums = self._sums.get(key)
         if sums is None:
             if self._rows.is_used_up(key[0]):
-                key = (key[0], "", FOLDED, FOLDED)
+                key = (key[0], "", wire.FOLDED, wire.FOLDED)
             if key not in self._sums:
                 if self._rows.is_full():
-                    key = ("", "", FOLDED, FOLDED)
+                    key = ("", "", wire.FOLDED, wire.FOLDED)
                 self._rows.add(key[0])
             sums = self._sums.setdefault(key, Counts(is_timed=True))
-        sums.requests += counts.requests
+        for name in _SUMMED:
+            setattr(sums, name, getattr(sums, name) + getattr(counts, name))
         sums.failed += counts.throttled + counts.denied + counts.failed
-        sums.messages += counts.messages
-        sums.bytes_in += counts.bytes_in
-        sums.bytes_out += counts.bytes_out
         durations = sums.durations
         assert durations is not None, "sums are timed"
         for bucket, count in (counts.durations or {}).items():
             durations[bucket] = durations.get(bucket, 0) + count
 
-    def take(self, to: TelemetryColumns) -> None:
+    def take(self, to: wire.TelemetryColumns) -> None:
         """Add the sums to ``to`` as rows, and start again from zero."""
         taken, self._sums = self._sums, {}
         self._rows.clear()
-        for (account, region, resource, op), sums in taken.items():
+        for key, sums in taken.items():
             to.add(
-                CALLS,
-                account=account,
-                region=region,
-                resource=resource,
-                op=op,
-                requests=sums.requests,
+                wire.CALLS,
+                **dict(zip(("account", "region", "resource", "op"), key, strict=True)),
+                **{name: getattr(sums, name) for name in _SUMMED},
                 errors=sums.failed,
-                messages=sums.messages,
-                bytes_in=sums.bytes_in,
-                bytes_out=sums.bytes_out,
-                hist=packed(sums.durations or {}),
+                hist=wire.packed(sums.durations or {}),
             )
 
 
+@dataclass(eq=False)
 class TelemetryWriter(FactWriter):
     noun = "telemetry"
+    table: UsageTable
+    _: KW_ONLY
+    account: str  # the node's own
+    catalog: Catalog
+    broker: BrokerPort  # partitions of all nodes
+    vitals: Callable[[], ProcessStats]
+    groups: Coordinators | None = None  # those with a coordinator on this node
+    flush_ms: int = FLUSH_MS_DEFAULT
+    is_only_reader: bool = False  # no other writer takes from the table
 
-    def __init__(
-        self,
-        table: UsageTable,
-        log: FactLog,
-        *,
-        node: str,
-        account: str,
-        catalog: Catalog,
-        broker: BrokerPort,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        vitals: Callable[[], ProcessStats],
-        groups: Coordinators | None = None,
-        leads: Leads = leads_all,
-        flush_ms: int = FLUSH_MS_DEFAULT,
-        is_only_reader: bool = False,
-    ) -> None:
-        """``account``: the node's own. ``broker``: partitions of all nodes. ``groups``: those with
-        a coordinator on this node. ``is_only_reader``: no other writer takes from the table."""
-        super().__init__(
-            table, log, node=node, clock=clock, entropy=entropy, flush_ms=flush_ms, leads=leads
-        )
-        self._account = account
-        self._catalog = catalog
-        self._broker = broker
-        self._vitals = vitals
-        self._groups = groups
-        self._is_only_reader = is_only_reader
-        self._calls = CallSums(own_account=account)
-        table.on_taken = self._calls.add
-        self._from_ms = clock.wall_ms()
-        self._cpu_ms = vitals().cpu_ms
-        self._seen: dict[tuple[str, int], _Seen] = {}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._calls = CallSums(own_account=self.account)
+        self.table.on_taken = self._calls.add
+        self._from_ms = self.clock.wall_ms()
+        self._cpu_ms = self.vitals().cpu_ms
+        self._seen: Seen = {}
         self._left_out = 0
         # A call to another node failed. Further ones would wait as long, so they are left out.
         self._are_others_silent = False
         self._read = 0
 
     async def flush(self) -> None:
-        """Write one record; return once it is committed."""
-        await self._log.settle()
-        columns = TelemetryColumns()
+        await self.log.settle()
+        columns = wire.TelemetryColumns()
         self._left_out = 0
         self._are_others_silent = False
-        now_ms = self._clock.wall_ms()
-        if self._is_only_reader:
-            self._table.take(now_ms=now_ms)
+        now_ms = self.clock.wall_ms()
+        if self.is_only_reader:
+            self.table.take(now_ms=now_ms)
         self._calls.take(columns)
         await self._add_topics(columns)
         await self._add_lags(columns)
-        self._add_vitals(columns)
-        self._flush += 1
-        facts = TelemetryFacts(
-            v=VERSION,
-            node=self._node,
-            incarnation=self._incarnation,
-            flush=self._flush,
-            from_ms=self._from_ms,
+        before_ms, now = self._cpu_ms, self.vitals()
+        self._cpu_ms = now.cpu_ms
+        columns.add(wire.NODE, **now._replace(cpu_ms=now.cpu_ms - before_ms)._asdict())
+        from_ms, self._from_ms = self._from_ms, now_ms
+        await self._append(
+            wire,
+            wire.TelemetryFacts,
+            from_ms=from_ms,
             written_at_ms=now_ms,
             columns=columns,
             left_out=self._left_out,
         )
-        self._from_ms = now_ms
-        await self._append(encode(facts), SCHEMA_HEADER)
 
     async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
         await self.flush()
 
     def _wait_s(self) -> float:
-        return (self._flush_ms - self._clock.wall_ms() % self._flush_ms) / 1_000
-
-    # ── Levels ───────────────────────────────────────────────────────────────────────────────
+        return (self.flush_ms - self.clock.wall_ms() % self.flush_ms) / 1_000
 
     async def _pause(self) -> None:
         self._read += 1
         if self._read % READ_AT_ONCE == 0:
             await asyncio.sleep(0)
 
-    async def _add_topics(self, to: TelemetryColumns) -> None:
+    async def _add_topics(self, to: wire.TelemetryColumns) -> None:
         before, self._seen = self._seen, {}
         queue_rows = 0
-        for topic in tuple(self._catalog.all_topics()):
+        for topic in tuple(self.catalog.all_topics()):
             if _is_own(topic):
                 continue
             with suppress(PenstockError):  # deleted since, for example
                 if not topic.is_share:
                     await self._add_partitions(to, topic, before)
-            if (topic.is_queue or topic.is_share) and self._leads(topic, 0):
+            if (topic.is_queue or topic.is_share) and self.leads(topic, 0):
                 await self._pause()
                 if queue_rows < QUEUE_ROWS_MAX and await self._add_queue(to, topic):
                     queue_rows += 1
                 else:
                     self._left_out += 1
 
-    async def _add_partitions(
-        self, to: TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
-    ) -> None:
+    async def _add_partitions(self, to: wire.TelemetryColumns, topic: Topic, before: Seen) -> None:
         for partition in range(topic.partition_count):
             await self._pause()
-            if not self._leads(topic, partition):
+            if not self.leads(topic, partition):
                 continue
-            key = topic.topic_id, partition
             if len(self._seen) >= PARTITION_ROWS_MAX:
                 self._left_out += 1
                 continue
-            ends = await self._broker.call(Ends(topic, partition))
-            size_bytes = await self._broker.call(LogBytes(topic, partition))
-            seen = self._seen[key] = _Seen(ends.high_watermark, size_bytes)
+            key = topic.topic_id, partition
+            ends = await self.broker.call(Ends(topic, partition))
+            size_bytes = await self.broker.call(LogBytes(topic, partition))
+            seen = self._seen[key] = ends.high_watermark, size_bytes
             appended, appended_bytes = _appended(before.get(key), seen)
             to.add(
-                PARTITION,
-                account=topic.account,
-                region=topic.region,
-                resource=topic.name,
+                wire.PARTITION,
+                **_named(topic),
                 partition=partition,
-                op=APPEND,
+                op=wire.APPEND,
                 messages=appended,
                 bytes_in=appended_bytes,
                 log_start=ends.start_offset,
@@ -244,23 +194,21 @@ class TelemetryWriter(FactWriter):
                 size_bytes=size_bytes,
             )
 
-    async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> bool:
+    async def _add_queue(self, to: wire.TelemetryColumns, topic: Topic) -> bool:
         """Return False if the levels cannot be read now."""
-        is_here = all(self._leads(topic, each) for each in range(1, topic.partition_count))
+        is_here = all(self.leads(topic, each) for each in range(1, topic.partition_count))
         if self._are_others_silent and not is_here:
             return False
         try:
-            stats = await self._broker.call(Stats(topic))
+            stats = await self.broker.call(Stats(topic))
         except PenstockError:  # deleted since, for example
             self._are_others_silent |= not is_here
             return False
         oldest_ms = stats.oldest_sent_at_ms
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         to.add(
-            QUEUE,
-            account=topic.account,
-            region=topic.region,
-            resource=topic.name,
+            wire.QUEUE,
+            **_named(topic),
             depth=stats.visible + stats.delayed,
             in_flight=stats.in_flight,
             oldest_age_ms=0 if oldest_ms is None else max(0, now_ms - oldest_ms),
@@ -268,38 +216,35 @@ class TelemetryWriter(FactWriter):
         )
         return True
 
-    async def _add_lags(self, to: TelemetryColumns) -> None:
-        if self._groups is None:
+    async def _add_lags(self, to: wire.TelemetryColumns) -> None:
+        if self.groups is None:
             return
-        code, listings = await self._groups.call(ListGroups(states=(), kinds=()))
+        code, listings = await self.groups.call(ListGroups(states=(), kinds=()))
         rows = 0
         for listing in () if code else listings:
-            account, group = split_scoped(listing.group_id, own_account=self._account)
+            account, group = split_scoped(listing.group_id, own_account=self.account)
             if is_bookkeeping_group(group):
                 continue
             await self._pause()
-            reply = await self._groups.call(
+            reply = await self.groups.call(
                 FetchOffsets(
                     listing.group_id, None, requires_stable=False, member_id=None, member_epoch=-1
                 )
             )
             for each in reply.partitions:
-                topic = self._catalog.find_id(each.topic_id)
+                topic = self.catalog.find_id(each.topic_id)
                 if topic is None or _is_own(topic) or each.code or each.offset < 0:
                     continue
-                if rows >= LAG_ROWS_MAX:
-                    self._left_out += 1
-                    continue
-                log_end = await self._log_end(topic, each.partition)
+                log_end = None
+                if rows < LAG_ROWS_MAX:
+                    log_end = await self._log_end(topic, each.partition)
                 if log_end is None:
                     self._left_out += 1
                     continue
                 rows += 1
                 to.add(
-                    LAG,
-                    account=account,
-                    region=topic.region,
-                    resource=topic.name,
+                    wire.LAG,
+                    **_named(topic) | {"account": account},
                     partition=each.partition,
                     group=group,
                     committed=each.offset,
@@ -311,35 +256,28 @@ class TelemetryWriter(FactWriter):
         """Return the end of a partition, which another node may lead; None if unknown now."""
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
-            return seen.log_end
-        if self._are_others_silent or self._leads(topic, partition):
-            return None
-        try:
-            return (await self._broker.call(Ends(topic, partition))).high_watermark
-        except PenstockError:
-            self._are_others_silent = True
-            return None
+            return seen[0]
+        if not (self._are_others_silent or self.leads(topic, partition)):
+            try:
+                return (await self.broker.call(Ends(topic, partition))).high_watermark
+            except PenstockError:
+                self._are_others_silent = True
+        return None
 
-    def _add_vitals(self, to: TelemetryColumns) -> None:
-        now = self._vitals()
-        to.add(
-            NODE,
-            cpu_ms=now.cpu_ms - self._cpu_ms,
-            rss_bytes=now.rss_bytes,
-            disk_free_bytes=now.disk_free_bytes,
-        )
-        self._cpu_ms = now.cpu_ms
+
+def _named(topic: Topic) -> dict[str, str]:
+    return {"account": topic.account, "region": topic.region, "resource": topic.name}
 
 
 def _is_own(topic: Topic) -> bool:
     return is_internal(topic.name) and not topic.is_queue
 
 
-def _appended(last: _Seen | None, seen: _Seen) -> tuple[int, int]:
+def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
     """Return the number of records and bytes appended since ``last``. If the log was truncated at
     its front and is smaller than before, the bytes are estimated by the average record."""
-    if last is None or seen.log_end <= last.log_end:
+    log_end, size_bytes = seen
+    if last is None or log_end <= last[0]:
         return 0, 0
-    records = seen.log_end - last.log_end
-    grown = seen.size_bytes - last.size_bytes
-    return records, grown if grown > 0 else seen.size_bytes * records // max(seen.log_end, 1)
+    records, grown = log_end - last[0], size_bytes - last[1]
+    return records, grown if grown > 0 else size_bytes * records // max(log_end, 1)

@@ -1,27 +1,37 @@
 """Usage of tenants in memory: requests, messages and bytes of the current minute by tenant, region,
-queue or topic, and operation. Pure: ``usage_writer.py`` has the clock and the log.
+queue or topic, and operation (``UsageTable``, pure), and their way to the log (``UsageWriter``).
 
-Counting is one lookup and a few additions per request, whatever the size of a batch. A row lives
-for a minute; ``take`` returns the counts since the last call, so the sum of all that was taken is
-the sum of all that was counted.
+Counting is one lookup and a few additions per request, whatever the size of a batch. ``take``
+returns the counts since the last call, so the sum of all that was taken is the sum of all that was
+counted. The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is
+counted in one row whose resource and operation are ``*``, and with too many tenants in one row for
+all: details are lost, totals never."""
 
-The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is counted
-in one row whose resource and operation are ``*``, and with too many tenants in one row for all:
-details are lost, totals never."""
-
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import chain
 from typing import Final, Protocol
 
+from penstock.frontend.facts.fact_log import FactWriter
+from penstock.model.calls import BrokerPort, LogBytes
+from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, MIB, MINUTE_MS, TENANT_FACTS_PERCENT
+from penstock.model.names import is_internal
+from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
+from penstock.model.topic import Topic
+from penstock.wire.facts import usage as wire
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
-from penstock.wire.facts.usage import CALLS, NUMBERS, STORAGE, UsageColumns
 
 Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "": none
 
+TOPIC: Final = "__usage"
+FLUSH_MS_DEFAULT: Final = 5_000
+SAMPLED_AT_ONCE: Final = 100  # topics, then other tasks may run
 KEYS_MAX: Final = 10_000  # rows of a minute: a few MB, and ten milliseconds to write
 KEY_CHARS_MAX: Final = 2 * MIB  # of all keys, which are in one batch of the log
 UNIT_BYTES: Final = 64 * KIB  # a request of more bytes counts as several units
@@ -34,7 +44,6 @@ class Meter(Protocol):
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
         """``code`` is OK or the code of the error."""
-        ...
 
     def sent(self, count: int, size_bytes: int) -> None: ...
 
@@ -51,25 +60,17 @@ class Refusal(Enum):
     FAILED = "failed"
 
 
+_NUMBERS: Final = wire.NUMBERS[:-1]  # without that of storage
+
+
 class Counts:
-    __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "denied",
-        "durations",
-        "failed",
-        "messages",
-        "requests",
-        "throttled",
-        "units64k",
-    )
+    __slots__ = ("durations", *_NUMBERS)
 
     def __init__(self, *, is_timed: bool = False) -> None:
         self.durations: dict[int, int] | None = {} if is_timed else None  # by bucket
         self.clear()
 
     def add(self, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count one successful request."""
         self.requests += 1
         self.messages += messages
         self.bytes_in += bytes_in
@@ -105,8 +106,7 @@ class UsageTable:
         is_timed: bool = False,
         own_account: str | None = None,
     ) -> None:
-        """``is_timed``: record durations of requests. ``own_account``: the node's own tenant, which
-        may use all rows; None: every tenant may."""
+        """``own_account``: the node's own tenant, which may use all rows; None: all may."""
         percent = TENANT_FACTS_PERCENT
         self._rows = SharedLimit(keys_max, percent, own_account=own_account)
         self._chars = SharedLimit(KEY_CHARS_MAX, percent, own_account=own_account)
@@ -122,8 +122,6 @@ class UsageTable:
         self.found: dict[tuple[str | None, ...], Counts] = {}
         self._stored: dict[tuple[str, str, str], int] = {}
         self._stored_folded: dict[str, int] = {}
-
-    # ── Counting: the hot path ───────────────────────────────────────────────────────────────
 
     def find(self, key: Key) -> Counts:
         """Return the counts of a key, valid until the end of the minute."""
@@ -151,14 +149,10 @@ class UsageTable:
         setattr(counts, field, getattr(counts, field) + 1)
 
     def remember(self, key: tuple[str | None, ...], counts: Counts) -> None:
-        """Put ``counts`` into ``found`` until the end of the minute."""
         if len(self.found) < self._keys_max:
             self.found[key] = counts
 
-    # ── Once a minute ────────────────────────────────────────────────────────────────────────
-
     def store(self, tenant: str, region: str, resource: str, size_bytes: int) -> None:
-        """Record the present size of a queue or topic."""
         rows = self._stored_rows
         if not (rows.is_full() or rows.is_used_up(tenant)):
             if (tenant, region, resource) not in self._stored:
@@ -169,11 +163,8 @@ class UsageTable:
             tenant = FOLDED
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
 
-    # ── Taking ───────────────────────────────────────────────────────────────────────────────
-
-    def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
-        """Return the minute, and the counts since the last call. If that minute is over, a new one
-        begins."""
+    def take(self, *, now_ms: int) -> tuple[int, wire.UsageColumns]:
+        """Return the minute, and the counts since the last call. May begin a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
         folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())
@@ -181,13 +172,13 @@ class UsageTable:
             if self.on_taken is not None:
                 self.on_taken(key, counts)
             if counts.requests or counts.messages or counts.units64k:
-                numbers = (getattr(counts, name) for name in NUMBERS[:-1])
-                rows.append((*key[:3], CALLS, key[3], *numbers, 0))
+                numbers = (getattr(counts, name) for name in _NUMBERS)
+                rows.append((*key[:3], wire.CALLS, key[3], *numbers, 0))
                 counts.clear()
-        nothing = (0,) * (len(NUMBERS) - 1)
-        rows += [(*key, STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
+        nothing = (0,) * (len(wire.NUMBERS) - 1)
+        rows += [(*key, wire.STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
         rows += [
-            (tenant, "", FOLDED, STORAGE, STORED, *nothing, size)
+            (tenant, "", FOLDED, wire.STORAGE, STORED, *nothing, size)
             for tenant, size in self._stored_folded.items()
         ]
         self._stored.clear()
@@ -200,7 +191,7 @@ class UsageTable:
             self.found.clear()
             self._rows.clear()
             self._chars.clear()
-        return minute_ms, UsageColumns(*map(list, zip(*rows, strict=True)))
+        return minute_ms, wire.UsageColumns(*map(list, zip(*rows, strict=True)))
 
     def _open(self, key: Key) -> Counts:
         size, tenant, rows, chars = sum(map(len, key)), key[0], self._rows, self._chars
@@ -221,3 +212,66 @@ class UsageTable:
 
 def _minute_of(now_ms: int) -> int:
     return now_ms - now_ms % MINUTE_MS
+
+
+@dataclass(eq=False)
+class UsageWriter(FactWriter):
+    """Writes the counts to ``__usage``: every few seconds, and at the end of every minute, the
+    counts since the last time as one record, exactly once (``fact_log.py``). If the process is
+    killed, the counts of at most ``flush_ms`` and of a write under way are lost. While the log
+    takes nothing, counting continues in the same bounded table: minutes are merged then, totals
+    stay. Once a minute the sizes of partitions that this node leads are recorded. A record is
+    written every minute even if it is empty: it shows readers that the node has reported
+    everything."""
+
+    noun = "usage"
+    table: UsageTable
+    _: KW_ONLY
+    flush_ms: int = FLUSH_MS_DEFAULT
+    stored_in: tuple[Catalog, BrokerPort] | None = None  # the topics whose size is recorded
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sampled_ms = self.table.minute_ms
+
+    async def flush(self) -> None:
+        await self.log.settle()
+        now_ms = self.clock.wall_ms()
+        minute_ms, columns = self.table.take(now_ms=now_ms)
+        is_over = self.table.minute_ms != minute_ms
+        if not len(columns) and not is_over:
+            return
+        fields = {"minute_ms": minute_ms, "written_at_ms": now_ms, "columns": columns}
+        await self._append(wire, wire.UsageFacts, **fields)
+
+    async def sample(self) -> None:
+        if self.stored_in is None:
+            return
+        catalog, broker = self.stored_in
+        for number, topic in enumerate(tuple(catalog.all_topics()), 1):
+            if number % SAMPLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if topic.is_share or (is_internal(topic.name) and not topic.is_queue):
+                continue
+            size_bytes = await self._size_bytes(broker, topic)
+            if size_bytes:
+                self.table.store(topic.account, topic.region, topic.name, size_bytes)
+
+    async def _size_bytes(self, broker: BrokerPort, topic: Topic) -> int:
+        size_bytes = 0
+        for partition in range(topic.partition_count):
+            if self.leads(topic, partition):
+                with suppress(PenstockError):  # deleted, or led by another node, since
+                    size_bytes += await broker.call(LogBytes(topic, partition))
+        return size_bytes
+
+    async def _turn(self, *, is_last: bool) -> None:
+        await self.flush()
+        if not is_last and self.table.minute_ms != self._sampled_ms:
+            self._sampled_ms = self.table.minute_ms
+            await self.sample()
+
+    def _wait_s(self) -> float:
+        """Return the time until the next flush, at the latest the end of the minute."""
+        left_ms = MINUTE_MS - self.clock.wall_ms() % MINUTE_MS
+        return min(self.flush_ms, left_ms) / 1_000

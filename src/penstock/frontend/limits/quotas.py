@@ -2,15 +2,11 @@
 waiting long polls. Defaults, and the largest share of each bound, are in ``model/quotas.py``. An
 account without a tenant has no quotas.
 
-Topics are counted as the catalog changes, connections and long polls as they come and go. Stored
-bytes are summed by a job every few seconds, from numbers that the logs have in memory; between two
-sums each append is subtracted from the remaining room. Bytes and long polls count for the owner of
-the queue, who pays for what others are allowed there; connections count for the caller.
-
-Queues and partitions are counted in the catalog, which all frontends see; requests at several
-frontends at the same moment may exceed the quota slightly. Of connections, long polls and remaining
-bytes each frontend hands out its share, by the number of live frontends, but at least one, so that
-every frontend serves every tenant."""
+Stored bytes are summed by a job every few seconds, from numbers that the logs have in memory;
+between two sums each append is subtracted from the remaining room. Bytes and long polls count for
+the owner of the queue, who pays for what others are allowed there; connections count for the
+caller. Of connections, long polls and remaining bytes each frontend hands out its share, by the
+number of live frontends, but at least one, so that every frontend serves every tenant."""
 
 import asyncio
 import itertools
@@ -22,26 +18,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
+from penstock.model import quotas as model
 from penstock.model.calls import BrokerPort, LogBytes
 from penstock.model.errors import PenstockError, QuotaExceeded, Throttled, TopicNotFound
 from penstock.model.identity import Tenant
 from penstock.model.names import ACCOUNT_DEFAULT, is_internal
 from penstock.model.ports import Catalog, Identities
-from penstock.model.quotas import (
-    CONNECTIONS,
-    GROUPS,
-    NO_LIMIT,
-    OFFSET_BYTES,
-    PARTITIONS,
-    QUEUES,
-    QUOTAS,
-    STORED_BYTES,
-    TRANSACTIONAL_IDS,
-    WAITS,
-    Quota,
-    most_of,
-    share_of,
-)
 from penstock.model.topic import Topic
 from penstock.net.listener import Peer
 
@@ -58,8 +40,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _StoredSum:
-    """The last sum of the bytes that a tenant stores."""
-
     most: int
     room: int  # the share of this frontend
     rounds: int = 0  # since then
@@ -72,11 +52,10 @@ class TenantQuotas:
         catalog: Catalog,
         *,
         own_account: str = ACCOUNT_DEFAULT,
-        bounds: Mapping[Quota, int] | None = None,
+        bounds: Mapping[model.Quota, int] | None = None,
         coordinators: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
-        """``bounds``: the bounds of this node for all tenants together. ``coordinators`` count
-        groups and transactional ids."""
+        """``bounds``: the bounds of this node for all tenants together."""
         self._coordinators = coordinators
         self._identities = identities
         self.own_account = own_account
@@ -88,8 +67,8 @@ class TenantQuotas:
         self._sizes: dict[str, int] = {}  # by topic, of accounts with a quota
         self._stored: dict[str, int] = {}  # by account
         self._sums: dict[str, _StoredSum] = {}  # by account, of those in ``rooms``
-        self._counts: Counter[tuple[str, Quota]] = Counter()  # in the catalog
-        self._reserved: Counter[tuple[str, Quota]] = Counter()  # being created now
+        self._counts: Counter[tuple[str, model.Quota]] = Counter()  # in the catalog
+        self._reserved: Counter[tuple[str, model.Quota]] = Counter()  # being created now
         self._waits: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
         self._accounts_on: dict[Peer, set[str]] = {}  # counted for each connection
@@ -100,7 +79,6 @@ class TenantQuotas:
         catalog.on_change(self._count)
 
     def start(self, broker: BrokerPort) -> None:
-        """Start to sum stored bytes."""
         self._task = asyncio.create_task(self._keep_summing(broker), name="stored bytes")
 
     def stop(self) -> None:
@@ -108,50 +86,44 @@ class TenantQuotas:
             self._task.cancel()
 
     def share_among(self, frontend_count: int) -> None:
-        """Set the number of live frontends, including this one. Existing connections and long polls
-        stay; remaining bytes are divided again by the next sum."""
         self._frontend_count = max(1, frontend_count)
         for each in self._sums.values():
             each.rounds = LOOK_ROUNDS
 
-    def _most(self, tenant: Tenant | None, quota: Quota) -> int:
-        bound = self._bounds.get(quota, NO_LIMIT)
-        return most_of(tenant, quota, own_account=self.own_account, bound=bound)
+    def _most(self, tenant: Tenant | None, quota: model.Quota) -> int:
+        bound = self._bounds.get(quota, model.NO_LIMIT)
+        return model.most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
-    def _here(self, tenant: Tenant | None, quota: Quota) -> int:
-        """Return the part of a quota for this frontend. A share of a bound of this node is not
-        divided."""
-        most = most_of(tenant, quota, own_account=self.own_account)
+    def _here(self, tenant: Tenant | None, quota: model.Quota) -> int:
+        """Return the part of a quota for this frontend. Bounds of this node are not divided."""
+        most = model.most_of(tenant, quota, own_account=self.own_account)
         part = max(1, most // self._frontend_count)
-        return most if most == NO_LIMIT else min(part, self._most(tenant, quota))
+        return most if most == model.NO_LIMIT else min(part, self._most(tenant, quota))
 
     def used(self, account: str) -> dict[str, int]:
-        """Return the present use of the account by field of the quota."""
-        return {
-            QUEUES.field: self._counts[account, QUEUES],
-            PARTITIONS.field: self._counts[account, PARTITIONS],
-            STORED_BYTES.field: self._stored.get(account, 0),
-            CONNECTIONS.field: self._connections[account],
-            WAITS.field: self._waits[account],
-        } | {
-            quota.field: self._coordinators.used(account, quota)
-            for quota in (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+        here = {
+            model.QUEUES: self._counts[account, model.QUEUES],
+            model.PARTITIONS: self._counts[account, model.PARTITIONS],
+            model.STORED_BYTES: self._stored.get(account, 0),
+            model.CONNECTIONS: self._connections[account],
+            model.WAITS: self._waits[account],
         }
+        others = (model.GROUPS, model.OFFSET_BYTES, model.TRANSACTIONAL_IDS)
+        used = here | {quota: self._coordinators.used(account, quota) for quota in others}
+        return {quota.field: count for quota, count in used.items()}
 
     def shares(self) -> dict[str, int]:
         """Return the largest share of one tenant by field of the quota, where there is a bound."""
         return {
-            quota.field: share_of(self._bounds[quota], quota.percent)
-            for quota in QUOTAS
+            quota.field: model.share_of(self._bounds[quota], quota.percent)
+            for quota in model.QUOTAS
             if quota in self._bounds
         }
-
-    # ── Topics ───────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
         """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
-        added = {QUEUES: topics, PARTITIONS: partitions}
+        added = {model.QUEUES: topics, model.PARTITIONS: partitions}
         tenant = self._identities.tenant(account)
         for quota, count in added.items():
             most, key = self._most(tenant, quota), (account, quota)
@@ -171,17 +143,16 @@ class TenantQuotas:
         for topic, change in ((before, -1), (after, 1)):
             if topic is None or (is_internal(topic.name) and not topic.is_queue):
                 continue
-            _add(self._counts, (topic.account, QUEUES), change)
+            _add(self._counts, (topic.account, model.QUEUES), change)
             if not topic.is_share:
-                _add(self._counts, (topic.account, PARTITIONS), change * topic.partition_count)
-
-    # ── Stored bytes ─────────────────────────────────────────────────────────────────────────
+                count = change * topic.partition_count
+                _add(self._counts, (topic.account, model.PARTITIONS), count)
 
     def take_room(self, account: str, size_bytes: int) -> None:
         """Subtract an append of an account in ``rooms``. Raises QuotaExceeded."""
         left = self.rooms[account]
         if size_bytes > left:
-            self.rejected[account, STORED_BYTES.name] += 1
+            self.rejected[account, model.STORED_BYTES.name] += 1
             last = self._sums[account]
             last.rounds = LOOK_ROUNDS  # messages may have been deleted
             used = self._stored[account] + last.room - left  # without appends at other frontends
@@ -193,19 +164,15 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
-        """Sum the stored bytes of accounts with a quota: a call to the leader of each partition. If
-        not ``is_due``, only of accounts whose room has shrunk by half since the last sum, or whose
-        last sum is LOOK_ROUNDS rounds old."""
+        """Sum the stored bytes of accounts with a quota. If not ``is_due``, only of those whose
+        room has shrunk by half since the last sum, or whose last sum is LOOK_ROUNDS rounds old."""
         tenants = self._identities.tenants()
-        most_by_account = {one.account: self._most(one, STORED_BYTES) for one in tenants}
-        limited = {key: most for key, most in most_by_account.items() if most != NO_LIMIT}
+        most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
+        limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account], self._sums[account], self._stored[account]
-        stored = {
-            account: 0
-            for account, most in limited.items()
-            if is_due or self._is_sum_due(account, most)
-        }
+        due = (key for key, most in limited.items() if is_due or self._is_sum_due(key, most))
+        stored = dict.fromkeys(due, 0)
         before, self._sizes = self._sizes, {}
         topics = self._catalog.all_topics() if limited else ()
         for number, topic in enumerate(topics):
@@ -253,16 +220,14 @@ class TenantQuotas:
                 facts = {"tenant": account, "quota": name, "used": used, "refused": new}
                 log.warning("quota exceeded", extra=facts)
 
-    # ── Waiting long polls ───────────────────────────────────────────────────────────────────
-
     def begin_wait(self, account: str) -> bool:
         """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
-        most = self._here(self._identities.tenant(account), WAITS)
-        if most == NO_LIMIT:
+        most = self._here(self._identities.tenant(account), model.WAITS)
+        if most == model.NO_LIMIT:
             return False
         count = self._waits[account]
         if count >= most:
-            self.rejected[account, WAITS.name] += 1
+            self.rejected[account, model.WAITS.name] += 1
             raise Throttled(
                 f"Quota exceeded: {count:,} of {most:,} receive calls of this tenant wait at this"
                 " frontend. Retry later, or have an operator raise the quota (penstock quota set"
@@ -275,20 +240,17 @@ class TenantQuotas:
     def end_wait(self, account: str) -> None:
         _add(self._waits, account, -1)
 
-    # ── Connections ──────────────────────────────────────────────────────────────────────────
-
     def claim(self, connection: Peer, tenant: Tenant) -> None:
-        """Count the connection for a tenant that has sent a request on it, once per connection and
-        tenant. A tenant without a limit is not counted. Raises Throttled if the tenant has too
-        many; then the connection is closed after the reply."""
+        """Count the connection for a tenant that has sent a request on it, once. Raises Throttled
+        if the tenant has too many; then the connection is closed after the reply."""
         accounts = self._accounts_on.get(connection, set())
-        most = self._here(tenant, CONNECTIONS)
-        if tenant.account in accounts or most == NO_LIMIT:
+        most = self._here(tenant, model.CONNECTIONS)
+        if tenant.account in accounts or most == model.NO_LIMIT:
             connection.counted_for = tenant
             return
         count = self._connections[tenant.account]
         if count >= most:
-            self.rejected[tenant.account, CONNECTIONS.name] += 1
+            self.rejected[tenant.account, model.CONNECTIONS.name] += 1
             connection.close_after_reply()
             raise Throttled(
                 f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"

@@ -1,19 +1,16 @@
 """Rate limits: a leaky bucket for each tenant, user, queue and operation that has a limit.
 
-A request passes all its buckets or none: all are checked before any is filled, so a rejected
-request uses up no limit. Bytes are known only when the reply is made; they are charged then, and
-delay the next request. Limits of a tenant apply to all frontends together: each frontend enforces
-its share, by the number of live frontends.
-
-All requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
+A request passes all its buckets or none, so a rejected request uses up no limit. Bytes are known
+only when the reply is made; they are charged then, and delay the next request. Limits of a tenant
+apply to all frontends together: each enforces its share, by the number of live frontends. All
+requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
 cached until the limits of the tenant change."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.frontend.limits.leaky_bucket import LeakyBucket
 from penstock.model.errors import Throttled
 from penstock.model.identity import Caller, Limits, Rate, Tenant
 from penstock.model.names import ACCOUNT_DEFAULT
@@ -30,11 +27,50 @@ HELD_MS: Final = 100  # shortest delay: it slows down even a single client
 QUEUED_MS_MAX: Final = 1_000  # longest delay for which rejections are sent one after the other
 HELD_MS_MAX: Final = 2_000  # shorter than the timeout of any client
 _NO_LIMITS: Final = Limits()
+WAIT_MS_MAX: Final = 60_000  # longest reported time to retry; an earlier retry is harmless
+
+
+class LeakyBucket:
+    """Requests raise the level, time lowers it, and a request that would overflow is rejected with
+    a time to retry. The level is stored as the time at which the bucket will be empty, so an idle
+    bucket costs nothing. The hot path reads and moves that time directly (``Throttler.take``)."""
+
+    __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
+
+    def __init__(self, rate: Rate, *, share: float = 1.0) -> None:
+        """``share``: the part of the rate for this frontend, if several share the limit."""
+        assert rate.per_s > 0, "a bucket needs a rate"
+        self.rate = rate
+        self.empty_at_ms = 0.0
+        self.take_share(share)
+
+    def take_share(self, share: float) -> None:
+        """Change rate and burst alike; the level stays the same in relation to them."""
+        assert 0 < share <= 1
+        rate = self.rate
+        self.ms_per_unit = 1_000.0 / (rate.per_s * share)
+        # At least one second's worth, so that a low rate allows single requests.
+        self.burst_ms = max(rate.burst * share * self.ms_per_unit, 1_000.0, self.ms_per_unit)
+        self.room_ms = self.burst_ms - self.ms_per_unit  # highest level at which one more fits
+
+    def wait_ms(self, cost: float, *, now_ms: float) -> int:
+        """Return the time until ``cost`` fits. A cost above the burst fits into an empty bucket."""
+        level_ms = max(0.0, self.empty_at_ms - now_ms)
+        over_ms = level_ms + min(cost * self.ms_per_unit, self.burst_ms) - self.burst_ms
+        return 0 if over_ms <= 0 else min(WAIT_MS_MAX, int(over_ms) + 1)
+
+    def add(self, cost: float, *, now_ms: float) -> None:
+        """Add the cost even if it does not fit: a cost known too late delays the next request."""
+        empty_at_ms = self.empty_at_ms
+        if empty_at_ms < now_ms:
+            empty_at_ms = now_ms
+        self.empty_at_ms = empty_at_ms + cost * self.ms_per_unit
+
+    def is_idle(self, *, now_ms: float) -> bool:
+        return self.empty_at_ms <= now_ms
 
 
 class RequestLimits(NamedTuple):
-    """The buckets that requests of one kind must pass."""
-
     generation: int  # of the buckets, which may be replaced
     account: str
     limits: Limits
@@ -53,14 +89,9 @@ class Throttler:
         self._buckets: dict[Hashable, LeakyBucket] = {}
         self._cached: dict[tuple[str, str, str, str | None], RequestLimits] = {}
         self._unlimited: dict[str, tuple[Limits, bool]] = {}  # by account
-        self._rejected: dict[tuple[str, str], int] = {}
+        self.rejected: dict[tuple[str, str], int] = {}  # requests, by account and limit
         self._refusals: dict[str, LeakyBucket] = {}  # rate of rejections, by account
         self._late_count = 0
-
-    @property
-    def rejected(self) -> Mapping[tuple[str, str], int]:
-        """Number of rejected requests by account and limit."""
-        return self._rejected
 
     def share_among(self, frontend_count: int) -> None:
         """Set the number of live frontends, including this one. Buckets keep their level: emptying
@@ -72,8 +103,7 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Raise Throttled, with the time after which a retry may succeed. Returns the bucket for
-        the bytes of the request, if bytes are limited."""
+        """Raises Throttled. Returns the bucket for the bytes, if bytes are limited."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -81,8 +111,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return for how many milliseconds ``check`` rejects, and by which limit; 0 and "" if the
-        next request passes. Uses up no limit."""
+        """Return for how long ``check`` rejects, and by which limit. Uses up no limit."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)
@@ -117,7 +146,6 @@ class Throttler:
         return bytes_bucket
 
     def is_unlimited(self, tenant: Tenant) -> bool:
-        """Return True if the tenant has no limits at all."""
         limits = tenant.limits
         found = self._unlimited.get(tenant.account)
         if found is None or found[0] is not limits:
@@ -139,9 +167,8 @@ class Throttler:
         now_ms: float,
         requests: int = 1,
     ) -> int:
-        """Charge a request that was carried out and its bytes, even beyond the limit: for protocols
-        that reply first and pause the client afterwards. A large request counts as several
-        ``requests``. Returns the pause in milliseconds."""
+        """Charge a request that was carried out, even beyond the limit: for protocols that reply
+        first and pause the client afterwards. Returns the pause in milliseconds."""
         if tenant is None:
             return 0
         limits = self.limits_of(tenant, caller, action, None, now_ms=now_ms)
@@ -155,9 +182,8 @@ class Throttler:
         return wait_ms
 
     def count_rejected(self, account: str, limit: str) -> None:
-        """Count a request that was rejected, or whose sender must pause. The number of series is
-        small: accounts are existing tenants."""
-        self._rejected[account, limit] = self._rejected.get((account, limit), 0) + 1
+        """Count a request that was rejected, or whose sender must pause."""
+        self.rejected[account, limit] = self.rejected.get((account, limit), 0) + 1
 
     def _reject(self, limits: RequestLimits, now_ms: float) -> None:
         wait_ms, limit = _longest_wait(limits, now_ms)
@@ -203,12 +229,11 @@ class Throttler:
             bytes_bucket = self._bucket((BYTES, account, ""), limits.tenant_bytes, now_ms)
         if len(self._cached) >= CACHED_MAX:
             self._cached.clear()
-        buckets = tuple(found.values())
+        names, buckets = tuple(found), tuple(found.values())
         is_empty = not buckets and bytes_bucket is None
-        request_limits = self._cached[account, caller.user, action, arn] = RequestLimits(
-            self._generation, account, limits, tuple(found), buckets, bytes_bucket, is_empty
-        )
-        return request_limits
+        known = (self._generation, account, limits, names, buckets, bytes_bucket, is_empty)
+        made = self._cached[account, caller.user, action, arn] = RequestLimits(*known)
+        return made
 
     def _bucket(self, key: Hashable, rate: Rate, now_ms: float) -> LeakyBucket:
         bucket = self._buckets.get(key)

@@ -1,8 +1,8 @@
 """The fourth stage: may the caller do this with this queue?
 
-Most actions need one permission on one queue; the rules below are for the others. For example, an
-action that makes messages go from one queue to another needs a permission on each of them. A
-trusted caller (authentication is off) may do everything.
+Most actions need one permission on one queue; ``_RULES`` are for the others. For example, an action
+that makes messages go from one queue to another needs a permission on each of them. A trusted
+caller (authentication is off) may do everything.
 
 If a queue of another account gives the caller no right at all, the error is the same as for a queue
 that does not exist, so that errors do not reveal queues. For the same reason the caller's own
@@ -13,27 +13,18 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.access.decisions import CircumstancesOf
 from penstock.access.evaluation import Decision, Kind
-from penstock.frontend.sqs.actions import get_caller_identity
+from penstock.frontend.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.sqs.actions.move_tasks import decode_handle, not_found
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.grants import Key
+from penstock.frontend.sqs.context import Call, Context, GrantKey
 from penstock.frontend.sqs.rules import queue_policies
-from penstock.frontend.sqs.rules.redrive import sources_of
 from penstock.model.errors import TopicNotFound
 from penstock.model.identity import Circumstances
 from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
 from penstock.model.topic import Topic
 from penstock.wire.aws import queue_urls
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CreateQueueRequest,
-    GetQueueUrlRequest,
-    SetQueueAttributesRequest,
-    StartMessageMoveTaskRequest,
-)
 
 SEND: Final = "sqs:SendMessage"
 RECEIVE: Final = "sqs:ReceiveMessage"
@@ -54,12 +45,10 @@ Needs = Iterator[tuple[str, Target]]  # permissions, each with its queue
 
 
 def authorize(context: Context, call: Call) -> None:
-    """Raise AccessDenied, or the error for a queue that does not exist."""
     if call.caller.is_trusted:
         return
     action = call.action
-    assert action is not None, "decode found an action or raised"
-    if action is get_caller_identity.ACTION:
+    if action is GET_CALLER_IDENTITY:
         return
     call.permission = action.permission
     rule = _RULES.get(action.name)
@@ -71,7 +60,7 @@ def authorize(context: Context, call: Call) -> None:
 
 
 def _on_queue(context: Context, call: Call, request: Any) -> None:
-    """Check a ``QueueRequest``, which is the hot path: see ``grants.py``."""
+    """Check a ``QueueRequest``, which is the hot path: see ``Grants``."""
     url = request.queue_url
     if not url:
         raise missing("QueueUrl")
@@ -88,7 +77,7 @@ def _on_queue(context: Context, call: Call, request: Any) -> None:
     call.grant = grant
 
 
-def _check_queue(context: Context, call: Call, key: Key) -> None:
+def _check_queue(context: Context, call: Call, key: GrantKey) -> None:
     address = queue_urls.parse(key[3])
     caller, permission = call.caller, call.permission
     account = address.account or caller.account
@@ -111,14 +100,12 @@ def _check_queue(context: Context, call: Call, key: Key) -> None:
 # ── Rules of actions that need more than one permission on one queue ─────────────────────────
 
 
-def _set_queue_attributes(
-    context: Context, call: Call, request: SetQueueAttributesRequest
-) -> Needs:
+def _set_attributes(context: Context, call: Call, request: aws.SetQueueAttributesRequest) -> Needs:
     _on_queue(context, call, request)
     yield from _dead_letters(context, request.attributes)
 
 
-def _create_queue(context: Context, call: Call, request: CreateQueueRequest) -> Needs:
+def _create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> Needs:
     name = request.queue_name
     if name is None or not (is_queue_name(name) or is_share_name(name)):
         return  # the action rejects the name
@@ -135,7 +122,7 @@ def _create_queue(context: Context, call: Call, request: CreateQueueRequest) -> 
     yield from _dead_letters(context, request.attributes)
 
 
-def _get_queue_url(context: Context, call: Call, request: GetQueueUrlRequest) -> Needs:
+def _get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> Needs:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
@@ -151,14 +138,14 @@ def _list_queues(context: Context, call: Call, _request: object) -> Needs:
     yield call.permission, target
 
 
-def _start_move(context: Context, call: Call, request: StartMessageMoveTaskRequest) -> Needs:
+def _start_move(context: Context, call: Call, request: aws.StartMessageMoveTaskRequest) -> Needs:
     source = _move_source(context, call, request)
     for permission in (call.permission, *_MOVING):
         yield permission, source
     if request.destination_arn:
         yield SEND, _by_arn(context, request.destination_arn, not_found("DestinationArn"))
     elif source.topic is not None:
-        origins = sources_of(context.catalog, source.topic)
+        origins = queue_policies.sources_of(context.catalog, source.topic)
         for origin in origins:
             yield SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
         call.origin_arns = tuple(origin.arn for origin in origins)
@@ -169,14 +156,14 @@ def _move_task(context: Context, call: Call, request: Any) -> Needs:
 
 
 def _move_source(context: Context, call: Call, request: Any) -> Target:
+    name, field = "SourceArn", "source_arn"
     if hasattr(request, "task_handle"):
-        if not request.task_handle:
-            raise missing("TaskHandle")
-        _, arn = decode_handle(request.task_handle)
-    else:
-        arn = request.source_arn
-        if not arn:
-            raise missing("SourceArn")
+        name, field = "TaskHandle", "task_handle"
+    arn = getattr(request, field)
+    if not arn:
+        raise missing(name)
+    if name == "TaskHandle":
+        _, arn = decode_handle(arn)
     source = _by_arn(context, arn, not_found("SourceArn"))
     call.arn = source.arn
     return source
@@ -184,9 +171,8 @@ def _move_source(context: Context, call: Call, request: Any) -> Target:
 
 def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Needs:
     """A queue sends its dead letters to their target."""
-    text = (attributes or {}).get("RedrivePolicy")
     try:
-        redrive = queue_policies.parse_redrive(text or "")
+        redrive = queue_policies.parse_redrive((attributes or {}).get("RedrivePolicy") or "")
     except Fault:
         return  # the action rejects it, in the order in which it checks the attributes
     if redrive is not None:
@@ -201,12 +187,9 @@ _RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
     "GetQueueUrl": _get_queue_url,
     "ListMessageMoveTasks": _move_task,
     "ListQueues": _list_queues,
-    "SetQueueAttributes": _set_queue_attributes,
+    "SetQueueAttributes": _set_attributes,
     "StartMessageMoveTask": _start_move,
 }
-
-
-# ── Targets ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _named(context: Context, call: Call, account: str, name: str) -> Target:
@@ -222,9 +205,6 @@ def _by_arn(context: Context, arn: str, absent: Exception) -> Target:
     return Target(address.account, arn, context.catalog.find_arn(arn), absent)
 
 
-# ── Decisions ────────────────────────────────────────────────────────────────────────────────
-
-
 def _require(context: Context, call: Call, permission: str, target: Target) -> None:
     caller, decisions, arn = call.caller, context.decisions, target.arn
 
@@ -232,8 +212,19 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
         http = call.http
         return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
 
+    def decide() -> Decision:
+        return decisions.decide_on_queue(
+            context.everything,
+            caller,
+            permission,
+            arn=arn,
+            owner=target.account,
+            topic=target.topic,
+            circumstances=circumstances,
+        )
+
     if target.account == caller.account:
-        decision = _decide(context, call, permission, target, circumstances)
+        decision = decide()
         if not decision.is_allowed:
             raise _denied(call, permission, arn, decision)
         return
@@ -244,31 +235,13 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
     policy = None if target.topic is None else target.topic.settings.policy
-    if (
-        policy is not None
-        and permission not in _OWNER_ONLY
-        and _decide(context, call, permission, target, circumstances).is_allowed
-    ):
+    if policy is not None and permission not in _OWNER_ONLY and decide().is_allowed:
         return
     if not decisions.grants_anything(
         caller, arn=arn, owner=target.account, policy=policy, circumstances=circumstances
     ):
         raise target.absent
     raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))
-
-
-def _decide(
-    context: Context, call: Call, permission: str, target: Target, circumstances: CircumstancesOf
-) -> Decision:
-    return context.decisions.decide_on_queue(
-        context.everything,
-        call.caller,
-        permission,
-        arn=target.arn,
-        owner=target.account,
-        topic=target.topic,
-        circumstances=circumstances,
-    )
 
 
 def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:

@@ -1,32 +1,159 @@
-"""What every stage and action may use: broker, catalog, clock, randomness, meter and settings.
+"""What every stage and action may use (``Context``), and one request on its way through the stages,
+each of which adds its results (``Call``).
 
 A ``Context`` lives as long as the frontend, a ``Call`` for one request. The only state here is
 small and bounded and may be lost: caches, and guards of rules that the broker checks as well."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 from penstock.access.decisions import Decisions
 from penstock.frontend.encryption.sealing import Sealing
-from penstock.frontend.facts.usage import Meter
+from penstock.frontend.facts.usage import Counts, Meter
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import Throttler
-from penstock.frontend.sqs.grants import Grants
-from penstock.frontend.sqs.signers import Signers
+from penstock.frontend.limits.throttler import LeakyBucket, RequestLimits, Throttler
+from penstock.frontend.sqs.protocols import Codec
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import PurgeInProgress
-from penstock.model.identity import Caller
-from penstock.model.limits import PURGE_INTERVAL_MS, QUEUE_PARTITIONS_MAX
-from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
+from penstock.model.identity import AccessKey, Caller, KeyStatus, Tenant
+from penstock.model.limits import MINUTE_MS, PURGE_INTERVAL_MS, QUEUE_PARTITIONS_MAX
+from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, is_account
 from penstock.model.ports import Catalog, Clock, Identities
 from penstock.model.topic import Topic
-from penstock.wire.aws.sigv4 import CredentialScope
+from penstock.net.http.exchange import HttpRequest
+from penstock.wire.aws import queue_urls, sigv4
+from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.queue_urls import QueueAddress
+from penstock.wire.aws.shapes import QueueRequest, Request
+from penstock.wire.aws.sigv4 import CredentialScope, SigningKey
 
 PURGES_MAX: Final = 10_000  # queues to remember; for a forgotten one the broker still checks
 ROTATIONS_MAX: Final = 10_000  # topics to remember; a forgotten one starts at partition 0 again
+GRANTS_MAX: Final = 20_000  # about 500 bytes each; the cache is cleared when it is full
+SIGNERS_MAX: Final = 10_000  # of each cache; about 1 KiB each
+_NO_SECRET: Final = b"0" * 40
+UNKNOWN_CALLER: Final = Caller("", "")  # has no rights
 
 AdminUrl = str | Callable[[], str | None] | None
+
+
+# ── Grants: authorized requests ──────────────────────────────────────────────────────────────
+# Most requests repeat an earlier one: same caller, action and queue URL. For these, one lookup
+# gives the queue, the tenant, its limits and the counters of its usage. A grant is kept only if the
+# request was allowed and the decision did not depend on the address, the transport or the time. Any
+# change of identities clears the cache. A grant is valid only for the topic object it was made for;
+# callers look that up in the catalog each time, because the catalog does not report every change.
+
+GrantKey = tuple[str, str, str, str, str]  # account, user, permission, URL as given, region
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    topic: Topic
+    arn: str  # of the topic
+    tenant: Tenant | None  # the caller's
+    limits: RequestLimits | None = None  # set by throttling
+    counts: Counts | None = None  # set by metering, for one minute
+    counts_minute_ms: int = 0
+
+
+class Grants:
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+        self._epoch = identities.epoch
+        self._grants: dict[GrantKey, Grant] = {}
+
+    def find(self, key: GrantKey) -> Grant | None:
+        epoch = self._identities.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._grants.clear()
+        return self._grants.get(key)
+
+    def add(self, key: GrantKey, topic: Topic) -> Grant:
+        """Add a grant, without an await since ``find``."""
+        assert self._epoch == self._identities.epoch, "find() was called first"
+        if len(self._grants) >= GRANTS_MAX:
+            self._grants.clear()
+        grant = self._grants[key] = Grant(topic, topic.arn, self._identities.tenant(key[0]))
+        return grant
+
+
+# ── Signers: access keys prepared for verification ───────────────────────────────────────────
+# Deriving a signing key takes four rounds of HMAC and decrypting the secret, so both are cached
+# until the identities change. An unknown access key gets a signing key as well, made from a
+# constant, so that rejecting it takes as long as rejecting a wrong signature. Unknown keys have a
+# cache of their own: a flood of them does not evict real ones.
+
+
+@dataclass(slots=True, eq=False, repr=False)  # never shown
+class Signer:
+    caller: Caller
+    key: AccessKey | None
+    signing_key: SigningKey
+    sender: str  # SenderId of messages
+    is_known: bool = False  # exists and is active
+    is_suspended: bool = False
+    is_usable: bool = False
+    noted_at_ms: int = 0
+
+    def check(self, *, is_genuine: bool) -> None:
+        if not self.is_known:
+            raise fault("InvalidClientTokenId")
+        if not is_genuine:
+            raise fault("SignatureDoesNotMatch")
+        if self.is_suspended:
+            raise fault("AccessDenied", f"The account {self.caller.account} is suspended.")
+
+
+class Signers:
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+        self._epoch = identities.epoch
+        self._known: dict[tuple[str, str, str, str], Signer] = {}
+        self._unknown: dict[tuple[str, str, str, str], Signer] = {}
+
+    def of(self, scope: CredentialScope) -> Signer:
+        epoch = self._identities.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._known.clear()
+            self._unknown.clear()
+        key = (scope.access_key, scope.date, scope.region, scope.service)
+        signer = self._known.get(key) or self._unknown.get(key)
+        if signer is None:
+            signer = self._make(scope)
+            cache = self._unknown if signer.key is None else self._known
+            if len(cache) >= SIGNERS_MAX:
+                cache.clear()
+            cache[key] = signer
+        return signer
+
+    def note_used(self, signer: Signer, *, now_ms: int) -> None:
+        if now_ms - signer.noted_at_ms >= MINUTE_MS and signer.key is not None:
+            signer.noted_at_ms = now_ms
+            self._identities.note_used(signer.key, now_ms=now_ms)
+
+    def _make(self, scope: CredentialScope) -> Signer:
+        identities = self._identities
+        key = identities.key(scope.access_key)
+        if key is None:
+            return Signer(UNKNOWN_CALLER, None, sigv4.signing_key(_NO_SECRET, scope), ":")
+        tenant = identities.tenant(key.account)
+        user = identities.user(key.account, key.user)
+        is_known = user is not None and tenant is not None and key.status is KeyStatus.ACTIVE
+        is_suspended = tenant is not None and tenant.is_suspended
+        is_operator = user is not None and user.is_operator
+        return Signer(
+            Caller(key.account, key.user, key.key_id, is_operator=is_operator),
+            key,
+            sigv4.signing_key(identities.secret(key), scope),
+            f"{key.account}:{key.user}",
+            is_known,
+            is_suspended,
+            is_known and not is_suspended,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +178,6 @@ class Rotation:
     """Round robin over the partitions of each standard queue, one step per request: a batch goes to
     one partition, so it needs one append and one sync."""
 
-    __slots__ = ("_next",)
-
     def __init__(self) -> None:
         # By topic: with a single counter, a client that alternates between two queues would use
         # only every second partition of each.
@@ -70,10 +195,7 @@ class Rotation:
 
 
 class PurgeGuard:
-    """Allows one purge of a queue per minute. The broker checks the same, but only until the purge
-    has ended."""
-
-    __slots__ = ("_purged_at_ms",)
+    """Allows one purge of a queue per minute; the broker checks only while it runs."""
 
     def __init__(self) -> None:
         self._purged_at_ms: dict[str, int] = {}  # in the order of time
@@ -83,9 +205,8 @@ class PurgeGuard:
         entries = self._purged_at_ms
         purged_at_ms = entries.get(topic_id)
         if purged_at_ms is not None and now_ms - purged_at_ms < PURGE_INTERVAL_MS:
-            raise PurgeInProgress(
-                f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
-            )
+            text = f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
+            raise PurgeInProgress(text)
         entries.pop(topic_id, None)
         while entries:
             oldest, purged_at_ms = next(iter(entries.items()))
@@ -95,7 +216,6 @@ class PurgeGuard:
         entries[topic_id] = now_ms
 
     def cancel(self, topic_id: str) -> None:
-        """Forget a purge that failed."""
         self._purged_at_ms.pop(topic_id, None)
 
     def clear(self) -> None:
@@ -116,8 +236,8 @@ class Context:
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None
     rotation: Rotation = field(default_factory=Rotation)
-    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # bounded by decode.py
-    trusted: dict[str, Caller] = field(default_factory=dict)  # bounded by authenticate.py
+    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # bounded by incoming.py
+    trusted: dict[str, Caller] = field(default_factory=dict)  # bounded by incoming.py
     purges: PurgeGuard = field(default_factory=PurgeGuard)
     reset_at_ms: int = 0  # names of queues deleted before are not reserved
     signers: Signers = field(init=False)
@@ -128,3 +248,64 @@ class Context:
         self.signers = Signers(self.identities)
         self.decisions = Decisions(self.identities, postpones=True)
         self.grants = Grants(self.identities)
+
+
+class Action:
+    """One operation of a service: from its typed request to its typed reply."""
+
+    __slots__ = ("name", "permission", "run")
+
+    def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
+        self.name = name
+        self.run = run
+        # As policies, limits and usage name the action: a batch counts as its single form.
+        self.permission = f"{service}:{name.removesuffix('Batch')}" if service else ""
+
+
+UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), service="")  # never run
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    http: HttpRequest
+    codec: Codec  # encodes the reply; known before anything can fail
+    # identify: the unverified signature
+    scope: CredentialScope | None = None
+    scope_fault: Fault | None = None  # why the signature cannot be parsed
+    body_hash: str = ""  # SHA-256 of a large body, which is hashed in pieces
+    # decode; identify sets the action if a header names it
+    action: Action = UNKNOWN_ACTION
+    request: Request | None = None
+    # authenticate: the caller, the namespace of queue names, and the SenderId of messages
+    caller: Caller = UNKNOWN_CALLER
+    account: str = ""
+    region: str = ""
+    sender: str = ""
+    # authorize: action and queue as policies and limits name them. Empty for a trusted caller;
+    # ``arn`` also for an action that is not about one queue.
+    permission: str = ""
+    arn: str = ""
+    grant: Grant | None = None  # authorized from the cache
+    origin_arns: tuple[str, ...] = ()  # StartMessageMoveTask: queues it may send to
+    topic: Topic | None = None  # the queue, if found without an await since
+    # throttle: where the bytes of messages are charged once their size is known
+    bytes_bucket: LeakyBucket | None = None
+    charged_at_ms: int = 0  # when the request came or, if it waited, when its wait ended
+
+    def queue(self) -> QueueAddress | None:
+        """Return the queue that the request names, existing or not; None if there is none."""
+        request = self.request
+        if isinstance(request, QueueRequest):
+            try:
+                return queue_urls.parse(request.queue_url or "")
+            except Fault:
+                return None
+        name = getattr(request, "queue_name", None) or getattr(request, "source_arn", None)
+        if not name:
+            return None
+        owner = getattr(request, "queue_owner_aws_account_id", None)
+        account = owner if owner and is_account(owner) else None
+        return queue_urls.parse_arn(name) or QueueAddress(account, None, name)
+
+
+Run = Callable[[Context, Call, Any], Coroutine[Any, Any, Any]]

@@ -1,6 +1,7 @@
 """Requests by path instead of action: health, information about the node, and a reset for test
 suites. JSON, without signature; no reply shows messages."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -38,7 +39,6 @@ async def reply_to(context: Context, http: HttpRequest) -> HttpReply:
 
 
 def greeting(http: HttpRequest) -> HttpReply:
-    """Return the reply to a person or probe that opens the endpoint without an action."""
     if http.path == "/":
         return _json(
             200,
@@ -52,27 +52,26 @@ def greeting(http: HttpRequest) -> HttpReply:
 
 
 async def _reset(context: Context, http: HttpRequest) -> HttpReply:
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not context.config.is_dev or context.config.is_auth_on:
         return _json(403, error="Reset is available in development mode only.")
     if http.method != "POST":
         return _json(405, error="Reset needs a POST.")
     if "origin" in http.headers:
         return _json(403, error="Reset rejects requests by web pages (header Origin).")
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in _FORMS:
-        text = f"Reset rejects content type {kind}: send no body, as curl -X POST."
-        return _json(415, error=text)
+        return _json(
+            415, error=f"Reset rejects content type {kind}: send no body, as curl -X POST."
+        )
     now_ms = context.clock.wall_ms()
     count = 0
     for topic in tuple(context.everything.all_topics()):
         is_ours = not topic.is_queue and is_internal(topic.name)
         if topic.deleted_at_ms is not None or is_ours:
             continue
-        try:
+        with suppress(TopicNotFound):  # deleted by another request since
             await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
-        except TopicNotFound:
-            continue  # deleted by another request since
-        count += 1
+            count += 1
     context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
     context.purges.clear()
     return _json(200, status="ok", deleted_queues=count)

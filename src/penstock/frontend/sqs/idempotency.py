@@ -1,14 +1,11 @@
-"""The sixth stage: a repeated request gets the reply of the first one.
+"""The sixth stage: a repeated request gets the reply of the first one, or waits for it.
 
 A client whose connection breaks does not know whether its message was sent, and sends it again. In
 SDKs ``amz-sdk-invocation-id`` is the same for all attempts of a call, and ``amz-sdk-request``
-counts them; other clients may set ``x-penstock-request-token``. A second attempt gets the first
-reply for five minutes, or waits for it; so the first attempt is completed even if its client has
-disconnected (``outlives``).
-
-Only actions that must not be done twice are covered: a standard queue would have two messages, a
-deleted queue cannot be deleted again. FIFO queues and Kafka producers have their own deduplication.
-A repeated receive leases other messages, and the first lease expires.
+counts them; other clients may set ``x-penstock-request-token``. The first attempt is completed even
+if its client has disconnected (``outlives``). Only actions that must not be done twice are covered:
+a standard queue would have two messages, a deleted queue cannot be deleted again. FIFO queues have
+their own deduplication. A repeated receive leases other messages, and the first lease expires.
 
 Every send passes here, so it is cheap: a first attempt is stored without a lookup, and of the
 content only a checksum is kept. It is compared when the token is repeated: the same token with
@@ -22,8 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.context import Call, Context
 from penstock.model.identity import Caller
 from penstock.net.http.exchange import HttpRequest
 from penstock.record.crc32c import crc32c
@@ -58,8 +54,6 @@ Token = tuple[Key, bool]  # the key, and whether the client says that this is th
 
 
 class _Stored(msgspec.Struct, frozen=True, gc=False):
-    """A reply, and the request it belongs to."""
-
     reply: Any
     at_s: float
     caller: Caller
@@ -89,8 +83,8 @@ def token_of(call: Call, action: str) -> Token | None:
         return None
     if own is not None:
         if not 1 <= len(own) <= TOKEN_CHARS_MAX:
-            reason = f"Must be 1 to {TOKEN_CHARS_MAX} characters long."
-            raise invalid_value(own, HEADER_OWN, reason)
+            text = f"Must be 1 to {TOKEN_CHARS_MAX} characters long."
+            raise invalid_value(own, HEADER_OWN, text)
         caller = call.caller
         return (caller.account, caller.user, own, _content_of(call.http)), False
     if token is None or len(token) > TOKEN_CHARS_MAX:
@@ -108,8 +102,6 @@ def outlives(http: HttpRequest) -> bool:
 
 
 class _Page:
-    __slots__ = ("full_s", "last_s", "messages", "replies")
-
     def __init__(self, now_s: float) -> None:
         self.replies: dict[Key, _Stored] = {}
         self.full_s = now_s + PAGE_SECONDS  # takes no replies after this time
@@ -118,8 +110,6 @@ class _Page:
 
 
 class Replies:
-    """Recent replies, and requests under way."""
-
     def __init__(self, *, messages_max: int = MESSAGES_MAX) -> None:
         self._page_max = max(1, messages_max // PAGES)
         # Without the page that is being filled, which may be exceeded by one batch.
@@ -134,10 +124,8 @@ class Replies:
         return sum(len(page.replies) for page in (self._page, *self._filled))
 
     async def once(self, context: Context, call: Call, token: Token, now_s: float) -> Any:
-        """Run the action, unless it was done before. ``now_s`` is the monotonic time at which the
-        request came."""
+        """Run the action, unless it was done before. ``now_s``: when the request came."""
         action = call.action
-        assert action is not None, "decode found an action or raised"
         key, is_first = token
         if not is_first:
             stored = await self._find(key)
@@ -151,12 +139,10 @@ class Replies:
         except BaseException:
             self._end(key)  # a waiting or later attempt runs the action again
             raise
-        page = self._page
-        http = call.http
+        page, http, name = self._page, call.http, action.name
         content = crc32c(http.body)
         if http.path != "/" or http.query:
             content = _content_of(http)
-        name = action.name
         page.replies[key] = _Stored(reply, now_s, call.caller, name, call.region, content)
         self._end(key)
         page.messages += 1
@@ -179,14 +165,10 @@ class Replies:
             if waiting is None:
                 waiting = under_way[key] = asyncio.get_running_loop().create_future()
             await asyncio.shield(waiting)  # others wait for the same future
-        for page in (self._page, *reversed(self._filled)):
-            stored = page.replies.get(key)
-            if stored is not None:
-                return stored
-        return None
+        pages = (self._page, *reversed(self._filled))
+        return next((page.replies[key] for page in pages if key in page.replies), None)
 
     def _turn_page(self, now_s: float) -> None:
-        """Begin a new page; remove pages beyond the bound, and a few expired ones."""
         page, filled = self._page, self._filled
         page.last_s = now_s
         filled.append(page)

@@ -2,10 +2,7 @@
 
 A stage adds its results to the call, or raises. After the last one the action runs. Every exception
 becomes an error in the protocol of the client: errors of ``model.errors`` by a table in ``wire``,
-any other as InternalFailure, logged here with its traceback.
-
-Nothing is logged per request; the meter is called once per request. Usage is counted for tenants,
-and changes are recorded in the audit trail."""
+any other as InternalFailure, logged here with its traceback. Nothing is logged per request."""
 
 import asyncio
 import logging
@@ -16,23 +13,34 @@ import msgspec
 
 from penstock.access.decisions import Postponed, Question
 from penstock.access.no_identities import NoIdentities
-from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.facts.usage import Meter, UsageTable
+from penstock.frontend.limited_calls import queues_of
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs import endpoints
-from penstock.frontend.sqs.audited import AUDITED, denial_of, entry_of
-from penstock.frontend.sqs.authenticate import authenticate, authenticate_again
+from penstock.frontend.sqs.accounting import (
+    AUDITED,
+    DENIALS,
+    Metering,
+    entry_of,
+    samples_of,
+    throttle,
+)
 from penstock.frontend.sqs.authorize import authorize
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context, FrontendConfig
-from penstock.frontend.sqs.decode import decode, decode_in_steps, has_action, identify, name_action
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context, FrontendConfig
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
-from penstock.frontend.sqs.metering import DENIALS, Metering, Tally
+from penstock.frontend.sqs.incoming import (
+    authenticate,
+    authenticate_again,
+    decode,
+    decode_in_steps,
+    has_action,
+    identify,
+    name_action,
+)
 from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
-from penstock.frontend.sqs.throttling import samples_of, throttle
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
@@ -59,7 +67,6 @@ STAGES: Final[tuple[Stage, ...]] = (identify, authenticate, decode, authorize, t
 WAITING: Final = frozenset(("ReceiveMessage",))
 
 OK: Final = "OK"
-UNKNOWN_API: Final = "unknown"
 HELD_MAX: Final = 10_000  # delayed rejections of rate limits; others are sent at once
 OWN_API: Final = "own"
 RESET: Final = "penstock:Reset"
@@ -84,11 +91,9 @@ class Frontend:
         throttler: Throttler | None = None,
         quotas: TenantQuotas | None = None,
     ) -> None:
-        """``entropy`` returns random bytes; ``perf`` is a monotonic clock in seconds;
-        ``identities`` are needed if authentication is on. ``throttler`` and ``quotas`` are shared
-        with the other protocols of the node."""
-        self._metering = None if usage is None else Metering(usage, meter)
-        self._tally = Tally(meter) if self._metering is None else self._metering.tally
+        """``perf`` is a monotonic clock in seconds; ``identities`` are needed if authentication is
+        on. ``throttler`` and ``quotas`` are shared with the other protocols of the node."""
+        self._metering = Metering(meter, usage)
         self._audit = audit
         self._replies = Replies()
         self._context = Context(
@@ -96,7 +101,7 @@ class Frontend:
             queues_of(catalog),
             clock,
             config,
-            self._tally,
+            self._metering,
             entropy,
             everything=catalog,
             sealing=sealing,
@@ -110,7 +115,6 @@ class Frontend:
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        """Return samples for a scrape of the metrics."""
         context = self._context
         yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
@@ -136,7 +140,6 @@ class Frontend:
                 await _authorize_in_thread(context, call, postponed)
                 throttle(context, call)
             action = call.action
-            assert action is not None, "decode found an action or raised"
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
@@ -160,7 +163,7 @@ class Frontend:
         except Exception as error:
             refusal = _fault_of(error, http)
             code = refusal.code
-            if call.action is None:
+            if call.action is UNKNOWN_ACTION:
                 name_action(call)
             reply = call.codec.refusal(refusal, http.request_id)
             if isinstance(error, Throttled):
@@ -170,18 +173,16 @@ class Frontend:
             if audit is not None:
                 audit.add(entry_of(context, call, CANCELLED))
             raise
-        tally = self._tally
+        metering = self._metering
         seconds = self._perf() - started
         if call.bytes_bucket is not None and code is OK:
-            call.bytes_bucket.add(tally.bytes_in + tally.bytes_out, now_ms=call.charged_at_ms)
-        api = UNKNOWN_API if call.action is None else call.action.name
-        self._meter.request(api, call.codec.name, code, seconds)
+            size_bytes = metering.bytes_in + metering.bytes_out
+            call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
+        self._meter.request(call.action.name, call.codec.name, code, seconds)
         if audit is not None or code is not OK:
             self._record(call, code, audit, seconds)
-        elif self._metering is not None:
-            self._metering.answered(call, seconds)
         else:
-            tally.clear()
+            metering.answered(call, seconds)
         if held_ms:
             await self._hold(call.caller.account, held_ms)
         return reply
@@ -190,32 +191,25 @@ class Frontend:
         """Return the reply to a request that the listener's browser guard rejects."""
         refusal = fault("AccessDenied", reason)
         codec = codec_of(http)
-        self._meter.request(UNKNOWN_API, codec.name, refusal.code, 0.0)
+        self._meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, http.request_id)
 
     async def _hold(self, account: str, held_ms: int) -> None:
         held = self._held
-        if held.is_full() or held.is_used_up(account):
-            return
-        held.add(account)
-        try:
-            await asyncio.sleep(held_ms / 1_000)
-        finally:
-            held.add(account, -1)
+        if not (held.is_full() or held.is_used_up(account)):
+            with held.holding(account, "replies held back"):
+                await asyncio.sleep(held_ms / 1_000)
 
     def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        """Count and record a request that is audited or was rejected."""
-        context, metering = self._context, self._metering
-        if metering is None:
-            self._tally.clear()
-        elif code is OK:
-            metering.answered(call, seconds)
+        context = self._context
+        if code is OK:
+            self._metering.answered(call, seconds)
         else:
-            metering.rejected(context, call, code)
+            self._metering.rejected(context, call, code)
         if audit is not None:
             audit.add(entry_of(context, call, "" if code is OK else code))
         elif self._audit is not None and code in DENIALS:
-            self._audit.deny(denial_of(context, call, code))
+            self._audit.deny(entry_of(context, call, code, is_denial=True))
 
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self._perf()
@@ -233,9 +227,8 @@ class Frontend:
         self._meter.request(OWN_API, "http", code, self._perf() - started)
         if http.method == "POST" and reply.status == 200 and self._audit is not None:
             # A reset, by an unknown caller.
-            await self._audit.note(
-                RESET, caller=None, source_ip=http.peer, request_id=http.request_id
-            )
+            facts = {"source_ip": http.peer, "request_id": http.request_id}
+            await self._audit.note(RESET, caller=None, **facts)
         return reply
 
 
@@ -273,10 +266,7 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
         return error
     if isinstance(error, PenstockError):
         return fault_of(error)
-    log.error(
-        "request failed", exc_info=error, extra={"request_id": http.request_id, "path": http.path}
-    )
-    return fault(
-        "InternalFailure",
-        f"The server failed to answer this request. Request id: {http.request_id}",
-    )
+    request_id = http.request_id
+    log.error("request failed", exc_info=error, extra={"request_id": request_id, "path": http.path})
+    text = f"The server failed to answer this request. Request id: {request_id}"
+    return fault("InternalFailure", text)

@@ -1,7 +1,6 @@
 """Encoders of replies, one for each request style. The encoder is chosen before anything can fail,
 so that every error has the format of its client."""
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -9,60 +8,49 @@ import msgspec
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.wire.aws import json10, query_json, query_xml, sts
 from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.query_xml import escape
-from penstock.wire.aws.shapes import OPERATIONS, Reply
+from penstock.wire.aws.shapes import OPERATIONS
 
 REQUEST_ID = "x-amzn-RequestId"
 Headers = tuple[tuple[str, str], ...]
 
 
-class Codec(ABC):
-    name = "query"  # in metrics
+class Codec:
+    """AWS JSON 1.0."""
+
+    name = "json"  # in metrics
     content_type = json10.CONTENT_TYPE
     # The text before the messages of a receive, after them, and between two.
     around_messages = (b'{"Messages":[', b"]}", b",")
 
     def text(self, text: str) -> bytes:
-        """Return an escaped text, without quotes or tags."""
         return msgspec.json.encode(text)[1:-1]
 
-    @abstractmethod
-    def reply(self, api: str, reply: Any, request_id: str) -> HttpReply: ...
+    def reply(self, _api: str, reply: Any, request_id: str) -> HttpReply:
+        body = json10.encode_reply(reply)
+        return HttpReply(200, body, json10.CONTENT_TYPE, ((REQUEST_ID, request_id),))
 
     def refusal(self, error: Fault, request_id: str) -> HttpReply:
         body, headers = self._encode_fault(error, request_id)
         headers = ((REQUEST_ID, request_id), *headers)
         return HttpReply(error.status, body, self.content_type, headers)
 
-    def _ok(self, body: bytes, request_id: str) -> HttpReply:
-        return HttpReply(200, body, self.content_type, ((REQUEST_ID, request_id),))
-
-    @abstractmethod
-    def _encode_fault(self, error: Fault, request_id: str) -> tuple[bytes, Headers]: ...
-
-
-class _Json(Codec):
-    """AWS JSON 1.0."""
-
-    name = "json"
-
-    def reply(self, _api: str, reply: Reply | None, request_id: str) -> HttpReply:
-        headers = ((REQUEST_ID, request_id),)
-        return HttpReply(200, json10.encode_reply(reply), json10.CONTENT_TYPE, headers)
-
     def _encode_fault(self, error: Fault, _request_id: str) -> tuple[bytes, Headers]:
         return json10.encode_fault(error)
+
+    def _ok(self, body: bytes, request_id: str) -> HttpReply:
+        return HttpReply(200, body, self.content_type, ((REQUEST_ID, request_id),))
 
 
 class _Query(Codec):
     """The query protocol with XML replies."""
 
+    name = "query"
     content_type = query_xml.CONTENT_TYPE
     around_messages = (b"<ReceiveMessageResult>", b"</ReceiveMessageResult>", b"")
     namespace = query_xml.NAMESPACE
 
     def text(self, text: str) -> bytes:
-        return escape(text).encode()
+        return query_xml.escape(text).encode()
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
         body = query_xml.encode_reply(OPERATIONS[api], reply, request_id=request_id)
@@ -75,6 +63,7 @@ class _Query(Codec):
 class _QueryJson(Codec):
     """The query protocol with JSON replies, for clients that accept JSON."""
 
+    name = "query"
     content_type = query_json.CONTENT_TYPE
     around_messages = (b'{"messages":[', b"]}", b",")
 
@@ -93,16 +82,16 @@ class _StsQuery(_Query):
         return self._ok(sts.encode_xml(reply, request_id=request_id), request_id)
 
 
-class _StsJson(_Json):
+class _StsJson(Codec):
     def reply(self, _api: str, reply: Any, request_id: str) -> HttpReply:
         return self._ok(msgspec.json.encode(reply), request_id)
 
 
-JSON: Codec = _Json()
-QUERY: Codec = _Query()
-QUERY_JSON: Codec = _QueryJson()
-STS_QUERY: Codec = _StsQuery()
-STS_JSON: Codec = _StsJson()
+JSON = Codec()
+QUERY = _Query()
+QUERY_JSON = _QueryJson()
+STS_QUERY = _StsQuery()
+STS_JSON = _StsJson()
 
 
 def codec_of(http: HttpRequest) -> Codec:

@@ -11,7 +11,7 @@ Changes are requests in the store, which the manager performs (``manager/operato
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from penstock.frontend.admin.ports.cluster_port import (
+from penstock.frontend.admin.ports import (
     ClusterShown,
     Drain,
     NodeShown,
@@ -45,7 +45,7 @@ _STRANGER = NodeEntry(0, "", "")
 
 
 class ClusterAdmin:
-    """Implements ``frontend.admin.cluster_port.ClusterPort``."""
+    """Implements ``frontend.admin.ports.ClusterPort``."""
 
     def __init__(
         self,

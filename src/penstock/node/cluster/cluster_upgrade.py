@@ -9,7 +9,7 @@ dead node counts as not supporting it: it could not return.
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from penstock.frontend.admin.ports.cluster_port import LevelShown, Upgrade
+from penstock.frontend.admin.ports import LevelShown, Upgrade
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.metadata.cluster_entries import LEVEL_KEY, LevelEntry, NodeEntry, encode_entry
 from penstock.metadata.store import Store

@@ -5,8 +5,8 @@ requires the token ``admin.token``."""
 import logging
 from collections.abc import Callable, Iterable
 
+from penstock.frontend.admin.health import State
 from penstock.frontend.admin.login import Gate, Unauthenticated
-from penstock.frontend.admin.ports.health import State
 from penstock.frontend.admin.reply import error_reply, finished, json_reply
 from penstock.frontend.admin.request import ConfigRow
 from penstock.net.http.exchange import HttpReply, HttpRequest

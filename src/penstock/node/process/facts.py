@@ -12,11 +12,9 @@ from pathlib import Path
 from penstock import __version__
 from penstock.cursor.coordinator_calls import Coordinators
 from penstock.frontend.facts.audit import AuditTrail
-from penstock.frontend.facts.fact_log import FactLog
-from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, Leads, leads_all
+from penstock.frontend.facts.fact_log import STOP_SECONDS_MAX, FactLog, Leads, leads_all
 from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWriter
-from penstock.frontend.facts.usage import UsageTable
-from penstock.frontend.facts.usage_writer import UsageWriter
+from penstock.frontend.facts.usage import UsageTable, UsageWriter
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.metadata.topics.producer_ids import StoredProducerIds
 from penstock.model.calls import BrokerPort

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
-from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.request import Info
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.roles import parse_roles

@@ -17,7 +17,7 @@ from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
 from penstock.cursor.transactions import Transactions
-from penstock.frontend.admin.ports.coordinator_port import CoordinatorLog, ShownRow
+from penstock.frontend.admin.ports import CoordinatorLog, ShownRow
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import Conflict, NotFound, QuotaExceeded
 from penstock.model.limits import SKIPPED_ROWS_MAX
@@ -29,7 +29,7 @@ SHOWN_BYTES_MAX = 1_024  # of a key or value
 
 
 class CoordinatorAdmin:
-    """Implements ``frontend.admin.coordinator_port.CoordinatorPort``."""
+    """Implements ``frontend.admin.ports.CoordinatorPort``."""
 
     def __init__(
         self, catalog: Catalog, broker: BrokerPort, *, clock: Clock, namespace: tuple[str, str]

@@ -7,10 +7,8 @@ from functools import partial
 from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.ports.backup_port import BackupPort
-from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
+from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
-from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.kafka.access.connection_rates import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.configs.broker_table import (
@@ -26,7 +24,7 @@ from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
-from penstock.frontend.limited_calls import guard
+from penstock.frontend.limited_calls import guard, queues_of, streams_of
 from penstock.frontend.sqs.context import FrontendConfig
 from penstock.frontend.sqs.pipeline import Frontend
 from penstock.metadata.topics.dynamic_configs import DynamicConfigs

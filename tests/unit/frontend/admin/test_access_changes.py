@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.frontend.admin import identities
 from penstock.frontend.admin.api import BODY_BYTES_MAX, AdminApi
-from penstock.frontend.admin.identities import tenants
 from penstock.frontend.admin.request import Context, Info
 from penstock.model.identity import Rate
 
@@ -49,7 +49,7 @@ async def test_a_tenant_with_queues_or_users_stays(office: Office) -> None:
 async def test_tenants_are_paged_without_loss(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenants, "TENANTS_MAX", 2)
+    monkeypatch.setattr(identities, "TENANTS_MAX", 2)
     first = await office.ok("root", "GET", "tenants")
     second = await office.ok("root", "GET", f"tenants?after={first['next']}")
     names = [t["name"] for t in (*first["tenants"], *second["tenants"])]

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.harness.served import Served
 
+from penstock.frontend.admin import messages, queues
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.ports.health import Health
+from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.request import ConfigRow, Context, Info
-from penstock.frontend.admin.topics import messages, metrics, queues, stats
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.calls import Peek, Stats
@@ -315,7 +315,7 @@ async def test_object_metrics_are_per_queue_and_by_prefix(world: World) -> None:
 async def test_too_many_objects_are_refused_instead_of_cut(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "OBJECTS_MAX", 1)
+    monkeypatch.setattr(queues, "OBJECTS_MAX", 1)
     await world.topic("a")
     await world.topic("b")
     assert "longer prefix" in (await world.error("/metrics/objects", 400))[1]
@@ -334,7 +334,7 @@ async def test_a_queue_deleted_during_a_scrape_is_left_out(world: World) -> None
 async def test_a_scrape_lets_other_work_run_between_queues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(queues, "QUEUES_AT_ONCE", 2)
     for n in range(6):
         await world.topic(f"q{n}")
     turns = 0

@@ -38,14 +38,14 @@ async def test_of_what_failed_only_names_are_noted_that_exist(office: Office) ->
         (Noted("admin:CreateTenant", TENANT), (*api, "tenants")),
         (Noted("admin:LogIn", NODE), (*api, "login")),
     ):
-        call = Call(path, {"tenant": SECRET}, body.encode(), caller=caller)
-        subject = subject_of(context, call, noted)
-        entry = entry_of(context, call, noted, subject, code="invalid_request", request_id="r")
+        call = Call(context, path, {"tenant": SECRET}, body.encode(), caller=caller)
+        subject = subject_of(call, noted)
+        entry = entry_of(call, noted, subject, code="invalid_request")
         assert SECRET not in str(entry), noted
         assert entry.outcome == "failed"
-    call = Call((*api, "users", "bob"), {}, caller=caller)
+    call = Call(context, (*api, "users", "bob"), {}, caller=caller)
     noted = Noted("admin:DeleteUser", USER)
-    subject = subject_of(context, call, noted)
-    entry = entry_of(context, call, noted, subject, code="access_denied", request_id="r")
+    subject = subject_of(call, noted)
+    entry = entry_of(call, noted, subject, code="access_denied")
     assert entry.resource.endswith(f":{ACME}:user/bob")
     assert entry.outcome == "denied"

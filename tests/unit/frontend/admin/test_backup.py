@@ -10,7 +10,7 @@ from tests.unit.backup.vault import admin_of
 from tests.unit.broker.stage import Stage, message, on_stage
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.operations.backup import BASE_HEADER, NEXT_HEADER
+from penstock.frontend.admin.operations import BASE_HEADER, NEXT_HEADER
 from penstock.frontend.admin.request import Context, Info
 from penstock.model.calls import Append
 from penstock.model.topic import Topic

@@ -126,9 +126,10 @@ class TestWhoMay:
             path = "/".join(route.path[2:]).replace("*", "2")
             assert (await ward.ask("root", "POST", path, {})).status == 503, path
             assert route.noted is not None
-            call = Call(tuple(f"api/v1/{path}".split("/")), {}, b"{}", caller=Caller(TENANT, "r"))
-            subject = subject_of(ward.api._context, call, route.noted)
-            entry = entry_of(ward.api._context, call, route.noted, subject, code="", request_id="r")
+            segments = tuple(f"api/v1/{path}".split("/"))
+            call = Call(ward.api._context, segments, {}, b"{}", caller=Caller(TENANT, "r"))
+            subject = subject_of(call, route.noted)
+            entry = entry_of(call, route.noted, subject, code="")
             about = "level" if "upgrade" in path else "partitions"
             about = "node/2" if "nodes" in path else about
             assert entry.resource.endswith(f":cluster/{about}"), path

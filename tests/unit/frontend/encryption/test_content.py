@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.frontend.encryption.batches import (
-    STEP_RECORDS,
-    Quarantine,
-    check_count,
-    open_batch,
-    seal_records,
-    sealed_runs,
-)
 from penstock.frontend.encryption.content import (
     NONCE_BYTES,
     SEALED_BYTES_MIN,
+    STEP_RECORDS,
+    Quarantine,
     Unopenable,
+    check_count,
+    open_batch,
     open_message,
     place_of,
     seal,
     seal_message,
+    seal_records,
+    sealed_runs,
     unseal,
 )
 from penstock.metadata.security.data_keys import DataKey

@@ -26,8 +26,7 @@ from tests.unit.frontend.counted import (
 )
 
 from penstock.frontend.facts.fact_log import Fact, FactLog
-from penstock.frontend.facts.usage import UsageTable
-from penstock.frontend.facts.usage_writer import TOPIC, UsageWriter
+from penstock.frontend.facts.usage import TOPIC, UsageTable, UsageWriter
 from penstock.model.calls import (
     Append,
     AppendBatches,

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.frontend.limits.leaky_bucket import WAIT_MS_MAX, LeakyBucket
-from penstock.frontend.limits.throttler import HELD_MS, HELD_MS_MAX, REFUSED_AT_ONCE_MAX, Throttler
+from penstock.frontend.limits.throttler import (
+    HELD_MS,
+    HELD_MS_MAX,
+    REFUSED_AT_ONCE_MAX,
+    WAIT_MS_MAX,
+    LeakyBucket,
+    Throttler,
+)
 from penstock.model.errors import Throttled
 from penstock.model.identity import Caller, Limits, Rate, Tenant
 

@@ -18,9 +18,10 @@ from tests.unit.frontend.signing import (
     url,
 )
 
-from penstock.frontend.sqs import decode, signers
+from penstock.frontend.sqs import context as signers
+from penstock.frontend.sqs import incoming
+from penstock.frontend.sqs.context import Signers
 from penstock.frontend.sqs.pipeline import FrontendConfig
-from penstock.frontend.sqs.signers import Signers
 from penstock.model.calls import Lease
 from penstock.model.identity import ADMIN_POLICY, KeyStatus
 from penstock.net.http.exchange import HttpRequest
@@ -212,7 +213,7 @@ async def test_inventing_keys_neither_grows_without_end_nor_pushes_out_real_ones
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signers, "SIGNERS_MAX", 10)
-    monkeypatch.setattr(decode, "SCOPES_MAX", 10)
+    monkeypatch.setattr(incoming, "SCOPES_MAX", 10)
     rig, identities = locked()
     client = Client(rig)
     await client.code("ListQueues")
@@ -271,7 +272,7 @@ async def test_nothing_that_is_kept_shows_a_secret() -> None:
 async def test_with_authentication_off_callers_are_trusted_and_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.frontend.sqs.authenticate.TRUSTED_MAX", 3)
+    monkeypatch.setattr("penstock.frontend.sqs.incoming.TRUSTED_MAX", 3)
     rig = Rig(FrontendConfig())
     for key in ("a", "b", "c", "d", "333333333333"):
         assert await Client(rig, key, "any").code("CreateQueue", QueueName="q") == "OK"

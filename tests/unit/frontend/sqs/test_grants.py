@@ -21,7 +21,7 @@ from tests.unit.frontend.signing import (
 from penstock.access.decisions import Decisions
 from penstock.access.evaluation import Decision
 from penstock.frontend.limits.throttler import Throttler
-from penstock.frontend.sqs import grants
+from penstock.frontend.sqs import context as grants
 from penstock.model.identity import ADMIN_POLICY, Caller, Circumstances, Limits, Rate, Tenant
 
 SEND = {"QueueUrl": url("q"), "MessageBody": "m"}
@@ -47,7 +47,7 @@ async def house() -> tuple[Rig, MemoryIdentities, Client, Weighed]:
     return rig, identities, client, weighed
 
 
-def kept_of(rig: Rig) -> dict[grants.Key, grants.Grant]:
+def kept_of(rig: Rig) -> dict[grants.GrantKey, grants.Grant]:
     return rig.frontend._context.grants._grants
 
 

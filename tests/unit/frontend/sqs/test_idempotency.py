@@ -12,8 +12,7 @@ from tests.unit.frontend.memory import MemoryBackend, Rig
 from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, query_call, signed
 
 from penstock.frontend.sqs import idempotency
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.context import Action, Call, Context
 from penstock.frontend.sqs.idempotency import WINDOW_SECONDS, Replies, outlives, token_of
 from penstock.frontend.sqs.protocols import JSON
 from penstock.model.calls import Append

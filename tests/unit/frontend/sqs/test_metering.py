@@ -16,7 +16,7 @@ from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, query_c
 
 from penstock.frontend.facts.usage import Refusal
 from penstock.frontend.sqs import actions
-from penstock.frontend.sqs.metering import refusal_of
+from penstock.frontend.sqs.accounting import refusal_of
 from penstock.frontend.sqs.pipeline import FrontendConfig
 from penstock.model.calls import Append
 from penstock.model.identity import ADMIN_POLICY

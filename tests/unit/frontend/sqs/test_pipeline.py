@@ -9,7 +9,7 @@ import pytest
 from tests.unit.frontend.memory import Rig
 
 from penstock import __version__
-from penstock.frontend.sqs import decode
+from penstock.frontend.sqs import incoming
 from penstock.frontend.sqs.pipeline import FrontendConfig
 from penstock.model.errors import DiskFull, InFlightLimit
 from penstock.net.http.exchange import HttpReply
@@ -244,7 +244,7 @@ async def test_callers_who_sign_alike_are_told_apart() -> None:
 
 
 async def test_the_memory_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "SCOPES_MAX", 3)
+    monkeypatch.setattr(incoming, "SCOPES_MAX", 3)
     rig = Rig()
     for number in range(20):
         await json_call(rig, "ListQueues", headers=signed("us-east-1", key=f"key-{number}"))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from penstock.frontend.limits.leaky_bucket import LeakyBucket
+from penstock.frontend.limits.throttler import LeakyBucket
 from penstock.metadata.topics.resource_configs import (
     CLIENT_QUOTA,
     Configs,

@@ -8,7 +8,7 @@ import ipaddress
 from typing import Final
 
 from penstock.frontend.kafka.access.client_quotas import BUCKETS_MAX, IP, entity_of
-from penstock.frontend.limits.leaky_bucket import LeakyBucket
+from penstock.frontend.limits.throttler import LeakyBucket
 from penstock.metadata.topics.resource_configs import (
     CLIENT_QUOTA,
     Configs,

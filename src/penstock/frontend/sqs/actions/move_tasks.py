@@ -7,23 +7,15 @@ import base64
 import binascii
 import json
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.redrive import sources_of
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules.queue_policies import sources_of
+from penstock.frontend.sqs.rules.requests import invalid
 from penstock.model.calls import CancelMove, StartMove, Stats
 from penstock.model.names import uuid_text
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CancelMessageMoveTaskReply,
-    CancelMessageMoveTaskRequest,
-    ListMessageMoveTasksReply,
-    ListMessageMoveTasksRequest,
-    MessageMoveTaskEntry,
-    StartMessageMoveTaskReply,
-    StartMessageMoveTaskRequest,
-)
 
 RUNNING = "RUNNING"
 ACTIVE = (RUNNING, "CANCELLING")
@@ -33,25 +25,24 @@ RESULTS_MAX = 10
 
 
 async def start_message_move_task(
-    context: Context, call: Call, request: StartMessageMoveTaskRequest
-) -> StartMessageMoveTaskReply:
+    context: Context, call: Call, request: aws.StartMessageMoveTaskRequest
+) -> aws.StartMessageMoveTaskReply:
     if not request.source_arn:
         raise missing("SourceArn")
     rate = request.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
-        raise invalid_value(
-            rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}."
-        )
+        reason = f"Must be between 1 and {RATE_MAX}."
+        raise invalid_value(rate, "MaxNumberOfMessagesPerSecond", reason)
     source = _find(context, request.source_arn, "SourceArn")
     origin_arns = call.origin_arns
     if call.caller.is_trusted or request.destination_arn:
         origin_arns = tuple(origin.arn for origin in sources_of(context.catalog, source))
     if not origin_arns:
-        raise _invalid("Source queue must be configured as a Dead Letter Queue.")
+        raise invalid("Source queue must be configured as a Dead Letter Queue.")
     if request.destination_arn:
         _check_destination(source, _find(context, request.destination_arn, "DestinationArn"))
     if any(task.status in ACTIVE for task in context.broker.moves(source.arn)):
-        raise _invalid(
+        raise invalid(
             "There is already a task running. Only one active task is allowed for a source queue "
             "arn at a given time."
         )
@@ -67,23 +58,22 @@ async def start_message_move_task(
         origin_arns=origin_arns,
     )
     await context.broker.call(StartMove(task))
-    return StartMessageMoveTaskReply(task_handle=encode_handle(task.task_id, task.source_arn))
+    return aws.StartMessageMoveTaskReply(task_handle=encode_handle(task.task_id, task.source_arn))
 
 
 def _check_destination(source: Topic, destination: Topic) -> None:
     if destination.arn == source.arn:
-        raise _invalid("Source queue arn and destination queue arn are equal.")
+        raise invalid("Source queue arn and destination queue arn are equal.")
     if destination.kind is not source.kind:
-        raise _invalid("The destination queue must be of the same type as the source queue.")
+        raise invalid("The destination queue must be of the same type as the source queue.")
     if not source.may_pass_messages_to(destination):
-        raise _invalid(
-            "The destination must be a queue of the same account and region as the source queue."
-        )
+        text = "The destination must be a queue of the same account and region as the source queue."
+        raise invalid(text)
 
 
 async def cancel_message_move_task(
-    context: Context, _call: Call, request: CancelMessageMoveTaskRequest
-) -> CancelMessageMoveTaskReply:
+    context: Context, _call: Call, request: aws.CancelMessageMoveTaskRequest
+) -> aws.CancelMessageMoveTaskReply:
     """Stop a task. Messages already moved stay in their destination."""
     if not request.task_handle:
         raise missing("TaskHandle")
@@ -93,12 +83,12 @@ async def cancel_message_move_task(
     task = await context.broker.call(CancelMove(task_id)) if task_id in running else None
     if task is None:  # SQS does not find a task that has ended
         raise fault("ResourceNotFoundException", "Task does not exist.")
-    return CancelMessageMoveTaskReply(approximate_number_of_messages_moved=task.moved)
+    return aws.CancelMessageMoveTaskReply(approximate_number_of_messages_moved=task.moved)
 
 
 async def list_message_move_tasks(
-    context: Context, _call: Call, request: ListMessageMoveTasksRequest
-) -> ListMessageMoveTasksReply:
+    context: Context, _call: Call, request: aws.ListMessageMoveTasksRequest
+) -> aws.ListMessageMoveTasksReply:
     if not request.source_arn:
         raise missing("SourceArn")
     count = 1 if request.max_results is None else request.max_results
@@ -106,12 +96,12 @@ async def list_message_move_tasks(
         raise invalid_value(count, "MaxResults", f"Must be between 1 and {RESULTS_MAX}.")
     source = _find(context, request.source_arn, "SourceArn")
     tasks = context.broker.moves(source.arn)[:count]
-    return ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
+    return aws.ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
 
 
-def _entry(task: MoveTask) -> MessageMoveTaskEntry:
+def _entry(task: MoveTask) -> aws.MessageMoveTaskEntry:
     is_running = task.status == RUNNING
-    return MessageMoveTaskEntry(
+    return aws.MessageMoveTaskEntry(
         task_handle=encode_handle(task.task_id, task.source_arn) if is_running else None,
         status=task.status,
         source_arn=task.source_arn,
@@ -132,14 +122,8 @@ def _find(context: Context, arn: str, parameter: str) -> Topic:
 
 
 def not_found(parameter: str) -> Fault:
-    return fault(
-        "ResourceNotFoundException",
-        f"The resource that you specified for the {parameter} parameter doesn't exist.",
-    )
-
-
-def _invalid(message: str) -> Fault:
-    return fault("InvalidParameterValue", message)
+    text = f"The resource that you specified for the {parameter} parameter doesn't exist."
+    return fault("ResourceNotFoundException", text)
 
 
 def encode_handle(task_id: str, source_arn: str) -> str:
@@ -148,7 +132,6 @@ def encode_handle(task_id: str, source_arn: str) -> str:
 
 
 def decode_handle(handle: str) -> tuple[str, str]:
-    """Return task id and source ARN. Raises InvalidParameterValue."""
     try:
         given = json.loads(base64.b64decode(handle[:HANDLE_CHARS_MAX], validate=True))
         task_id, source_arn = given["taskId"], given["sourceArn"]
@@ -156,11 +139,4 @@ def decode_handle(handle: str) -> tuple[str, str]:
             return task_id, source_arn
     except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise _invalid("Value for parameter TaskHandle is invalid.")
-
-
-ACTIONS = (
-    Action("StartMessageMoveTask", start_message_move_task),
-    Action("CancelMessageMoveTask", cancel_message_move_task),
-    Action("ListMessageMoveTasks", list_message_move_tasks),
-)
+    raise invalid("Value for parameter TaskHandle is invalid.")

@@ -1,51 +1,31 @@
-"""CreateQueue, DeleteQueue, PurgeQueue, GetQueueUrl, ListQueues and ListDeadLetterSourceQueues.
+"""Queues, their attributes, permissions and tags.
 
 A repeated CreateQueue succeeds if no given attribute differs; tags are not compared. If
 ``recreate_guard_ms`` is set, the name of a deleted queue cannot be used for that time, because URLs
-of the old queue would reach the new one.
-
-Lists have pages, sorted by name. A token holds the last name of its page, so any frontend can
-continue, and new queues do not shift the pages."""
+of the old queue would reach the new one. Lists have pages, sorted by name. A token holds the last
+name of its page, so any frontend can continue, and new queues do not shift the pages."""
 
 import base64
 import binascii
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.names import topic_of, url_of
-from penstock.frontend.sqs.rules.queue_attributes import (
-    NewQueue,
-    first_difference,
-    invalid_attribute,
-    is_encryption_new,
-    read_new,
-)
-from penstock.frontend.sqs.rules.redrive import check_target, sources_of
-from penstock.frontend.sqs.rules.tags import checked_tags, merged
-from penstock.model.calls import OpenShare, Purge
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules import queue_attributes, queue_policies
+from penstock.frontend.sqs.rules.queue_attributes import changed, requested, show
+from penstock.frontend.sqs.rules.queue_policies import check_tag_keys, checked_tags, merged_tags
+from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
+from penstock.model.calls import OpenShare, Purge, Stats
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.names import is_for_operators, is_queue_name, is_share_name, split_share
 from penstock.model.ports import EARLIEST, LATEST
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Kind, QueueStats, Topic
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import fault, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    CreateQueueReply,
-    CreateQueueRequest,
-    DeleteQueueRequest,
-    GetQueueUrlReply,
-    GetQueueUrlRequest,
-    ListDeadLetterSourceQueuesReply,
-    ListDeadLetterSourceQueuesRequest,
-    ListQueuesReply,
-    ListQueuesRequest,
-    PurgeQueueRequest,
-)
 
 PAGE_MAX: Final = 1_000
 RECEIPT_KEY_BYTES: Final = 32
@@ -63,54 +43,49 @@ _NOT_OF_SHARES: Final = (
 _PAGE_VERSION: Final = "1:"
 
 
-async def create_queue(
-    context: Context, call: Call, request: CreateQueueRequest
-) -> CreateQueueReply:
+async def create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> aws.Reply:
     name = request.queue_name
     if name is None:
         raise missing("QueueName")
     if is_share_name(name):
         return await _create_share(context, call, request, name)
     if not is_queue_name(name):
-        raise fault(
-            "InvalidParameterValue",
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
-        )
+        text = "Can only include alphanumeric characters, hyphens, or underscores."
+        raise invalid(f"{text} 1 to 80 in length")
     given = request.attributes or {}
-    new = read_new(name, given)
+    new = queue_attributes.read_new(name, given)
     account, region = call.account, call.region
     topic = context.catalog.find(account, region, name)
     if topic is None:
         if is_for_operators(name):
-            raise fault(
-                "InvalidParameterValue",
-                f"{name} is reserved for the server's own topics: choose another queue name.",
-            )
-        tags = checked_tags(request.tags or {})
+            text = f"{name} is reserved for the server's own topics: choose another queue name."
+            raise invalid(text)
+        tags = queue_policies.checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
-        topic = _new_topic(context, call, name, new, merged({}, tags, queue_name=name))
+        topic = _new_topic(
+            context, call, name, new, queue_policies.merged_tags({}, tags, queue_name=name)
+        )
         if topic.settings.redrive is not None:
-            check_target(context.catalog, topic, topic.settings.redrive)
+            queue_policies.check_target(context.catalog, topic, topic.settings.redrive)
         try:
             topic = await context.catalog.create(topic)
-            return CreateQueueReply(queue_url=url_of(context, call, topic))
+            return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
         except TopicExists:  # another request was faster
             topic = context.catalog.find(account, region, name)
             if topic is None:
-                raise fault(
-                    "QueueNameExists", "The name belongs to a topic that is not a queue."
-                ) from None
+                text = "The name belongs to a topic that is not a queue."
+                raise fault("QueueNameExists", text) from None
     _check_same(given, topic)
-    if is_encryption_new(given, topic):
+    if queue_attributes.is_encryption_new(given, topic):
         now_ms = context.clock.wall_ms()
         await context.catalog.change(
             account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
         )
-    return CreateQueueReply(queue_url=url_of(context, call, topic))
+    return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
 
 
 def _new_topic(
-    context: Context, call: Call, name: str, new: NewQueue, tags: dict[str, str]
+    context: Context, call: Call, name: str, new: queue_attributes.NewQueue, tags: dict[str, str]
 ) -> Topic:
     now_ms = context.clock.wall_ms()
     return Topic(
@@ -131,13 +106,10 @@ def _new_topic(
 
 
 def _check_same(given: Mapping[str, str], topic: Topic) -> None:
-    different = first_difference(given, topic)
+    different = queue_attributes.first_difference(given, topic)
     if different is not None:
-        raise fault(
-            "QueueNameExists",
-            "A queue already exists with the same name and a different value for attribute "
-            f"{different}",
-        )
+        text = "A queue already exists with the same name and a different value for attribute"
+        raise fault("QueueNameExists", f"{text} {different}")
 
 
 def _check_not_just_deleted(context: Context, account: str, region: str, name: str) -> None:
@@ -155,21 +127,19 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
 
 
 async def _create_share(
-    context: Context, call: Call, request: CreateQueueRequest, name: str
-) -> CreateQueueReply:
+    context: Context, call: Call, request: aws.CreateQueueRequest, name: str
+) -> aws.CreateQueueReply:
     """Create ``topic:group``. A new share begins after the latest message; with
     PenstockStart=earliest it begins at the first message that the topic still has."""
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
     if start not in _STARTS:
-        raise invalid_attribute(START, "Must be earliest or latest.")
+        raise queue_attributes.invalid_attribute(START, "Must be earliest or latest.")
     for attribute in _NOT_OF_SHARES:
         if attribute in given:
-            raise fault(
-                "InvalidAttributeName",
-                f"{attribute} is an attribute of the source topic, not of the share {name}.",
-            )
-    settings = read_new(name, given).settings
+            text = f"{attribute} is an attribute of the source topic, not of the share {name}."
+            raise fault("InvalidAttributeName", text)
+    settings = queue_attributes.read_new(name, given).settings
     parts = split_share(name)
     assert parts is not None, "is_share_name() is true"
     topic_name, group = parts
@@ -178,27 +148,27 @@ async def _create_share(
         raise TopicNotFound(topic_name)
     share = context.broker.find_share(source, group)
     if share is None:
-        tags = merged({}, checked_tags(request.tags or {}), queue_name=name)
+        tags = queue_policies.merged_tags(
+            {}, queue_policies.checked_tags(request.tags or {}), queue_name=name
+        )
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
-            check_target(context.catalog, reader, settings.redrive)
+            queue_policies.check_target(context.catalog, reader, settings.redrive)
         share = await context.broker.call(
             OpenShare(source, 0, group, start=_STARTS[start], settings=settings, tags=tags)
         )
     _check_same(given, share)
-    return CreateQueueReply(queue_url=url_of(context, call, share))
+    return aws.CreateQueueReply(queue_url=url_of(context, call, share))
 
 
-async def delete_queue(context: Context, call: Call, request: DeleteQueueRequest) -> None:
+async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
     """Delete the topic from the catalog; brokers then remove its log and end waiting receives."""
     topic = topic_of(context, call, request.queue_url)
-    await context.catalog.delete(
-        topic.account, topic.region, topic.name, now_ms=context.clock.wall_ms()
-    )
+    now_ms = context.clock.wall_ms()
+    await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
 
 
-async def purge_queue(context: Context, call: Call, request: PurgeQueueRequest) -> None:
-    """Delete every message of the queue: visible, delayed or leased."""
+async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueRequest) -> None:
     topic = topic_of(context, call, request.queue_url)
     context.purges.begin(topic.topic_id, name=topic.name, now_ms=context.clock.mono_ms())
     try:
@@ -210,9 +180,7 @@ async def purge_queue(context: Context, call: Call, request: PurgeQueueRequest) 
         raise
 
 
-async def get_queue_url(
-    context: Context, call: Call, request: GetQueueUrlRequest
-) -> GetQueueUrlReply:
+async def get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> aws.Reply:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
@@ -220,24 +188,29 @@ async def get_queue_url(
     topic = context.catalog.find(account, call.region, name)
     if topic is None:
         raise TopicNotFound(name)
-    return GetQueueUrlReply(queue_url=url_of(context, call, topic))
+    return aws.GetQueueUrlReply(queue_url=url_of(context, call, topic))
 
 
-async def list_queues(context: Context, call: Call, request: ListQueuesRequest) -> ListQueuesReply:
+async def list_queues(context: Context, call: Call, request: aws.ListQueuesRequest) -> aws.Reply:
     topics = context.catalog.topics(call.account, call.region, request.queue_name_prefix or "")
-    shown, next_token = page(topics, request.next_token, request.max_results)
-    urls = [url_of(context, call, topic) for topic in shown]
-    return ListQueuesReply(queue_urls=urls or None, next_token=next_token)
+    urls, next_token = _page_of_urls(context, call, topics, request)
+    return aws.ListQueuesReply(queue_urls=urls or None, next_token=next_token)
 
 
 async def list_dead_letter_source_queues(
-    context: Context, call: Call, request: ListDeadLetterSourceQueuesRequest
-) -> ListDeadLetterSourceQueuesReply:
-    sources = sources_of(context.catalog, topic_of(context, call, request.queue_url))
-    shown, next_token = page(sources, request.next_token, request.max_results)
-    urls = [url_of(context, call, topic) for topic in shown]
+    context: Context, call: Call, request: aws.ListDeadLetterSourceQueuesRequest
+) -> aws.ListDeadLetterSourceQueuesReply:
+    sources = queue_policies.sources_of(context.catalog, topic_of(context, call, request.queue_url))
+    urls, next_token = _page_of_urls(context, call, sources, request)
     # The only list that is in the reply even if empty: botocore's paginator indexes it.
-    return ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
+    return aws.ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
+
+
+def _page_of_urls(
+    context: Context, call: Call, topics: Sequence[Topic], request: Any
+) -> tuple[list[str], str | None]:
+    shown, next_token = page(topics, request.next_token, request.max_results)
+    return [url_of(context, call, topic) for topic in shown], next_token
 
 
 def page(
@@ -246,9 +219,8 @@ def page(
     """Return one page of ``topics``, which are sorted by name, and the token of the next page. Only
     a request with ``max_results`` gets a token."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
-        raise invalid_value(
-            max_results, "MaxResults", f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
-        )
+        reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
+        raise invalid_value(max_results, "MaxResults", reason)
     if next_token:
         topics = topics[bisect_right(topics, _name_in(next_token), key=lambda t: t.name) :]
     size = PAGE_MAX if max_results is None else max_results
@@ -265,15 +237,113 @@ def _name_in(token: str) -> str:
         text = ""
     name = text.removeprefix(_PAGE_VERSION)
     if not text.startswith(_PAGE_VERSION) or not is_queue_name(name):
-        raise fault("InvalidParameterValue", "Invalid or expired next token.")
+        raise invalid("Invalid or expired next token.")
     return name
 
 
-ACTIONS = (
-    Action("CreateQueue", create_queue),
-    Action("DeleteQueue", delete_queue),
-    Action("PurgeQueue", purge_queue),
-    Action("GetQueueUrl", get_queue_url),
-    Action("ListQueues", list_queues),
-    Action("ListDeadLetterSourceQueues", list_dead_letter_source_queues),
-)
+async def _change(context: Context, topic: Topic, change: Callable[[Topic], Topic]) -> None:
+    await context.catalog.change(topic.account, topic.region, topic.name, change)
+
+
+async def get_queue_attributes(
+    context: Context, call: Call, request: aws.GetQueueAttributesRequest
+) -> aws.GetQueueAttributesReply:
+    """Return the attributes that the request names; without names, none."""
+    topic = topic_of(context, call, request.queue_url)
+    rows = requested(request.attribute_names or (), is_fifo=topic.is_fifo)
+    stats = QueueStats()
+    if any(row.is_count for row in rows):
+        stats = await context.broker.call(Stats(topic))
+    return aws.GetQueueAttributesReply(attributes=show(rows, topic, stats) or None)
+
+
+async def set_queue_attributes(
+    context: Context, call: Call, request: aws.SetQueueAttributesRequest
+) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    given = request.attributes
+    if not given:
+        raise missing("Attributes")
+    now_ms = context.clock.wall_ms()
+
+    def change(current: Topic) -> Topic:
+        after = changed(current, given, now_ms=now_ms)
+        if "RedrivePolicy" in given and after.settings.redrive is not None:
+            queue_policies.check_target(context.catalog, after, after.settings.redrive)
+        return after
+
+    change(topic)  # raises the caller's faults before the metadata store is called
+    await _change(context, topic, change)
+
+
+async def add_permission(context: Context, call: Call, request: aws.AddPermissionRequest) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    label, accounts, actions = request.label, request.aws_account_ids, request.actions
+    if not label:
+        raise missing("Label")
+    if accounts is None:
+        raise missing("AWSAccountIds")
+    if not actions:
+        raise missing("Actions")
+
+    def permit(current: Topic) -> Topic:
+        policy = queue_policies.add_permission(
+            current.settings.policy,
+            arn=current.arn,
+            label=label,
+            accounts=accounts,
+            actions=actions,
+        )
+        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+
+    await _change(context, topic, permit)
+
+
+async def remove_permission(
+    context: Context, call: Call, request: aws.RemovePermissionRequest
+) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    label = request.label
+    if not label:
+        raise missing("Label")
+
+    def revoke(current: Topic) -> Topic:
+        policy = queue_policies.remove_permission(current.settings.policy, label=label)
+        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+
+    await _change(context, topic, revoke)
+
+
+async def tag_queue(context: Context, call: Call, request: aws.TagQueueRequest) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    if not request.tags:
+        raise missing("Tags")
+    tags = checked_tags(request.tags)
+
+    def tag(current: Topic) -> Topic:
+        after = merged_tags(current.tags, tags, queue_name=current.name)
+        return msgspec.structs.replace(current, tags=after)
+
+    await _change(context, topic, tag)
+
+
+async def untag_queue(context: Context, call: Call, request: aws.UntagQueueRequest) -> None:
+    """Remove tags by key. A key that the queue does not have is not an error."""
+    topic = topic_of(context, call, request.queue_url)
+    if request.tag_keys is None:
+        raise missing("TagKeys")
+    check_tag_keys(request.tag_keys)
+    keys = frozenset(request.tag_keys)
+
+    def untag(current: Topic) -> Topic:
+        kept = {key: value for key, value in current.tags.items() if key not in keys}
+        return msgspec.structs.replace(current, tags=kept)
+
+    await _change(context, topic, untag)
+
+
+async def list_queue_tags(
+    context: Context, call: Call, request: aws.ListQueueTagsRequest
+) -> aws.ListQueueTagsReply:
+    topic = topic_of(context, call, request.queue_url)
+    return aws.ListQueueTagsReply(tags=dict(topic.tags) or None)

@@ -1,4 +1,5 @@
 """ReceiveMessage: lease up to ten messages, and wait for the first one if requested.
+DeleteMessage and ChangeMessageVisibility, single and in batches, name messages by their receipts.
 
 Hashing and encoding ten messages of 1 MiB takes 60 ms, and escaped they may be six times as large.
 So a large reply is encoded message by message, its long texts in pieces; the listener writes the
@@ -6,15 +7,23 @@ pieces without joining them."""
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
-from penstock.cursor.leases.receipt import seal
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
+from penstock.cursor.leases.receipt import open_receipt, seal
+from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.protocols import Codec
-from penstock.frontend.sqs.rules.names import check_id, sequence_number, topic_of
-from penstock.model.calls import Lease
+from penstock.frontend.sqs.rules.requests import (
+    call_partitions,
+    check_entries,
+    check_id,
+    failed,
+    sequence_number,
+    topic_of,
+)
+from penstock.model.calls import Ack, BrokerCall, Extend, Lease, Results
+from penstock.model.errors import InvalidReceipt, InvalidRequest, PenstockError
 from penstock.model.limits import BATCH_ENTRIES_MAX, KIB, LEASE_MS_MAX, WAIT_MS_MAX
 from penstock.model.message import Claim, Delivery
 from penstock.model.names import uuid_text
@@ -22,9 +31,9 @@ from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpReply
 from penstock.net.slices import in_slices
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.attributes import md5_of_attributes, md5_of_body, select, write_attributes
-from penstock.wire.aws.faults import invalid_value
-from penstock.wire.aws.shapes import ReceivedMessage, ReceiveMessageReply, ReceiveMessageRequest
+from penstock.wire.aws.faults import Fault, fault_of, invalid_value, missing
 
 LARGE_BYTES: Final = 256 * KIB  # of bodies in one reply, or of the attributes of a message
 PIECE_CHARS: Final = 64 * KIB
@@ -51,8 +60,8 @@ SYSTEM_ATTRIBUTES: Final[Mapping[str, Show]] = {
 
 
 async def receive_message(
-    context: Context, call: Call, request: ReceiveMessageRequest
-) -> ReceiveMessageReply | HttpReply:
+    context: Context, call: Call, request: aws.ReceiveMessageRequest
+) -> aws.ReceiveMessageReply | HttpReply:
     topic = topic_of(context, call, request.queue_url)
     names = {*(request.attribute_names or ()), *(request.message_system_attribute_names or ())}
     # Other names are ignored: once, names of queue attributes were allowed here.
@@ -70,29 +79,29 @@ async def receive_message(
         reply = await _encode_large(call.codec, view, deliveries, call.http.request_id, token)
     context.meter.received(len(deliveries), size_bytes)
     if view is None:
-        return ReceiveMessageReply()
-    return reply or ReceiveMessageReply(messages=[view.show(delivery) for delivery in deliveries])
+        return aws.ReceiveMessageReply()
+    return reply or aws.ReceiveMessageReply(
+        messages=[view.show(delivery) for delivery in deliveries]
+    )
 
 
-def _lease_request(request: ReceiveMessageRequest, topic: Topic) -> LeaseRequest:
+def _lease_request(request: aws.ReceiveMessageRequest, topic: Topic) -> LeaseRequest:
     count = 1 if request.max_number_of_messages is None else request.max_number_of_messages
     if not 1 <= count <= BATCH_ENTRIES_MAX:
         raise invalid_value(count, "MaxNumberOfMessages", "Must be between 1 and 10, if provided.")
     wait_ms, lease_ms = topic.settings.wait_ms, topic.settings.lease_ms
-    if request.wait_time_seconds is not None:
-        wait_ms = request.wait_time_seconds * 1_000
+    seconds = request.wait_time_seconds
+    if seconds is not None:
+        wait_ms = seconds * 1_000
         if not 0 <= wait_ms <= WAIT_MS_MAX:
-            raise invalid_value(
-                request.wait_time_seconds, "WaitTimeSeconds", "Must be >= 0 and <= 20, if provided."
-            )
-    if request.visibility_timeout is not None:
-        lease_ms = request.visibility_timeout * 1_000
+            reason = "Must be >= 0 and <= 20, if provided."
+            raise invalid_value(seconds, "WaitTimeSeconds", reason)
+    seconds = request.visibility_timeout
+    if seconds is not None:
+        lease_ms = seconds * 1_000
         if not 0 <= lease_ms <= LEASE_MS_MAX:
-            raise invalid_value(
-                request.visibility_timeout,
-                "VisibilityTimeout",
-                "VisibilityTimeout must be an integer between 0 and 43200, if provided.",
-            )
+            reason = "VisibilityTimeout must be an integer between 0 and 43200, if provided."
+            raise invalid_value(seconds, "VisibilityTimeout", reason)
     attempt_id = request.receive_request_attempt_id
     if attempt_id is not None:
         check_id(attempt_id, "ReceiveRequestAttemptId")
@@ -100,20 +109,16 @@ def _lease_request(request: ReceiveMessageRequest, topic: Topic) -> LeaseRequest
     return LeaseRequest(count, lease_ms, wait_ms, attempt_id if topic.is_fifo else None)
 
 
+@dataclass(slots=True)
 class View:
     """How the messages of one reply are shown: with a receipt, and the requested attributes."""
 
-    __slots__ = ("_names", "_system", "_topic")
+    topic: Topic
+    system: tuple[tuple[str, Show], ...]
+    names: Sequence[str]
 
-    def __init__(
-        self, topic: Topic, system: tuple[tuple[str, Show], ...], names: Iterable[str]
-    ) -> None:
-        self._topic = topic
-        self._system = system
-        self._names = tuple(names)
-
-    def show(self, delivery: Delivery) -> ReceivedMessage:
-        topic = self._topic
+    def show(self, delivery: Delivery) -> aws.ReceivedMessage:
+        topic = self.topic
         record = delivery.record
         message = record.message
         body = message.body
@@ -123,27 +128,24 @@ class View:
             text = body.decode(errors="replace")
             body = text.encode()  # the digest must be that of the shown text
         claim = Claim(delivery.partition, record.offset, delivery.lease_seq)
-        shown = ReceivedMessage(
+        shown = aws.ReceivedMessage(
             message_id=uuid_text(message.message_id),
             receipt_handle=seal(topic.topic_id, topic.receipt_key, claim),
             md5_of_body=md5_of_body(body),
             body=text,
         )
-        if self._system:
+        if self.system:
             shown.attributes = {
                 name: value
-                for name, show in self._system
+                for name, show in self.system
                 if (value := show(delivery, topic)) is not None
             } or None
-        if self._names and message.attributes:
-            selected = select(message.attributes, self._names)
+        if self.names and message.attributes:
+            selected = select(message.attributes, self.names)
             if selected:
                 shown.message_attributes = write_attributes(selected)
                 shown.md5_of_message_attributes = md5_of_attributes(selected)
         return shown
-
-
-# ── Large replies ────────────────────────────────────────────────────────────────────────────
 
 
 def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
@@ -165,7 +167,7 @@ async def _encode_large(
     for number, delivery in enumerate(deliveries):
         shown = await asyncio.to_thread(view.show, delivery)  # which hashes it
         texts = _take_long_texts(shown, token)
-        reply = codec.reply("ReceiveMessage", ReceiveMessageReply(messages=[shown]), request_id)
+        reply = codec.reply("ReceiveMessage", aws.ReceiveMessageReply(messages=[shown]), request_id)
         # All replies begin and end alike: keep the beginning of the first, the end of the last.
         body = reply.body
         start = body.index(opening) + len(opening) if number else 0
@@ -177,7 +179,7 @@ async def _encode_large(
     return reply
 
 
-def _take_long_texts(shown: ReceivedMessage, token: str) -> list[str]:
+def _take_long_texts(shown: aws.ReceivedMessage, token: str) -> list[str]:
     texts: list[str] = []
     if len(shown.body or "") > PIECE_CHARS:
         texts.append(shown.body or "")
@@ -204,4 +206,121 @@ def _filled_in(
     return pieces
 
 
-ACTIONS = (Action("ReceiveMessage", receive_message),)
+LEASE_S_MAX = LEASE_MS_MAX // 1_000
+
+T = TypeVar("T")
+
+
+E = TypeVar("E", aws.DeleteMessageBatchRequestEntry, aws.ChangeMessageVisibilityBatchRequestEntry)
+
+
+async def delete_message(context: Context, call: Call, request: aws.DeleteMessageRequest) -> None:
+    topic = topic_of(context, call, request.queue_url)
+    claim = _claim(request.receipt_handle, topic)
+    [error] = await context.broker.call(Ack(topic, claim.partition, (claim,)))
+    if error is not None:
+        raise _fault_of(error, request)
+    context.meter.deleted(1)
+
+
+async def change_message_visibility(
+    context: Context, call: Call, request: aws.ChangeMessageVisibilityRequest
+) -> None:
+    """Extend a lease, or release the message if the timeout is zero."""
+    topic = topic_of(context, call, request.queue_url)
+    lease_ms = _lease_ms(request.visibility_timeout)
+    claim = _claim(request.receipt_handle, topic)
+    [error] = await context.broker.call(Extend(topic, claim.partition, ((claim, lease_ms),)))
+    if error is not None:
+        raise _fault_of(error, request)
+
+
+async def delete_message_batch(
+    context: Context, call: Call, request: aws.DeleteMessageBatchRequest
+) -> aws.DeleteMessageBatchReply:
+    topic = topic_of(context, call, request.queue_url)
+    ids, failures = await _each(
+        context,
+        topic,
+        request.entries or [],
+        "DeleteMessageBatchRequestEntry",
+        lambda _, claim: claim,
+        lambda partition, claims: Ack(topic, partition, claims),
+    )
+    context.meter.deleted(len(ids))
+    successes = [aws.DeleteMessageBatchResultEntry(id=each) for each in ids]
+    return aws.DeleteMessageBatchReply(successful=successes or None, failed=failures)
+
+
+async def change_message_visibility_batch(
+    context: Context, call: Call, request: aws.ChangeMessageVisibilityBatchRequest
+) -> aws.ChangeMessageVisibilityBatchReply:
+    topic = topic_of(context, call, request.queue_url)
+    ids, failures = await _each(
+        context,
+        topic,
+        request.entries or [],
+        "ChangeMessageVisibilityBatchRequestEntry",
+        lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout)),
+        lambda partition, extensions: Extend(topic, partition, extensions),
+    )
+    successes = [aws.ChangeMessageVisibilityBatchResultEntry(id=each) for each in ids]
+    return aws.ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures)
+
+
+async def _each(
+    context: Context,
+    topic: Topic,
+    entries: Sequence[E],
+    entry_name: str,
+    prepare: Callable[[E, Claim], T],
+    call_of: Callable[[int, Sequence[T]], BrokerCall[Results]],
+) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
+    """Return the ids of the entries that succeeded, and the failures; None if there are none."""
+    check_entries(entries, entry_name=entry_name)
+    failures: list[aws.BatchResultErrorEntry] = []
+    parts: dict[int, list[tuple[int, T]]] = {}
+    for index, entry in enumerate(entries):
+        try:
+            claim = _claim(entry.receipt_handle, topic)
+            parts.setdefault(claim.partition, []).append((index, prepare(entry, claim)))
+        except Fault as error:
+            failures.append(failed(entry, error))
+    results = await call_partitions(context.broker, parts, call_of) if parts else {}
+    ids: list[str] = []
+    for index, result in sorted(results.items()):
+        entry = entries[index]
+        if result is None:
+            ids.append(entry.id or "")
+        else:
+            failures.append(failed(entry, _fault_of(result, entry)))
+    return ids, failures or None
+
+
+def _claim(receipt: str | None, topic: Topic) -> Claim:
+    if not receipt:
+        raise missing("ReceiptHandle")
+    try:
+        return open_receipt(receipt, topic.topic_id, topic.receipt_key)
+    except InvalidReceipt as error:
+        raise fault_of(error, receipt=receipt) from None
+
+
+def _lease_ms(seconds: int | None) -> int:
+    if seconds is None:
+        raise missing("VisibilityTimeout")
+    if not 0 <= seconds <= LEASE_S_MAX:
+        reason = f"VisibilityTimeout must be an integer between 0 and {LEASE_S_MAX}."
+        raise invalid_value(seconds, "VisibilityTimeout", reason)
+    return seconds * 1_000
+
+
+def _fault_of(error: Exception, entry: Any) -> Fault:
+    """Return the fault for an error about one claim. Other exceptions are bugs."""
+    if not isinstance(error, PenstockError):
+        raise error
+    seconds = getattr(entry, "visibility_timeout", None)
+    if type(error) is InvalidRequest and seconds is not None:
+        reason = "Total VisibilityTimeout for the message is beyond the limit"
+        return invalid_value(seconds, "VisibilityTimeout", f"{reason} [{LEASE_S_MAX} seconds]")
+    return fault_of(error, receipt=entry.receipt_handle or "")

@@ -3,20 +3,27 @@ which SQS checks them, and computes the digests for the reply."""
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Protocol
 
 import msgspec
 
-from penstock.frontend.sqs.call import Action, Call
-from penstock.frontend.sqs.context import Context
-from penstock.frontend.sqs.rules.batches import call_partitions, check_entries, failed
-from penstock.frontend.sqs.rules.names import check_id, read_only, sequence_number, topic_of
+from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.rules.requests import (
+    call_partitions,
+    check_entries,
+    check_id,
+    failed,
+    invalid,
+    read_only,
+    sequence_number,
+    topic_of,
+)
 from penstock.model.calls import Append
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DELAY_MS_MAX, MESSAGE_BYTES_MAX
 from penstock.model.message import Message
 from penstock.model.names import uuid_text
 from penstock.model.topic import Kind, Topic, partition_of_group
+from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.attributes import (
     TRACE_HEADER,
     body_bytes,
@@ -28,29 +35,13 @@ from penstock.wire.aws.attributes import (
     trace_of_request,
 )
 from penstock.wire.aws.faults import Fault, fault, fault_of, invalid_value, missing
-from penstock.wire.aws.shapes import (
-    MessageAttributeValue,
-    SendMessageBatchReply,
-    SendMessageBatchRequest,
-    SendMessageBatchResultEntry,
-    SendMessageReply,
-    SendMessageRequest,
-)
 
 TRACE_ID = "x-amzn-trace-id"  # the request header that traces the messages sent with it
 
 _WRONG_KIND = "The request include parameter that is not valid for this queue type."
 
 
-class Sendable(Protocol):
-    """The common fields of SendMessage and of an entry of SendMessageBatch."""
-
-    message_body: str | None
-    delay_seconds: int | None
-    message_attributes: dict[str, MessageAttributeValue] | None
-    message_system_attributes: dict[str, MessageAttributeValue] | None
-    message_deduplication_id: str | None
-    message_group_id: str | None
+Sendable = aws.SendMessageRequest | aws.SendMessageBatchRequestEntry
 
 
 class Prepared(msgspec.Struct, gc=False):
@@ -61,9 +52,7 @@ class Prepared(msgspec.Struct, gc=False):
     md5_of_system_attributes: str | None
 
 
-async def send_message(
-    context: Context, call: Call, request: SendMessageRequest
-) -> SendMessageReply:
+async def send_message(context: Context, call: Call, request: aws.SendMessageRequest) -> aws.Reply:
     topic = call.topic or topic_of(context, call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
@@ -81,7 +70,7 @@ async def send_message(
         message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
     [appended] = await context.broker.call(Append(topic, partition, (message,)))
     context.meter.sent(1, ready.size_bytes)
-    return SendMessageReply(
+    return aws.SendMessageReply(
         md5_of_message_body=ready.md5_of_body,
         md5_of_message_attributes=ready.md5_of_attributes,
         md5_of_message_system_attributes=ready.md5_of_system_attributes,
@@ -91,8 +80,8 @@ async def send_message(
 
 
 async def send_message_batch(
-    context: Context, call: Call, request: SendMessageBatchRequest
-) -> SendMessageBatchReply:
+    context: Context, call: Call, request: aws.SendMessageBatchRequest
+) -> aws.SendMessageBatchReply:
     topic = topic_of(context, call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
@@ -114,7 +103,7 @@ async def send_message_batch(
         except Fault as error:
             failures.append(failed(entry, error))
     if not prepared:
-        return SendMessageBatchReply(failed=failures)
+        return aws.SendMessageBatchReply(failed=failures)
     sealing = context.sealing
     if sealing is not None and sealing.is_on(topic):
         for ready in prepared.values():
@@ -134,7 +123,7 @@ async def send_message_batch(
             continue
         sent_bytes += ready.size_bytes
         successes.append(
-            SendMessageBatchResultEntry(
+            aws.SendMessageBatchResultEntry(
                 id=entries[index].id or "",
                 message_id=uuid_text(result.message_id),
                 md5_of_message_body=ready.md5_of_body,
@@ -146,7 +135,7 @@ async def send_message_batch(
             )
         )
     context.meter.sent(len(successes), sent_bytes)
-    return SendMessageBatchReply(successful=successes or None, failed=failures or None)
+    return aws.SendMessageBatchReply(successful=successes or None, failed=failures or None)
 
 
 def _parts(
@@ -163,9 +152,6 @@ def _parts(
     return parts
 
 
-# ── One message ──────────────────────────────────────────────────────────────────────────────
-
-
 def prepare(
     request: Sendable,
     topic: Topic,
@@ -180,8 +166,12 @@ def prepare(
     body = body_bytes(request.message_body)
     attributes = read_attributes(request.message_attributes) if request.message_attributes else None
     size_bytes = message_bytes(body, attributes)
-    if size_bytes > topic.settings.message_bytes_max:
-        raise _too_long(topic.settings.message_bytes_max, in_batch=in_batch)
+    bytes_max = topic.settings.message_bytes_max
+    if size_bytes > bytes_max:
+        # SQS has two texts for this rule; tests of clients compare the whole text.
+        wrong = "cannot be validated" if in_batch else "are invalid"
+        reason = f"Message must be shorter than {bytes_max} bytes."
+        raise invalid(f"One or more parameters {wrong}. Reason: {reason}")
     trace = None
     if request.message_system_attributes:
         trace = read_trace_header(request.message_system_attributes)
@@ -194,14 +184,18 @@ def prepare(
         delay_ms = None
         if group is None:
             raise missing("MessageGroupId")
-        dedup_id = _dedup_id(request, topic, body)
+        dedup_id = request.message_deduplication_id
+        if dedup_id is not None:
+            check_id(dedup_id, "MessageDeduplicationId")
+        elif topic.settings.is_content_dedup:
+            dedup_id = sha256(body).hexdigest()
+        else:
+            raise _no_dedup_id()
     else:
         delay_ms = _delay_ms(request.delay_seconds, topic)
-        dedup_id = None
-        if request.message_deduplication_id is not None:
-            raise invalid_value(
-                request.message_deduplication_id, "MessageDeduplicationId", _WRONG_KIND
-            )
+        dedup_id = request.message_deduplication_id
+        if dedup_id is not None:
+            raise invalid_value(dedup_id, "MessageDeduplicationId", _WRONG_KIND)
     return Prepared(
         Message(
             entropy(16),
@@ -223,11 +217,8 @@ def prepare(
 def check_total(size_bytes: int) -> None:
     """Check the size of a whole batch, which does not depend on the limit of the queue."""
     if size_bytes > MESSAGE_BYTES_MAX:
-        raise fault(
-            "BatchRequestTooLong",
-            f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. "
-            f"You have sent {size_bytes} bytes.",
-        )
+        text = f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. "
+        raise fault("BatchRequestTooLong", f"{text}You have sent {size_bytes} bytes.")
 
 
 def size_of(request: Sendable) -> int:
@@ -243,16 +234,13 @@ def size_of(request: Sendable) -> int:
 def check_ordered(request: Sendable, topic: Topic) -> None:
     """Check what each entry of a FIFO batch needs before any is sent: order cannot have gaps."""
     if not request.message_group_id:
-        raise fault(
-            "InvalidParameterValue", "The request must contain the parameter MessageGroupId."
-        )
+        raise invalid("The request must contain the parameter MessageGroupId.")
     if not request.message_deduplication_id and not topic.settings.is_content_dedup:
         raise _no_dedup_id()
 
 
 def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
-    """Return the delay of a message of a standard queue, by default the present delay of the queue:
-    later changes of the queue do not affect messages already sent."""
+    """Return the delay; by default that of the queue now, whatever changes later."""
     queue_delay_ms = topic.settings.delay_ms
     if delay_seconds is None:
         return queue_delay_ms or None
@@ -263,30 +251,8 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
     return delay_ms if delay_ms or queue_delay_ms else None
 
 
-def _dedup_id(request: Sendable, topic: Topic, body: bytes) -> str:
-    given = request.message_deduplication_id
-    if given is not None:
-        return check_id(given, "MessageDeduplicationId")
-    if not topic.settings.is_content_dedup:
-        raise _no_dedup_id()
-    return sha256(body).hexdigest()
-
-
 def _no_dedup_id() -> Fault:
-    return fault(
-        "InvalidParameterValue",
+    return invalid(
         "The queue should either have ContentBasedDeduplication enabled or "
-        "MessageDeduplicationId provided explicitly",
+        "MessageDeduplicationId provided explicitly"
     )
-
-
-def _too_long(bytes_max: int, *, in_batch: bool) -> Fault:
-    # SQS has two texts for this rule; tests of clients compare the whole text.
-    wrong = "cannot be validated" if in_batch else "are invalid"
-    return fault(
-        "InvalidParameterValue",
-        f"One or more parameters {wrong}. Reason: Message must be shorter than {bytes_max} bytes.",
-    )
-
-
-ACTIONS = (Action("SendMessage", send_message), Action("SendMessageBatch", send_message_batch))

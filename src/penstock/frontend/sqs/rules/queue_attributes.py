@@ -14,7 +14,7 @@ import msgspec
 from penstock.frontend.sqs.rules import queue_policies
 from penstock.model.limits import QUEUE_PARTITIONS_MAX
 from penstock.model.topic import DedupScope, Fsync, Kind, QueueSettings, QueueStats, Redrive, Topic
-from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.faults import Fault, fault, invalid_value
 
 ALL: Final = "All"
 
@@ -22,16 +22,23 @@ ALL: Final = "All"
 @dataclass(frozen=True, slots=True)
 class QueueAttribute:
     name: str
-    of: Callable[[Topic, QueueStats], object]
-    text: Callable[[Any], str | None] = str  # None: not shown
+    field: str  # of the topic, ``settings.`` of its settings, or ``stats.`` of its counts
     # Parses the value; ValueError: invalid. None: the attribute cannot be set.
     read: Callable[[str], object] | None = None
-    setting: str | None = None  # the field of QueueSettings that has the value
+    text: Callable[[Any], str | None] = str  # None: not shown
+    same: Callable[[Any, Any], bool] = operator.eq  # of two values
     is_fifo_only: bool = False
     is_create_only: bool = False
-    is_count: bool = False  # shown from QueueStats
     is_ours: bool = False
-    same: Callable[[Any, Any], bool] = operator.eq  # of two values
+
+    @property
+    def is_count(self) -> bool:
+        return self.field.startswith("stats.")
+
+    def of(self, topic: Topic, stats: QueueStats) -> Any:
+        holder, _, name = self.field.rpartition(".")
+        holders = {"": topic, "settings": topic.settings, "stats": stats}
+        return getattr(holders[holder], name)
 
     def value(self, text: str) -> object:
         assert self.read is not None, "the attribute can be set"
@@ -48,9 +55,6 @@ def invalid_attribute(name: str, reason: str = "") -> Fault:
 
 def _unknown(name: str) -> Fault:
     return fault("InvalidAttributeName", f"Unknown Attribute {name}.")
-
-
-# ── Reading and showing values ───────────────────────────────────────────────────────────────
 
 
 def _whole(low: int, high: int, unit: int = 1) -> Callable[[str], int]:
@@ -94,16 +98,12 @@ def _same_json(given: str | None, current: str | None) -> bool:
     return bool(json.loads(given) == json.loads(current))
 
 
-def _seconds(value_ms: int) -> str:
+def _as_seconds(value_ms: int) -> str:
     return str(value_ms // 1_000)
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _sse_text(value: object) -> str:
-    """Show a value that was never set as true, as SQS does."""
+def _flag(value: object) -> str:
+    """Show a value that was never set (encryption) as true, as SQS does."""
     return "false" if value is False else "true"
 
 
@@ -111,77 +111,63 @@ def _optional(value: str | None) -> str | None:
     return value or None
 
 
-# ── The table ────────────────────────────────────────────────────────────────────────────────
-
-
-def _setting(
-    name: str,
-    field: str,
-    read: Callable[[str], object],
-    text: Callable[[Any], str | None] = str,
-    **more: Any,
-) -> QueueAttribute:
-    return QueueAttribute(
-        name, lambda topic, _: getattr(topic.settings, field), text, read, field, **more
-    )
-
-
-def _timed(name: str, field: str, low: int, high: int) -> QueueAttribute:
-    return _setting(name, field, _whole(low, high, 1_000), _seconds)
-
-
-def _count(name: str, of: Callable[[QueueStats], int]) -> QueueAttribute:
-    return QueueAttribute(name, lambda _, stats: of(stats), is_count=True)
+def _seconds(low: int, high: int) -> tuple[Callable[[str], int], Callable[[int], str]]:
+    """Return ``read`` and ``text`` of a field in milliseconds."""
+    return _whole(low, high, 1_000), _as_seconds
 
 
 _ROWS = (
-    QueueAttribute("QueueArn", lambda topic, _: topic.arn),
-    QueueAttribute("CreatedTimestamp", lambda topic, _: topic.created_at_ms, _seconds),
-    QueueAttribute("LastModifiedTimestamp", lambda topic, _: topic.modified_at_ms, _seconds),
-    _count("ApproximateNumberOfMessages", lambda stats: stats.visible),
-    _count("ApproximateNumberOfMessagesNotVisible", lambda stats: stats.in_flight),
-    _count("ApproximateNumberOfMessagesDelayed", lambda stats: stats.delayed),
-    _timed("DelaySeconds", "delay_ms", 0, 900),
-    _setting("MaximumMessageSize", "message_bytes_max", _whole(1_024, 1_048_576)),
-    _timed("MessageRetentionPeriod", "retention_ms", 60, 1_209_600),
-    _timed("ReceiveMessageWaitTimeSeconds", "wait_ms", 0, 20),
-    _timed("VisibilityTimeout", "lease_ms", 0, 43_200),
-    _setting("Policy", "policy", _policy, _optional, same=_same_json),
-    _setting("RedrivePolicy", "redrive", queue_policies.parse_redrive, _redrive_text),
-    _setting("RedriveAllowPolicy", "redrive_allow", _redrive_allow, _optional, same=_same_json),
-    _setting("KmsMasterKeyId", "kms_key", _optional, _optional),
-    _setting(
+    QueueAttribute("QueueArn", "arn"),
+    QueueAttribute("CreatedTimestamp", "created_at_ms", text=_as_seconds),
+    QueueAttribute("LastModifiedTimestamp", "modified_at_ms", text=_as_seconds),
+    QueueAttribute("ApproximateNumberOfMessages", "stats.visible"),
+    QueueAttribute("ApproximateNumberOfMessagesNotVisible", "stats.in_flight"),
+    QueueAttribute("ApproximateNumberOfMessagesDelayed", "stats.delayed"),
+    QueueAttribute("DelaySeconds", "settings.delay_ms", *_seconds(0, 900)),
+    QueueAttribute("MaximumMessageSize", "settings.message_bytes_max", _whole(1_024, 1_048_576)),
+    QueueAttribute("MessageRetentionPeriod", "settings.retention_ms", *_seconds(60, 1_209_600)),
+    QueueAttribute("ReceiveMessageWaitTimeSeconds", "settings.wait_ms", *_seconds(0, 20)),
+    QueueAttribute("VisibilityTimeout", "settings.lease_ms", *_seconds(0, 43_200)),
+    QueueAttribute("Policy", "settings.policy", _policy, _optional, _same_json),
+    QueueAttribute(
+        "RedrivePolicy", "settings.redrive", queue_policies.parse_redrive, _redrive_text
+    ),
+    QueueAttribute(
+        "RedriveAllowPolicy", "settings.redrive_allow", _redrive_allow, _optional, _same_json
+    ),
+    QueueAttribute("KmsMasterKeyId", "settings.kms_key", _optional, _optional),
+    QueueAttribute(
         "KmsDataKeyReusePeriodSeconds",
-        "kms_reuse_s",
+        "settings.kms_reuse_s",
         _whole(60, 86_400),
         # SQS does not show the default.
         lambda value: None if value == QueueSettings().kms_reuse_s else str(value),
     ),
-    _setting(
+    QueueAttribute(
         "SqsManagedSseEnabled",
-        "is_sse_managed",
+        "settings.is_sse_managed",
         _bool,
-        _sse_text,
-        same=lambda given, current: _sse_text(given) == _sse_text(current),
+        _flag,
+        lambda given, current: _flag(given) == _flag(current),
     ),
     QueueAttribute(
-        "FifoQueue",
-        lambda topic, _: topic.is_fifo,
-        lambda value: "true" if value else None,
-        _bool,
-        is_create_only=True,
+        "FifoQueue", "is_fifo", _bool, lambda value: "true" if value else None, is_create_only=True
     ),
-    _setting("ContentBasedDeduplication", "is_content_dedup", _bool, _flag, is_fifo_only=True),
-    _setting("DeduplicationScope", "dedup_scope", DedupScope, is_fifo_only=True),
-    _setting("FifoThroughputLimit", "throughput_limit", _throughput_limit, is_fifo_only=True),
+    QueueAttribute(
+        "ContentBasedDeduplication", "settings.is_content_dedup", _bool, _flag, is_fifo_only=True
+    ),
+    QueueAttribute("DeduplicationScope", "settings.dedup_scope", DedupScope, is_fifo_only=True),
+    QueueAttribute(
+        "FifoThroughputLimit", "settings.throughput_limit", _throughput_limit, is_fifo_only=True
+    ),
     QueueAttribute(
         "PenstockPartitions",
-        lambda topic, _: topic.partition_count,
-        read=_whole(1, QUEUE_PARTITIONS_MAX),
+        "partition_count",
+        _whole(1, QUEUE_PARTITIONS_MAX),
         is_create_only=True,
         is_ours=True,
     ),
-    QueueAttribute("PenstockFsync", lambda topic, _: topic.fsync, _optional, Fsync, is_ours=True),
+    QueueAttribute("PenstockFsync", "fsync", Fsync, _optional, is_ours=True),
 )
 
 TABLE: Final[Mapping[str, QueueAttribute]] = {row.name: row for row in _ROWS}
@@ -203,9 +189,6 @@ def requested(names: Sequence[str], *, is_fifo: bool) -> list[QueueAttribute]:
 def show(rows: Sequence[QueueAttribute], topic: Topic, stats: QueueStats) -> dict[str, str]:
     texts = ((row.name, row.text(row.of(topic, stats))) for row in rows)
     return {name: text for name, text in texts if text is not None}
-
-
-# ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
 
 class NewQueue(msgspec.Struct, frozen=True):
@@ -231,28 +214,23 @@ def _read(
                 raise _unknown(name)
             text = f"You can specify the {name} only when FifoQueue is set to true."
             raise fault("InvalidAttributeName", text)
-        if row.setting is not None:
-            changes[row.setting] = row.value(text)
+        holder, _, field = row.field.rpartition(".")
+        if holder:
+            changes[field] = row.value(text)
         else:
             others[name] = row.value(text)
     if changes.get("kms_key"):
         if changes.get("is_sse_managed"):
-            raise fault(
-                "InvalidAttributeName",
-                "You can use one type of server-side encryption (SSE) at one time. "
-                "You can either enable KMS SSE or SQS SSE.",
-            )
+            text = "You can use one type of server-side encryption (SSE) at one time."
+            raise fault("InvalidAttributeName", f"{text} You can either enable KMS SSE or SQS SSE.")
         changes["is_sse_managed"] = False
     elif changes.get("is_sse_managed"):
         changes["kms_key"] = None
     settings: QueueSettings = msgspec.structs.replace(current, **changes)
     is_per_group = settings.throughput_limit == "perMessageGroupId"
     if is_per_group and settings.dedup_scope is not DedupScope.GROUP:
-        raise fault(
-            "InvalidParameterValue",
-            "Value perMessageGroupId for parameter FifoThroughputLimit is invalid. Reason: it "
-            "needs DeduplicationScope to be messageGroup.",
-        )
+        reason = "it needs DeduplicationScope to be messageGroup."
+        raise invalid_value("perMessageGroupId", "FifoThroughputLimit", reason)
     return settings, others
 
 
@@ -261,21 +239,16 @@ def _kind_of_new(name: str, given: Mapping[str, str]) -> Kind:
     text = given.get("FifoQueue")
     if text is not None and not TABLE["FifoQueue"].value(text):
         raise _unknown("FifoQueue")
+    if (text is not None) == name.endswith(".fifo"):
+        return Kind.STANDARD if text is None else Kind.FIFO
     if text is None:
-        if name.endswith(".fifo"):
-            raise fault(
-                "InvalidParameterValue",
-                "Can only include alphanumeric characters, hyphens, or underscores. "
-                "1 to 80 in length",
-            )
-        return Kind.STANDARD
-    if not name.endswith(".fifo"):
-        raise fault(
-            "InvalidParameterValue",
-            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or "
-            "underscores, must end with .fifo suffix and be 1 to 80 in length",
-        )
-    return Kind.FIFO
+        wrong = "Can only include alphanumeric characters, hyphens, or underscores."
+        raise fault("InvalidParameterValue", f"{wrong} 1 to 80 in length")
+    raise fault(
+        "InvalidParameterValue",
+        "The name of a FIFO queue can only include alphanumeric characters, hyphens, or "
+        "underscores, must end with .fifo suffix and be 1 to 80 in length",
+    )
 
 
 def read_new(name: str, given: Mapping[str, str]) -> NewQueue:
@@ -286,16 +259,13 @@ def read_new(name: str, given: Mapping[str, str]) -> NewQueue:
         # A duplicate may have another group, so another partition, than its first: deduplication
         # over the whole queue needs a single partition, whatever the default is.
         if partition_count not in (None, 1):
-            raise invalid_attribute(
-                "PenstockPartitions",
-                "A FIFO queue of several partitions needs DeduplicationScope messageGroup.",
-            )
+            reason = "A FIFO queue of several partitions needs DeduplicationScope messageGroup."
+            raise invalid_attribute("PenstockPartitions", reason)
         partition_count = 1
     return NewQueue(kind, settings, others.get("PenstockFsync"), partition_count)
 
 
 def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
-    """Return the first given attribute whose value differs from that of the queue."""
     for name, text in given.items():
         row = TABLE[name]
         if not row.same(row.value(text), row.of(topic, QueueStats())):

@@ -1,23 +1,27 @@
-"""JSON documents of queues: the access policy and the two redrive policies. Pure functions on text;
-``redrive.py`` checks dead-letter queues against the catalog."""
+"""What belongs to a queue besides its attributes: the access policy and the two redrive policies,
+which are JSON, which queues may use which dead-letter queue, and tags."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.access import evaluation
 from penstock.access.conditions import MalformedPolicy
+from penstock.model.limits import TAGS_MAX
 from penstock.model.names import is_account
-from penstock.model.topic import Redrive
-from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.model.ports import Catalog
+from penstock.model.topic import Redrive, Topic
+from penstock.wire.aws.faults import fault, invalid_value, missing
 from penstock.wire.aws.queue_urls import parse_arn
 from penstock.wire.aws.shapes import OPERATIONS
 
 ACTIONS_MAX = 7
 ATTEMPTS_MAX = 1_000
 SOURCE_ARNS_MAX = 10
+TAG_KEY_MAX = 128  # characters
+TAG_VALUE_MAX = 256
 STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
 
 # Actions that a policy cannot grant: SQS does not allow them for another account.
@@ -37,27 +41,22 @@ OWNER_ONLY = frozenset(
         "UntagQueue",
     )
 )
+Tags = Mapping[str, str]
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
-# ── Access policy ────────────────────────────────────────────────────────────────────────────
-
-
 def check_policy(text: str) -> None:
-    """Raise InvalidAttributeValue if ``text`` is not a valid policy of a queue."""
     try:
         evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
     except MalformedPolicy as error:
-        raise fault(
-            "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {error}"
-        ) from None
+        text = f"Invalid value for the parameter Policy. Reason: {error}"
+        raise fault("InvalidAttributeValue", text) from None
 
 
 def add_permission(
     policy: str | None, *, arn: str, label: str, accounts: Sequence[str], actions: Sequence[str]
 ) -> str:
-    """Return the policy of queue ``arn`` with one more statement, named ``label``."""
     _check_grant(label, accounts, actions)
     document: dict[str, Any] = (_json_object(policy) if policy else None) or {
         "Version": "2008-10-17",
@@ -67,10 +66,8 @@ def add_permission(
     if any(_sid(one) == label for one in statements):
         raise invalid_value(label, "Label", "Already exists.")
     if len(statements) >= STATEMENTS_MAX:
-        raise fault(
-            "OverLimit",
-            f"{len(statements) + 1} statements were found, maximum allowed is {STATEMENTS_MAX}.",
-        )
+        found = f"{len(statements) + 1} statements were found"
+        raise fault("OverLimit", f"{found}, maximum allowed is {STATEMENTS_MAX}.")
     statement = {
         "Sid": label,
         "Effect": "Allow",
@@ -101,13 +98,11 @@ def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) ->
     if not actions:
         raise missing("Actions")
     if _LABEL.match(label) is None:
-        raise invalid_value(
-            label, "Label", "Can only include alphanumeric characters, hyphens, or underscores."
-        )
+        reason = "Can only include alphanumeric characters, hyphens, or underscores."
+        raise invalid_value(label, "Label", reason)
     if len(actions) > ACTIONS_MAX:
-        raise fault(
-            "OverLimit", f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
-        )
+        text = f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
+        raise fault("OverLimit", text)
     for account in accounts:
         if not is_account(account):
             raise invalid_value(account, "PrincipalId", "Unable to verify.")
@@ -135,41 +130,40 @@ def _one_or_many(values: list[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else values
 
 
-# ── Redrive policies ─────────────────────────────────────────────────────────────────────────
-
-
 def parse_redrive(text: str) -> Redrive | None:
     """Parse a RedrivePolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
-    document = _json_object(text)
+    redrive = _redrive(_json_object(text))
+    if isinstance(redrive, str):
+        raise invalid_value(text, "RedrivePolicy", redrive)
+    return redrive
+
+
+def _redrive(document: dict[str, Any] | None) -> Redrive | str:
     if document is None:
-        raise _bad_redrive(text, "Redrive policy is not a valid JSON map.")
+        return "Redrive policy is not a valid JSON map."
     for name in ("deadLetterTargetArn", "maxReceiveCount"):
         if name not in document:
-            reason = f"Redrive policy does not contain mandatory attribute: {name}."
-            raise _bad_redrive(text, reason)
+            return f"Redrive policy does not contain mandatory attribute: {name}."
     if len(document) != 2:
-        reason = "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
-        raise _bad_redrive(text, reason)
+        return "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
     target, given = document["deadLetterTargetArn"], document["maxReceiveCount"]
     if not isinstance(target, str) or parse_arn(target) is None:
-        raise _bad_redrive(text, "Invalid value for deadLetterTargetArn.")
+        return "Invalid value for deadLetterTargetArn."
     count = int(given) if isinstance(given, str) and _COUNT.match(given) else given
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= ATTEMPTS_MAX:
-        reason = (
+        return (
             f"Invalid value for maxReceiveCount: {given}, valid values are from 1 to {ATTEMPTS_MAX}"
             " both inclusive."
         )
-        raise _bad_redrive(text, reason)
     return Redrive(target_arn=target, attempts_max=count)
 
 
 def redrive_text(redrive: Redrive) -> str:
     """Return the text for GetQueueAttributes, always with the count as a number."""
-    return _text(
-        {"deadLetterTargetArn": redrive.target_arn, "maxReceiveCount": redrive.attempts_max}
-    )
+    target, count = redrive.target_arn, redrive.attempts_max
+    return _text({"deadLetterTargetArn": target, "maxReceiveCount": count})
 
 
 class RedriveAllow(msgspec.Struct, frozen=True):
@@ -188,37 +182,91 @@ def parse_redrive_allow(text: str) -> RedriveAllow | None:
     """Parse a RedriveAllowPolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
-    document = _json_object(text)
+    allow = _redrive_allow(_json_object(text))
+    if isinstance(allow, str):
+        raise invalid_value(text, "RedriveAllowPolicy", allow)
+    return allow
+
+
+def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
     if document is None:
-        raise _bad_allow(text, "Redrive allow policy is not a valid JSON map.")
+        return "Redrive allow policy is not a valid JSON map."
     if not document.keys() <= {"redrivePermission", "sourceQueueArns"}:
-        raise _bad_allow(
-            text, "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
-        )
-    permission = document.get("redrivePermission")
+        return "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
+    permission, arns = document.get("redrivePermission"), document.get("sourceQueueArns")
     if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise _bad_allow(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
-    arns = document.get("sourceQueueArns")
+        return "redrivePermission must be one of allowAll, denyAll, byQueue."
     if permission != "byQueue":
         if arns:
-            raise _bad_allow(text, "sourceQueueArns needs redrivePermission byQueue.")
+            return "sourceQueueArns needs redrivePermission byQueue."
         return RedriveAllow(permission)
     if not isinstance(arns, list) or not 1 <= len(arns) <= SOURCE_ARNS_MAX:
-        raise _bad_allow(text, f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns.")
+        return f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns."
     if not all(isinstance(one, str) and parse_arn(one) is not None for one in arns):
-        raise _bad_allow(text, "sourceQueueArns must be ARNs of queues.")
+        return "sourceQueueArns must be ARNs of queues."
     return RedriveAllow(permission, tuple(arns))
 
 
-def _bad_redrive(text: str, reason: str) -> Fault:
-    return invalid_value(text, "RedrivePolicy", reason)
+def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
+    target = catalog.find_arn(redrive.target_arn)
+    reason = "Dead letter target does not exist." if target is None else _objection(target, source)
+    if reason is not None:
+        raise invalid_value(redrive_text(redrive), "RedrivePolicy", reason)
 
 
-def _bad_allow(text: str, reason: str) -> Fault:
-    return invalid_value(text, "RedriveAllowPolicy", reason)
+def _objection(target: Topic, source: Topic) -> str | None:
+    if (target.account, target.region) != (source.account, source.region):
+        return "Dead-letter target owner should be same as the source."
+    if target.is_share:
+        return "Dead-letter target must be a queue that messages can be sent to."
+    if target.kind is not source.kind:
+        return "Dead-letter target must be same type of queue as the source."
+    if target.name == source.name and source.is_fifo:
+        # A standard queue may be its own target: the message goes to the end of the queue. In a
+        # FIFO queue, deduplication would drop the message when it returns a second time.
+        return "Dead-letter target of a FIFO queue must be another queue."
+    allow = parse_redrive_allow(target.settings.redrive_allow or "")
+    if allow is not None and not allow.allows(source.arn):
+        return "The dead-letter target's RedriveAllowPolicy does not allow this source queue."
+    return None
 
 
-# ── JSON ─────────────────────────────────────────────────────────────────────────────────────
+def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
+    return [
+        topic
+        for topic in catalog.topics(target.account, target.region)
+        if topic.settings.redrive is not None and topic.settings.redrive.target_arn == target.arn
+    ]
+
+
+def merged_tags(current: Tags, given: Tags, *, queue_name: str) -> dict[str, str]:
+    tags = {**current, **given}
+    if len(tags) > TAGS_MAX:
+        raise fault("InvalidParameterValue", f"Too many tags added for queue {queue_name}.")
+    return tags
+
+
+def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for key, value in given.items():
+        if value is None:
+            raise fault("InvalidParameterValue", "the parameter 'value' may not be null")
+        if not 1 <= len(key) <= TAG_KEY_MAX:
+            raise invalid_value(key, "Tag.Key", f"must be 1 to {TAG_KEY_MAX} characters long.")
+        if len(value) > TAG_VALUE_MAX:
+            reason = f"must be at most {TAG_VALUE_MAX} characters long."
+            raise invalid_value(value, "Tag.Value", reason)
+        tags[key] = value
+    return tags
+
+
+def check_tag_keys(keys: Sequence[str]) -> None:
+    """Raise InvalidParameterValue for a bad key; an empty list counts as one empty key."""
+    if not all(1 <= len(key) <= TAG_KEY_MAX for key in keys or ("",)):
+        raise fault(
+            "InvalidParameterValue",
+            f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length.",
+        )
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

@@ -1,10 +1,13 @@
-"""The cluster as the admin API uses it; implemented by ``node.cluster``."""
+"""The cluster, backups and logs of coordinators as the admin API uses them; implemented by
+``node.cluster``, ``backup`` and ``node``."""
 
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+
+from penstock.model.topic import SkippedRow
 
 
 class PartitionState(StrEnum):
@@ -54,8 +57,7 @@ class Safety(msgspec.Struct, frozen=True):
 
 
 class NodeShown(msgspec.Struct, frozen=True):
-    """A node that is alive, or has replicas by the metadata. The facts about a node that is not
-    alive are the last known ones."""
+    """A node that is alive or has replicas. Facts about a dead one are the last known."""
 
     node: int
     name: str
@@ -94,8 +96,6 @@ class LevelShown(msgspec.Struct, frozen=True):
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """A change of the feature level."""
-
     level: int  # before
     to: int
     is_done: bool  # False: a dry run, or the manager has not done it yet
@@ -113,8 +113,6 @@ class ClusterShown(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Progress of emptying a node."""
-
     node: int
     is_draining: bool
     replicas: int
@@ -137,32 +135,105 @@ class ClusterPort(Protocol):
         limit: int,
     ) -> tuple[Sequence[PartitionShown], bool]:
         """Return partitions after ``after``, by topic id and number, and if there are more."""
-        ...
 
     async def safety(self, node: int | None) -> Safety:
         """Return the risk of stopping a node; None: of each node."""
-        ...
 
     async def drain(self, node: int) -> Drain:
         """Move all replicas of this node to other nodes, as far as possible."""
-        ...
 
     async def undrain(self, node: int) -> Drain: ...
 
     async def decommission(self, node: int) -> Drain:
         """Drain a node. Raises Conflict if the drain could not be completed."""
-        ...
 
     async def rebalance(self) -> int:
         """Make the preferred replica the leader where possible. Returns the number of changes."""
-        ...
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
     async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
         """Elect a replica that may lack records: these are lost."""
-        ...
 
     async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
         """Raise the feature level; None: to the highest that all nodes support."""
-        ...
+
+
+class StartedBackup(msgspec.Struct, frozen=True):
+    id: str
+    at_ms: int  # wall clock: every request with an earlier reply is included
+    version: str
+    node: str
+    nodes: Sequence[int]  # of the cluster; empty: not a cluster
+    account: str
+    region: str
+    master_key_id: str  # of the key that decrypts secrets
+    partitions: int
+    definitions: int
+    size_bytes: int  # approximate
+
+
+class PartitionCut(msgspec.Struct, frozen=True):
+    topic_id: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
+class Definition(msgspec.Struct, frozen=True):
+    key: str
+    value: bytes  # base64 in JSON
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of one log. Empty if the offset was deleted: continue at ``start_offset``."""
+
+    data: bytes
+    base_offset: int
+    next_offset: int
+    start_offset: int
+
+
+class BackupPort(Protocol):
+    async def begin(self) -> StartedBackup:
+        """Raises Throttled if too many backups run, Overloaded if a partition has no leader."""
+
+    async def partitions(
+        self, backup_id: str, *, after: int, limit: int
+    ) -> Sequence[PartitionCut]: ...
+
+    async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
+        """Return one page."""
+
+    async def read(self, backup_id: str, topic_id: str, partition: int, offset: int) -> Piece: ...
+
+    async def end(self, backup_id: str) -> None: ...
+
+
+class ShownRow(msgspec.Struct, frozen=True):
+    offset: int
+    key: str  # key and value are hexadecimal, and cut if long
+    value: str | None  # None: the row deletes its key
+    key_bytes: int
+    value_bytes: int
+    digest: str
+    reason: str | None = None  # why it is unreadable
+
+
+class CoordinatorLog(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    unreadable: ShownRow | None  # the first; None: all rows are readable
+    skipped: Sequence[SkippedRow]
+    row: ShownRow | None = None  # at the requested offset
+
+
+class CoordinatorPort(Protocol):
+    async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
+        """Read the whole log. Raises NotFound for a topic, partition or row that does not exist."""
+
+    async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
+        """Skip this row for good. Raises Conflict if it is not the unreadable one."""

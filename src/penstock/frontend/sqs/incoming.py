@@ -1,24 +1,32 @@
-"""The first and third stage: parse the signature, the action and the typed request.
-
-``identify`` reads only the head of a request. ``decode`` reads the body, after ``authenticate`` has
-verified the signature: with authentication on, the body of an unsigned request is never decoded.
+"""The first three stages: ``identify`` parses the signature and reads only the head of a request,
+``authenticate`` finds who is calling, in which account and region, and ``decode`` reads the body:
+with authentication on, the body of an unsigned request is never decoded.
 
 The service is determined by the X-Amz-Target header, else by the service in the signature, else by
-the Action parameter. A request about a queue may be sent to the path of the queue, without a URL
-parameter."""
+the Action parameter. A request about a queue may be sent to the path of the queue instead.
+
+With authentication off every caller is trusted, and an invalid signature counts as none. The
+signature still selects the region, else the host name does. A key of twelve digits also selects the
+account, so that test suites can act as several accounts. With authentication on, the region is that
+of the signature; a host name with another region is an error."""
 
 from collections.abc import Generator
+from functools import lru_cache
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
 
-from penstock.frontend.sqs.actions import ACTIONS, get_caller_identity
-from penstock.frontend.sqs.call import Call
-from penstock.frontend.sqs.context import Context
+from penstock.frontend.sqs.actions import ACTIONS, GET_CALLER_IDENTITY
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context
 from penstock.frontend.sqs.protocols import JSON, STS_JSON, STS_QUERY
+from penstock.model.identity import Caller
+from penstock.model.limits import MINUTE_MS
+from penstock.model.names import is_account
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import json10, query, queue_urls, sigv4, sts
 from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.queue_urls import region_in_host
 from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
 
 # Not about one queue, so rejected in a form sent to the path of a queue.
@@ -39,18 +47,18 @@ def identify(context: Context, call: Call) -> None:
             call.codec = STS_QUERY
         return
     target = http.headers.get("x-amz-target", "")
-    call.action = _TARGETS.get(target)
-    if call.action is None:
+    action = _TARGETS.get(target)
+    if action is None:
         if target != sts.TARGET:
             raise json10.unknown_operation(target)
         call.codec = STS_JSON
-        call.action = get_caller_identity.ACTION
+        action = GET_CALLER_IDENTITY
+    call.action = action
 
 
 def decode(_context: Context, call: Call) -> None:
     http = call.http
     if call.codec is JSON:
-        assert call.action is not None, "identify found one or raised"
         call.request = json10.decode(OPERATIONS[call.action.name], http.body)
     elif call.codec is not STS_JSON:
         _read_form(call, query.fields_of(http.query, http.body))
@@ -62,7 +70,6 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
     """``decode`` for a large body, which yields after every few milliseconds of work."""
     http = call.http
     if call.codec is JSON:
-        assert call.action is not None, "identify found one or raised"
         operation = OPERATIONS[call.action.name]
         token = context.entropy(TOKEN_BYTES).hex()
         call.request = yield from json10.decode_in_steps(operation, http.body, token)
@@ -73,9 +80,9 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
 
 
 def name_action(call: Call) -> None:
-    """Set the action of a request that was rejected before its body was decoded, for the audit
-    trail and the metrics."""
-    call.action = ACTIONS.get(query.action_in(call.http.query, call.http.body))
+    """Set the action of a request rejected before ``decode``, for audit and metrics."""
+    name = query.action_in(call.http.query, call.http.body)
+    call.action = ACTIONS.get(name, UNKNOWN_ACTION)
 
 
 def has_action(http: HttpRequest) -> bool:
@@ -97,7 +104,7 @@ def _read_form(call: Call, fields: dict[str, str]) -> None:
         call.codec = STS_QUERY
         if fields.get("Action") != sts.ACTION:
             raise fault("InvalidAction", f"The only action of STS served here is {sts.ACTION}.")
-        call.action = get_caller_identity.ACTION
+        call.action = GET_CALLER_IDENTITY
         return
     operation = query.operation_of(fields)
     if operation.name in _NOT_AT_A_QUEUE and _is_queue_path(call.http.path):
@@ -128,25 +135,93 @@ def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> No
             if known is not None:
                 call.scope = msgspec.structs.replace(known, signature=signature)
                 return
-            scope = sigv4.parse(authorization, fields)
-            is_cached = (
-                scope is not None
-                and not scope.is_presigned
-                and bool(mark)
-                and scope.signature == signature
-            )
         else:  # only the credential matters
             key = authorization[: authorization.find(",")]
             known = scopes.get(key)
             if known is not None:
                 call.scope = known
                 return
-            scope = sigv4.parse(authorization, fields)
+        call.scope = scope = sigv4.parse(authorization, fields)
+        if scope is None or len(key) >= SCOPE_CHARS_MAX:
+            return
+        if context.config.is_auth_on:
+            is_cached = bool(mark) and not scope.is_presigned and scope.signature == signature
+        else:
             is_cached = "Credential=" in key
-        call.scope = scope
-        if scope is not None and is_cached and len(key) < SCOPE_CHARS_MAX:
+        if is_cached:
             if len(scopes) >= SCOPES_MAX:
                 scopes.clear()
             scopes[key] = scope
     except Fault as error:
         call.scope_fault = error  # authenticate raises it if authentication is on
+
+
+TRUSTED_MAX: Final = 1_000  # callers to cache; a few hundred bytes each
+_HOSTS_MAX: Final = 256
+_ANONYMOUS: Final = "anonymous"
+
+
+def authenticate(context: Context, call: Call) -> None:
+    if context.config.is_auth_on:
+        _verify(context, call)
+    else:
+        _trust(context, call)
+
+
+def authenticate_again(context: Context, call: Call) -> None:
+    """Check a caller that has waited, but not the signature."""
+    assert call.scope is not None, "it was verified"
+    context.signers.of(call.scope).check(is_genuine=True)
+
+
+def _verify(context: Context, call: Call) -> None:
+    if call.scope_fault is not None:
+        raise call.scope_fault
+    scope, http = call.scope, call.http
+    if scope is None:
+        raise fault("MissingAuthenticationToken")
+    service = "sts" if call.codec is STS_QUERY or call.codec is STS_JSON else "sqs"
+    now_ms = context.clock.wall_ms()
+    timestamp = sigv4.check(http, scope, service=service, now_ms=now_ms)
+    region = _region_in_host(http.headers.get("host", "")[:256])
+    if region is not None and region != scope.region:
+        raise fault(
+            "SignatureDoesNotMatch",
+            f"Credential should be scoped to a valid region, not '{scope.region}'.",
+        )
+    signer = context.signers.of(scope)
+    is_genuine = sigv4.is_genuine(
+        http, scope, timestamp=timestamp, key=signer.signing_key, body_hash=call.body_hash
+    )
+    if not (is_genuine and signer.is_usable):
+        signer.check(is_genuine=is_genuine)
+    if now_ms - signer.noted_at_ms >= MINUTE_MS:
+        context.signers.note_used(signer, now_ms=now_ms)
+    call.caller = signer.caller
+    call.account = signer.caller.account
+    call.region = scope.region
+    call.sender = signer.sender
+
+
+def _trust(context: Context, call: Call) -> None:
+    config = context.config
+    scope = call.scope
+    if scope is None:
+        call.region = region_in_host(call.http.headers.get("host", "")) or config.region
+        call.sender = config.account
+        key = _ANONYMOUS
+    else:
+        call.region = scope.region
+        call.sender = key = scope.access_key
+    trusted = context.trusted
+    caller = trusted.get(key)
+    if caller is None:
+        if len(trusted) >= TRUSTED_MAX:
+            trusted.clear()
+        account = key if is_account(key) else config.account
+        caller = trusted[key] = Caller(account, key, is_trusted=True)
+    call.caller = caller
+    call.account = caller.account
+
+
+_region_in_host = lru_cache(maxsize=_HOSTS_MAX)(region_in_host)

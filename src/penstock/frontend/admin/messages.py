@@ -2,21 +2,18 @@
 
 A reply has the next offset of each partition; a tail sends these with its next request. With
 ``wait_ms`` an empty reply waits for messages. Brokers have no call that waits without leasing, so
-the queue is read at intervals; tails are used by people, few and bounded.
-
-Encrypted messages are decrypted, because the caller may receive them. One that cannot be decrypted
-is shown without its content."""
+the queue is read at intervals; tails are used by people, few and bounded. Encrypted messages are
+decrypted, because the caller may receive them; one that cannot be is shown without its content."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.frontend.admin.ports.health import State
-from penstock.frontend.admin.reply import rows_reply
-from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import may_use_queue
-from penstock.frontend.admin.topics.queues import find
+from penstock.frontend.admin.health import State
+from penstock.frontend.admin.reply import picked, rows_reply
+from penstock.frontend.admin.request import Call, Context, whole
 from penstock.model.calls import Peek
 from penstock.model.errors import InvalidRequest, Throttled
 from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
@@ -39,9 +36,10 @@ BEGIN = 0
 END = -1  # as the offset of ``Peek``: after the last record
 
 
-class Window(msgspec.Struct):
-    """The messages of one reply."""
+Starts = dict[int, int]  # the next offset of each partition
 
+
+class Window(msgspec.Struct):
     count: int  # that may be added
     size_bytes: int  # that may be added
     messages: list[dict[str, object]] = []
@@ -67,50 +65,43 @@ class Messages:
     def __init__(self) -> None:
         self._tails: SharedLimit | None = None  # by account; made by the first tail
 
-    async def __call__(self, context: Context, call: Call) -> HttpReply:
-        topic = find(context, call)
+    async def __call__(self, call: Call) -> HttpReply:
+        topic, context = call.queue(), call.context
         count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
         wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
         starts = _starts(call, topic)
         window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
-            tails = self._tails_of(context)
+            tails = self._tails_of(context.info.account)
             with tails.holding(call.caller.account, "tails waiting on this node"):
-                starts = await _tail(context, call, topic, starts, window, wait_ms)
-        may_use_queue(context, call, RECEIVE, topic.name)  # a policy may have changed since
+                starts = await _tail(call, topic, starts, window, wait_ms)
+        call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
         nexts = {str(partition): offset for partition, offset in starts.items()}
         return await rows_reply("messages", window.messages, {"next": nexts})
 
-    def _tails_of(self, context: Context) -> SharedLimit:
-        if self._tails is None:
-            own_account = context.info.account
-            self._tails = SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
-        if self._tails.is_full():
+    def _tails_of(self, account: str) -> SharedLimit:
+        tails = self._tails or SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=account)
+        if tails.is_full():
             raise Throttled(f"Too many tails: {TAILS_MAX} are waiting on this node.")
-        return self._tails
+        self._tails = tails
+        return tails
 
 
-async def _tail(
-    context: Context,
-    call: Call,
-    topic: Topic,
-    starts: dict[int, int],
-    window: Window,
-    wait_ms: int,
-) -> dict[int, int]:
+async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_ms: int) -> Starts:
+    context = call.context
     deadline_ms = context.clock.mono_ms() + wait_ms
     while not window.messages and context.health.state is not State.DRAINING:
         left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
         if left_seconds <= 0:
             break
         await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
-        may_use_queue(context, call, RECEIVE, topic.name)
+        call.may_use_queue(RECEIVE, topic.name)
         starts = await _fill(context, topic, starts, window)
     return starts
 
 
-def _starts(call: Call, topic: Topic) -> dict[int, int]:
+def _starts(call: Call, topic: Topic) -> Starts:
     """Return the first offset of each partition. ``start`` is ``begin``, ``end``, an offset for
     all, or ``partition:offset`` pairs with commas between: the ``next`` of an earlier reply."""
     partitions = range(topic.partition_count)
@@ -120,7 +111,7 @@ def _starts(call: Call, topic: Topic) -> dict[int, int]:
     text = call.text("start", "begin")
     if ":" not in text:
         return dict.fromkeys(partitions, _offset(text))
-    starts: dict[int, int] = {}
+    starts: Starts = {}
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
@@ -132,16 +123,14 @@ def _starts(call: Call, topic: Topic) -> dict[int, int]:
 def _offset(text: str) -> int:
     if text in ("begin", "end"):
         return BEGIN if text == "begin" else END
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    offset = whole(text, digits_max=18)
+    if offset is None:
         raise InvalidRequest("start must be begin, end, an offset, or partition:offset pairs.")
-    return int(text)
+    return offset
 
 
-async def _fill(
-    context: Context, topic: Topic, starts: Mapping[int, int], window: Window
-) -> dict[int, int]:
-    """Read the partitions in turn, so that a busy one does not hide the others. Returns the next
-    offset of each."""
+async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
+    """Read the partitions in turn, so that a busy one does not hide the others."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))
@@ -171,9 +160,8 @@ async def _opened(context: Context, topic: Topic, peeked: Sequence[Peeked]) -> S
     for one in peeked:
         record = one.record
         message = await context.sealing.open(topic, one.partition, record.offset, record.message)
-        if message is not None and message is not record.message:
-            record = msgspec.structs.replace(record, message=message)
-            one = msgspec.structs.replace(one, record=record)
+        if message is not None:
+            one = replace(one, record=replace(record, message=message))
         opened.append(one)
     return opened
 
@@ -187,8 +175,7 @@ def _row(peeked: Peeked) -> dict[str, object]:
         "message_id": uuid_text(message.message_id),
         "state": "blocked" if peeked.blocked_by is not None else peeked.state,
         "attempts": peeked.attempts,
-        "sent_at_ms": record.sent_at_ms,
-        "appended_at_ms": record.appended_at_ms,
+        **picked(record, "sent_at_ms", "appended_at_ms"),
         "size_bytes": _size_bytes(peeked),
         **({"is_quarantined": True} if message.is_sealed else _content("body", message.body)),
         "attributes": {
@@ -196,14 +183,10 @@ def _row(peeked: Peeked) -> dict[str, object]:
         },
     }
     extras = {
-        "blocked_by": peeked.blocked_by,
-        "until_ms": peeked.until_ms,
-        "group": message.group,
-        "dedup_id": message.dedup_id,
-        "delay_ms": message.delay_ms,
+        **picked(peeked, "blocked_by", "until_ms"),
+        **picked(message, "group", "dedup_id", "delay_ms"),
         "sender": message.sender or None,
-        "trace_header": message.trace_header,
-        "source_arn": message.source_arn,
+        **picked(message, "trace_header", "source_arn"),
     }
     row.update((name, value) for name, value in extras.items() if value is not None)
     return row

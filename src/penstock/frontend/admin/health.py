@@ -6,7 +6,7 @@ serves the rest. The log gets one line when a trouble begins and one when it end
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -27,16 +27,7 @@ class State(StrEnum):
     DRAINING = "draining"
 
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.STARTING: frozenset({State.READY, State.DRAINING}),
-    State.READY: frozenset({State.DRAINING}),
-    State.DRAINING: frozenset(),
-}
-
-
 class Reason(msgspec.Struct, frozen=True):
-    """A trouble as probes and the admin API show it."""
-
     kind: str
     name: str
     text: str
@@ -46,50 +37,40 @@ class Reason(msgspec.Struct, frozen=True):
 
 class Health:
     def __init__(self) -> None:
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._troubles: dict[tuple[Kind, str], Trouble] = {}
         self._counts: Counter[Kind] = Counter()
         self._done = 0
         self._total = 0
 
     @property
-    def state(self) -> State:
-        return self._state
-
-    @property
     def reasons(self) -> tuple[Reason, ...]:
-        return tuple(
-            Reason(one.kind, one.name, one.text, one.do, one.is_blocking)
-            for one in self._troubles.values()
-        )
+        found = self._troubles.values()
+        return tuple(Reason(one.kind, one.name, one.text, one.do, one.is_blocking) for one in found)
 
     @property
     def is_ready(self) -> bool:
-        if self._state is not State.READY:
-            return False
-        return not any(one.is_blocking for one in self._troubles.values())
+        is_blocked = any(one.is_blocking for one in self._troubles.values())
+        return self.state is State.READY and not is_blocked
 
     @property
     def percent_started(self) -> int:
-        if self._state is not State.STARTING:
+        if self.state is not State.STARTING:
             return 100
         return 100 * self._done // self._total if self._total else 0
 
     def progress(self, *, done: int, total: int) -> None:
-        """Set the progress of the recovery, in any unit."""
         assert 0 <= done <= total
         self._done, self._total = done, total
 
     def ready(self) -> None:
-        self._go(State.READY)
+        assert self.state is State.STARTING, f"{self.state} does not lead to ready"
+        self.state = State.READY
 
     def drain(self) -> None:
-        """May be called again: a second signal changes nothing."""
-        if self._state is not State.DRAINING:
-            self._go(State.DRAINING)
+        self.state = State.DRAINING
 
     def show(self, troubles: Sequence[Trouble]) -> None:
-        """Replace the shown troubles by the present ones."""
         before = self._troubles
         # Blocking ones come first, so that they are never left out.
         kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]
@@ -108,7 +89,3 @@ class Health:
         """Yield one series per kind, even if zero: alerts need the series."""
         for kind in Kind:
             yield families.TROUBLE, ((kind.value,), self._counts[kind])
-
-    def _go(self, state: State) -> None:
-        assert state in TRANSITIONS[self._state], f"{self._state} does not lead to {state}"
-        self._state = state

@@ -1,4 +1,4 @@
-"""Texts that explain why a queue delivers nothing. Pure: ``explain.py`` calls the broker.
+"""Texts that explain why a queue delivers nothing. Pure: ``queues.py`` calls the broker.
 
 A reason has a code for programs, a text for people, and its numbers. Gates stop every receive (a
 policy, a limit, a missing leader); other reasons are about some of the messages. The summary is one
@@ -6,42 +6,19 @@ line for a consumer that received nothing."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from penstock.model.topic import Obstacles, QueueStats
 
-
-class Code(StrEnum):
-    # Gates
-    DENIED = "denied"
-    THROTTLED = "throttled"
-    UNREACHABLE = "unreachable"
-    IN_FLIGHT_LIMIT = "in_flight_limit"
-    # Why some messages are not delivered
-    BLOCKED = "blocked"
-    IN_FLIGHT = "in_flight"
-    DELAYED = "delayed"
-    EXHAUSTED = "exhausted"
-    EXPIRED = "expired"
-    READ_AHEAD_FULL = "read_ahead_full"
-    UNREPLICATED = "unreplicated"
-    # Other facts
-    EMPTY = "empty"
-    AVAILABLE = "available"
-    UNEXAMINED = "unexamined"
-    DEAD_LETTERED = "dead_lettered"
-    OLDER_VERSION = "older_version"
-
-
-GATES = frozenset({Code.DENIED, Code.THROTTLED, Code.UNREACHABLE, Code.IN_FLIGHT_LIMIT})
-DELIVERED = frozenset({Code.AVAILABLE, Code.UNEXAMINED})
+# Codes of gates, and of messages that the next receive gets.
+GATES = frozenset({"denied", "throttled", "unreachable", "in_flight_limit"})
+DELIVERED = frozenset({"available", "unexamined"})
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    code: Code
+    code: str
     text: str
     count: int | None = None  # messages
     until_ms: int | None = None
@@ -76,15 +53,15 @@ def explain(situation: Situation, *, now_ms: int) -> Explanation:
 
 def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
     if situation.denied:
-        yield Reason(Code.DENIED, situation.denied)
-    if situation.throttled_by:
+        yield Reason("denied", situation.denied)
+    limit = situation.throttled_by
+    if limit:
         until_ms = now_ms + situation.throttled_ms
-        limit = situation.throttled_by
         text = f"requests are throttled: the {limit} limit is used up until {_time(until_ms)}"
-        yield Reason(Code.THROTTLED, text, until_ms=until_ms)
+        yield Reason("throttled", text, until_ms=until_ms)
     stats = situation.stats
     if stats is None:
-        yield Reason(Code.UNREACHABLE, situation.unreachable)
+        yield Reason("unreachable", situation.unreachable)
         return
     found = stats.obstacles or Obstacles()
     if 0 < found.in_flight_max <= stats.in_flight:
@@ -92,35 +69,34 @@ def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
             f"the in-flight limit is reached: {stats.in_flight:,} of {found.in_flight_max:,}"
             " messages; delete or release some, or raise queue.in_flight_max"
         )
-        yield Reason(Code.IN_FLIGHT_LIMIT, text, stats.in_flight, found.lease_ends_ms)
+        yield Reason("in_flight_limit", text, stats.in_flight, found.lease_ends_ms)
     if stats.obstacles is None:
         text = "a node of an older version leads part of the queue: only counts are known"
-        yield Reason(Code.OLDER_VERSION, text)
+        yield Reason("older_version", text)
     if not (stats.visible or stats.in_flight or stats.delayed):
-        yield Reason(Code.EMPTY, "the queue is empty", 0)
+        yield Reason("empty", "the queue is empty", 0)
     yield from _of_visible(situation, stats.visible, found)
     if stats.in_flight:
         text = f"in flight{_end('lease', found.lease_ends_ms)}"
-        yield _counted(Code.IN_FLIGHT, stats.in_flight, text, until_ms=found.lease_ends_ms)
+        yield _counted("in_flight", stats.in_flight, text, until_ms=found.lease_ends_ms)
     if stats.delayed:
         text = f"delayed{_end('delay', found.delay_ends_ms)}"
-        yield _counted(Code.DELAYED, stats.delayed, text, until_ms=found.delay_ends_ms)
+        yield _counted("delayed", stats.delayed, text, until_ms=found.delay_ends_ms)
     if found.uncommitted:
-        text = "not yet replicated to the in-sync set"
-        yield _counted(Code.UNREPLICATED, found.uncommitted, text)
+        yield _counted("unreplicated", found.uncommitted, "not yet replicated to the in-sync set")
+    queue = situation.dead_letter_queue
     if stats.dead_lettered:
-        queue = situation.dead_letter_queue
         name = f" {queue}" if queue else ""
         text = f"moved to the dead-letter queue{name} since the server opened this queue"
-        yield _counted(Code.DEAD_LETTERED, stats.dead_lettered, text, queue=queue)
+        yield _counted("dead_lettered", stats.dead_lettered, text, queue=queue)
 
 
 def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterator[Reason]:
     if found.available:
-        yield _counted(Code.AVAILABLE, found.available, "available to the next receive")
+        yield _counted("available", found.available, "available to the next receive")
     for lock in found.locks:
         yield _counted(
-            Code.BLOCKED,
+            "blocked",
             lock.blocked,
             f"blocked in group {lock.group}: offset {lock.offset} of partition {lock.partition} is"
             f" in flight until {_time(lock.until_ms)}",
@@ -132,35 +108,34 @@ def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterato
     others = found.blocked - sum(lock.blocked for lock in found.locks)
     if others > 0:
         groups = found.locked_groups - len(found.locks)
-        yield _counted(Code.BLOCKED, others, f"blocked in {groups:,} more groups")
+        yield _counted("blocked", others, f"blocked in {groups:,} more groups")
     if found.exhausted:
         queue = situation.dead_letter_queue
         text = (
             f"received {situation.attempts_max} times, the maximum:"
             f" will be moved to the dead-letter queue {queue or ''}".rstrip()
         )
-        yield _counted(Code.EXHAUSTED, found.exhausted, text, queue=queue)
+        yield _counted("exhausted", found.exhausted, text, queue=queue)
     if found.expired:
-        text = "past the retention period, will be deleted"
-        yield _counted(Code.EXPIRED, found.expired, text)
+        yield _counted("expired", found.expired, "past the retention period, will be deleted")
     rest = visible - found.available - found.blocked - found.exhausted - found.expired
     if rest > 0 and found.is_read_ahead_full:
         text = (
             "not examined: too many earlier messages are blocked or delayed;"
             " receive or delete some of those first"
         )
-        yield _counted(Code.READ_AHEAD_FULL, rest, text)
+        yield _counted("read_ahead_full", rest, text)
     elif rest > 0:
-        yield _counted(Code.UNEXAMINED, rest, "not yet examined by a receive")
+        yield _counted("unexamined", rest, "not yet examined by a receive")
 
 
-def _counted(code: Code, count: int, text: str, **facts: Any) -> Reason:
+def _counted(code: str, count: int, text: str, **facts: Any) -> Reason:
     return Reason(code, f"{count:,} message{'' if count == 1 else 's'} {text}", count, **facts)
 
 
 def _summary(situation: Situation, reasons: tuple[Reason, ...], now_ms: int) -> str:
     for reason in reasons:
-        if reason.code in GATES or reason.code is Code.EMPTY:
+        if reason.code in GATES or reason.code == "empty":
             return reason.text
     stats = situation.stats
     assert stats is not None, "an unreachable queue has a gate"

@@ -1,0 +1,281 @@
+"""Handlers for operators: probes, facts about the node, the cluster, backups and coordinators.
+
+Probes reply from memory, so that a full disk or a slow store cannot make a living process look
+dead. 404 from ``/readyz`` means that the node is draining: HAProxy lets open connections finish
+then, while 503 would close them."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.frontend.admin.health import State
+from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, PartitionState
+from penstock.frontend.admin.reply import HEADERS, json_reply
+from penstock.frontend.admin.request import Body, Call, whole
+from penstock.model.errors import InvalidRequest, NotFound
+from penstock.model.units import counted
+from penstock.net.http.exchange import HttpReply
+
+PARTITIONS_MAX = 1_000  # in one reply; the rest by ``after``
+NODE_MAX = 2**31 - 1
+LEVEL_MAX = 1_000_000
+PAGE_MAX = 10_000  # partitions of a backup in one reply
+OFFSET_MAX = 2**63 - 1
+PARTITION_DIGITS_MAX = 9
+BASE_HEADER = "x-penstock-base-offset"
+NEXT_HEADER = "x-penstock-next-offset"
+START_HEADER = "x-penstock-start-offset"
+
+
+# ── The node ─────────────────────────────────────────────────────────────────────────────────
+
+
+def readyz(call: Call) -> Any:
+    health = call.context.health
+    if health.state is State.DRAINING:
+        status, state = 404, "draining"
+    elif health.is_ready:
+        status, state = 200, "ready"
+    else:
+        status, state = 503, "starting" if health.state is State.STARTING else "not_ready"
+    return json_reply(status, {"status": state, "reasons": health.reasons})
+
+
+def startupz(call: Call) -> Any:
+    health = call.context.health
+    is_started = health.state is not State.STARTING
+    found = {"status": "started" if is_started else "starting", "percent": health.percent_started}
+    return json_reply(200 if is_started else 503, found)
+
+
+def info(call: Call) -> Any:
+    context, now_ms = call.context, call.now_ms
+    return {
+        **msgspec.structs.asdict(context.info),
+        "uptime_ms": max(0, now_ms - context.info.started_at_ms),
+        "now_ms": now_ms,
+        "queue_count": len(context.catalog.all_topics()),
+        "state": context.health.state,
+        "is_ready": context.health.is_ready,
+        "reasons": context.health.reasons,
+    }
+
+
+def callees(call: Call) -> Any:
+    found = call.context.callees
+    return {"callees": () if found is None else found.states()}
+
+
+# ── The cluster ──────────────────────────────────────────────────────────────────────────────
+# A request is stored, and carried out by the manager of the cluster: the reply means that it was
+# accepted, and GET shows the progress. Only ``rebalance``, ``unclean-elect`` and usually
+# ``upgrade`` are complete when the reply comes.
+
+
+class Placement(Body, frozen=True):
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]  # the first of them leads
+    account: str = ""  # empty: the node's own
+    region: str = ""
+
+
+class UncleanElection(Body, frozen=True):
+    topic: str
+    partition: int
+    node: int
+    accept_data_loss: bool = False
+    account: str = ""
+    region: str = ""
+
+
+class UpgradeRequest(Body, frozen=True):
+    to: Annotated[int, msgspec.Meta(ge=1, le=LEVEL_MAX)] | None = None  # None: the latest
+    dry_run: bool = False
+
+
+async def state(call: Call) -> Any:
+    shown = msgspec.structs.asdict(await _cluster(call).state())
+    return {**shown, "reasons": call.context.health.reasons}
+
+
+async def partitions(call: Call) -> Any:
+    cluster = _cluster(call)
+    limit = call.number("limit", default=PARTITIONS_MAX, least=1, most=PARTITIONS_MAX)
+    name, topic_id = call.text("topic"), None
+    if name:
+        topic = call.topic(call.context.everything, name)
+        topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
+    state = call.text("state")
+    if state and state not in PartitionState.__members__.values():
+        raise InvalidRequest(f"state must be one of {', '.join(PartitionState)}.")
+    found, is_more = await cluster.partitions(
+        topic_id=topic_id,
+        node=call.optional("node", least=1, most=NODE_MAX),
+        state=PartitionState(state) if state else None,
+        after=_after(call.text("after")),
+        limit=limit,
+    )
+    after = f"{found[-1].topic_id}/{found[-1].partition}" if is_more else None
+    return {"partitions": found, "next": after}
+
+
+def safety(call: Call) -> Any:
+    return _cluster(call).safety(call.optional("node", least=1, most=NODE_MAX))
+
+
+def drain(call: Call) -> Any:
+    return _cluster(call).drain(_node(call))
+
+
+def undrain(call: Call) -> Any:
+    return _cluster(call).undrain(_node(call))
+
+
+def decommission(call: Call) -> Any:
+    return _cluster(call).decommission(_node(call))
+
+
+async def rebalance(call: Call) -> Any:
+    return {"leaders_changed": await _cluster(call).rebalance()}
+
+
+async def place(call: Call) -> Any:
+    cluster, request = _cluster(call), call.json(Placement)
+    await cluster.place(_topic_id(call, request), request.partition, request.replicas)
+    shown = {"topic": request.topic, "partition": request.partition}
+    return {**shown, "moving_to": request.replicas}
+
+
+async def unclean_elect(call: Call) -> Any:
+    cluster, request = _cluster(call), call.json(UncleanElection)
+    if not request.accept_data_loss:
+        raise InvalidRequest(
+            f"Records of this partition that node {request.node} does not have will be lost for"
+            " good: set accept_data_loss to true to confirm."
+        )
+    await cluster.elect_uncleanly(_topic_id(call, request), request.partition, request.node)
+    return {"topic": request.topic, "partition": request.partition, "leader": request.node}
+
+
+def upgrade(call: Call) -> Any:
+    request = call.json(UpgradeRequest)
+    return _cluster(call).upgrade(request.to, is_dry_run=request.dry_run)
+
+
+def _cluster(call: Call) -> ClusterPort:
+    if call.context.cluster is None:
+        raise NotFound("This node is not part of a cluster.")
+    return call.context.cluster
+
+
+def _topic_id(call: Call, request: Placement | UncleanElection) -> str:
+    """Return the id of the topic. Raises NotFound if the topic has no such partition."""
+    everything = call.context.everything
+    topic = call.topic(everything, request.topic, request.account, request.region)
+    if not 0 <= request.partition < topic.partition_count:
+        raise NotFound(
+            f"topic {topic.name} has {counted(topic.partition_count, 'partition')} (0 to"
+            f" {topic.partition_count - 1}); there is no partition {request.partition}"
+        )
+    return topic.source_id or topic.topic_id
+
+
+def _node(call: Call) -> int:
+    number = whole(call.path[4], digits_max=11)
+    if number is None or not 1 <= number <= NODE_MAX:
+        raise InvalidRequest(f"The node must be a number from 1 to {NODE_MAX}.")
+    return number
+
+
+def _after(text: str) -> tuple[str, int] | None:
+    if not text:
+        return None
+    topic_id, _, index = text.rpartition("/")
+    number = whole(index, digits_max=10)
+    if not topic_id or number is None:
+        raise InvalidRequest("after must be the value of next in an earlier reply.")
+    return topic_id, number
+
+
+# ── Backups ──────────────────────────────────────────────────────────────────────────────────
+# A copy of everything in pieces: begin makes a cut, the others read its contents in pages. The
+# node writes nothing. Data of a backup is retained while requests for it come, and for a while
+# after. Secrets stay encrypted as in the store; the master key is never part of a backup.
+
+
+async def begin_backup(call: Call) -> Any:
+    return json_reply(201, await _backup(call).begin())
+
+
+async def backup_partitions(call: Call) -> Any:
+    after = call.number("after", default=0, least=0, most=OFFSET_MAX)
+    limit = call.number("limit", default=PAGE_MAX, least=1, most=PAGE_MAX)
+    found = await _backup(call).partitions(call.path[3], after=after, limit=limit)
+    return {"partitions": found, "next": after + len(found) if found else None}
+
+
+async def backup_definitions(call: Call) -> Any:
+    after = call.number("after", default=0, least=0, most=OFFSET_MAX)
+    found = await _backup(call).definitions(call.path[3], after=after)
+    return {"definitions": found, "next": after + len(found) if found else None}
+
+
+async def backup_records(call: Call) -> Any:
+    topic_id = call.text("topic_id")
+    if not topic_id or "partition" not in call.query or "offset" not in call.query:
+        raise InvalidRequest("The parameters topic_id, partition and offset are required.")
+    piece = await _backup(call).read(
+        call.path[3],
+        topic_id,
+        call.number("partition", default=0, least=0, most=2**31 - 1),
+        call.number("offset", default=0, least=0, most=OFFSET_MAX),
+    )
+    offsets = (
+        (BASE_HEADER, str(piece.base_offset)),
+        (NEXT_HEADER, str(piece.next_offset)),
+        (START_HEADER, str(piece.start_offset)),
+    )
+    return HttpReply(200, piece.data, "application/octet-stream", (*HEADERS, *offsets))
+
+
+async def end_backup(call: Call) -> Any:
+    await _backup(call).end(call.path[3])
+    return {"id": call.path[3]}
+
+
+def _backup(call: Call) -> BackupPort:
+    if call.context.backup is None:
+        raise NotFound("This node has no logs; send the request to a broker.")
+    return call.context.backup
+
+
+# ── The log of one coordinator: /api/v1/coordinators/{topic}/{partition} ─────────────────────
+
+
+class SkipRequest(Body, frozen=True):
+    offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+
+
+def show_coordinator(call: Call) -> Any:
+    """Return whether all rows are readable, the first that is not, and the row at ``offset``."""
+    offset = call.optional("offset", least=0, most=OFFSET_MAX)
+    return _coordinators(call).show(call.path[3], _partition(call), offset)
+
+
+def skip_row(call: Call) -> Any:
+    offset = call.json(SkipRequest).offset
+    return _coordinators(call).skip(call.path[3], _partition(call), offset)
+
+
+def _coordinators(call: Call) -> CoordinatorPort:
+    if call.context.coordinators is None:
+        raise NotFound("This node has no coordinators.")
+    return call.context.coordinators
+
+
+def _partition(call: Call) -> int:
+    number = whole(call.path[4], digits_max=PARTITION_DIGITS_MAX)
+    if number is None:
+        raise InvalidRequest("The partition must be a number from 0.")
+    return number

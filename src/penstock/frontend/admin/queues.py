@@ -1,0 +1,256 @@
+"""Handlers of ``/api/v1/queues``, ``/metrics`` and ``/metrics/objects``: queues with counts and
+dead-letter queues, why a receive gets no messages, and series for Prometheus.
+
+The key that signs receipts is part of a topic and never leaves the node. Totals over queues are
+summed at the scrape from ``Stats``, which scans nothing. A long list of queues is read in pieces,
+so that a scrape does not delay messages."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.admin.explanation import Situation, explain
+from penstock.frontend.admin.messages import RECEIVE
+from penstock.frontend.admin.reply import large_reply, picked
+from penstock.frontend.admin.request import READ, Call, Context
+from penstock.model.calls import Stats
+from penstock.model.errors import InvalidRequest, NotLeader, Overloaded, TopicNotFound
+from penstock.model.identity import Caller
+from penstock.model.topic import QueueStats, Topic
+from penstock.net.http.exchange import HttpReply
+from penstock.net.slices import in_slices
+from penstock.telemetry import families
+from penstock.telemetry.exposition import CONTENT_TYPE, Sample
+from penstock.telemetry.families import Family
+from penstock.telemetry.metrics import render_samples
+
+QUEUES_MAX = 1_000  # in one reply; the rest by ``after``
+QUEUES_AT_ONCE = 32  # about a millisecond of the event loop
+OBJECTS_MAX = 10_000  # queues in one reply: about 100,000 lines
+Counted = tuple[Topic, QueueStats]
+Samples = Iterator[tuple[Family, Sample]]
+STATES = ("visible", "in_flight", "delayed")
+
+
+def select(call: Call) -> Sequence[Topic]:
+    account, region, prefix = call.text("account"), call.text("region"), call.text("prefix")
+    catalog = call.context.catalog
+    if account and region:
+        return catalog.topics(account, region, prefix)
+    found = [
+        topic
+        for topic in catalog.all_topics()
+        if topic.name.startswith(prefix)
+        and (not account or topic.account == account)
+        and (not region or topic.region == region)
+    ]
+    return sorted(found, key=_full_name)
+
+
+async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
+    """Yield each queue with its counts, except queues deleted since. Several are read at the same
+    time: the first call to a queue opens its logs, or goes to another node."""
+    for start in range(0, len(topics), QUEUES_AT_ONCE):
+        page = topics[start : start + QUEUES_AT_ONCE]
+        found = await asyncio.gather(
+            *(context.broker.call(Stats(each)) for each in page), return_exceptions=True
+        )
+        for topic, stats in zip(page, found, strict=True):
+            if isinstance(stats, QueueStats):
+                yield topic, stats
+            elif not isinstance(stats, TopicNotFound):
+                raise stats
+
+
+async def many(call: Call) -> Any:
+    limit = call.number("limit", default=QUEUES_MAX, least=1, most=QUEUES_MAX)
+    topics = select(call)
+    after = call.text("after")
+    if after:
+        parts = tuple(after.split("/"))
+        if len(parts) != 3:
+            raise InvalidRequest("after must be the value of next in an earlier reply.")
+        topics = [topic for topic in topics if _full_name(topic) > parts]
+    page = topics[:limit]
+    sources = _sources(call.context.catalog.all_topics())
+    now_ms = call.now_ms
+    queues = [
+        _summary(topic, stats, sources, now_ms=now_ms)
+        async for topic, stats in read_stats(call.context, page)
+    ]
+    next_ = "/".join(_full_name(page[-1])) if len(topics) > len(page) else None
+    return {"queues": queues, "next": next_}
+
+
+async def one(call: Call) -> Any:
+    topic = call.queue()
+    stats = await call.context.broker.call(Stats(topic))
+    sources = _sources(call.context.catalog.all_topics())
+    return {
+        **_summary(topic, stats, sources, now_ms=call.now_ms),
+        "settings": msgspec.structs.asdict(topic.settings),
+        **picked(topic, "tags", "fsync", "dedup_scope"),
+    }
+
+
+async def rotate_data_key(call: Call) -> Any:
+    """Encrypt with a new data key from now on. Old keys are kept while needed."""
+    topic = call.topic(call.context.everything, call.path[3])
+    if call.context.sealing is None:
+        raise InvalidRequest("Encryption is not configured on this node.")
+    await call.context.sealing.rotate(topic)
+    return picked(topic, "name", "account", "region")
+
+
+def _summary(
+    topic: Topic, stats: QueueStats, sources: dict[str, list[str]], *, now_ms: int
+) -> dict[str, object]:
+    redrive = topic.settings.redrive
+    counts = msgspec.structs.asdict(stats)
+    del counts["obstacles"]
+    oldest_at_ms = stats.oldest_sent_at_ms
+    counts["oldest_age_ms"] = None if oldest_at_ms is None else max(0, now_ms - oldest_at_ms)
+    return {
+        **picked(topic, "name", "account", "region", "arn", "topic_id", "kind"),
+        **picked(topic, "partition_count", "created_at_ms", "modified_at_ms"),
+        "dead_letter_target": None if redrive is None else redrive.target_arn,
+        "attempts_max": None if redrive is None else redrive.attempts_max,
+        "sources": sources.get(topic.arn, []),
+        "stats": counts,
+    }
+
+
+def _sources(topics: Iterable[Topic]) -> dict[str, list[str]]:
+    """Return for each dead-letter queue its source queues, by ARN."""
+    sources: dict[str, list[str]] = {}
+    for topic in sorted(topics, key=lambda topic: topic.arn):
+        if topic.settings.redrive is not None:
+            sources.setdefault(topic.settings.redrive.target_arn, []).append(topic.arn)
+    return sources
+
+
+def _full_name(topic: Topic) -> tuple[str, ...]:
+    return topic.account, topic.region, topic.name
+
+
+# ── Why a receive gets no messages; ``explanation.py`` has the texts ─────────────────────────
+
+
+async def explained(call: Call) -> Any:
+    topic = call.queue()
+    consumer = call.caller  # whose policies and limits apply
+    if "user" in call.query:
+        user = call.known_user(topic.account, call.text("user"), READ)
+        consumer = Caller(topic.account, user.name, is_operator=user.is_operator)
+    redrive = topic.settings.redrive
+    limit, throttled_ms = _throttled(call.context, topic, consumer)
+    situation = Situation(
+        denied=_denied(call, topic, consumer),
+        throttled_by=limit,
+        throttled_ms=throttled_ms,
+        attempts_max=None if redrive is None else redrive.attempts_max,
+        dead_letter_queue=None if redrive is None else redrive.target_arn.rpartition(":")[2],
+    )
+    stats: QueueStats | None = None
+    try:
+        stats = await call.context.broker.call(Stats(topic, is_detailed=True))
+        situation = msgspec.structs.replace(situation, stats=stats)
+    except Overloaded as error:  # an unreachable node or partition is a reason as well
+        situation = msgspec.structs.replace(situation, unreachable=_unreachable(error))
+    found = explain(situation, now_ms=call.now_ms)
+    shown = {"queue": topic.name, **msgspec.structs.asdict(found)}
+    if stats is not None:
+        shown |= picked(stats, *STATES)
+        shown["blocked"] = None if stats.obstacles is None else stats.obstacles.blocked
+        shown["waits"] = stats.waits
+    return shown
+
+
+def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
+    if consumer.is_trusted or consumer.account != topic.account or call.context.decisions is None:
+        return ""  # an operator who inspects the queue of another tenant does not receive from it
+    decision = call.queue_decision(consumer, RECEIVE, topic.region, topic.name)
+    if decision.is_allowed:
+        return ""
+    reason = "no policy allows it"
+    if decision.is_explicit:
+        reason = f"the {decision.source}-based policy denies it"
+    return f"{consumer.user} may not do {RECEIVE} on {topic.arn}: {reason}"
+
+
+def _throttled(context: Context, topic: Topic, consumer: Caller) -> tuple[str, int]:
+    """Return the limit that rejects the next receive, and for how many milliseconds."""
+    if context.throttler is None or context.identities is None:
+        return "", 0
+    tenant = context.identities.tenant(consumer.account)
+    now_ms = context.clock.mono_ms()
+    wait_ms, limit = context.throttler.wait(tenant, consumer, RECEIVE, topic.arn, now_ms=now_ms)
+    return limit, wait_ms
+
+
+def _unreachable(error: Overloaded) -> str:
+    if isinstance(error, NotLeader):
+        partition = error.place.rpartition("/")[2]
+        return (
+            f"partition {partition} has no leader: its messages wait until a node leads it;"
+            " see `penstock cluster status`"
+        )
+    return f"the queue cannot be reached: {error}"
+
+
+async def totals(call: Call) -> HttpReply:
+    context = call.context
+    topics = context.catalog.all_topics()
+    sums: Counter[str] = Counter()
+    now_ms = oldest_at_ms = call.now_ms
+    async for _, stats in read_stats(context, topics):
+        for name in (*STATES, "waits", "log_bytes"):
+            sums[name] += getattr(stats, name)
+        if stats.oldest_sent_at_ms is not None:
+            oldest_at_ms = min(oldest_at_ms, stats.oldest_sent_at_ms)
+    samples: list[tuple[Family, Sample]] = [
+        (families.READY, ((), int(context.health.is_ready))),
+        (families.START_TIME, ((), context.info.started_at_ms / 1_000)),
+        (families.QUEUES, ((), len(topics))),
+        *((families.QUEUE_MESSAGES, ((state,), sums[state])) for state in STATES),
+        (families.QUEUE_OLDEST_AGE, ((), (now_ms - oldest_at_ms) / 1_000)),
+        (families.LOG_SIZE, ((), sums["log_bytes"])),
+        (families.WAITS, ((), sums["waits"])),
+        *context.health.samples(),
+    ]
+    return HttpReply(200, context.meter.render(samples), CONTENT_TYPE)
+
+
+async def objects(call: Call) -> HttpReply:
+    if call.text("kind", "queue") != "queue":
+        raise InvalidRequest("kind must be queue.")
+    topics = select(call)
+    if len(topics) > OBJECTS_MAX:
+        raise InvalidRequest(
+            f"{len(topics)} queues match, at most {OBJECTS_MAX} are allowed: use a longer prefix."
+        )
+    now_ms = call.now_ms
+    by_family: dict[Family, list[Sample]] = {}
+    async for topic, stats in read_stats(call.context, topics):
+        for family, sample in _queue_samples(topic, stats, now_ms=now_ms):
+            by_family.setdefault(family, []).append(sample)
+    return large_reply(await in_slices(render_samples(by_family)), CONTENT_TYPE)
+
+
+def _queue_samples(topic: Topic, stats: QueueStats, *, now_ms: int) -> Samples:
+    labels = (topic.account, topic.region, topic.name)
+    for state in STATES:
+        yield families.OBJECT_QUEUE_MESSAGES, ((*labels, state), getattr(stats, state))
+    sent_at_ms = stats.oldest_sent_at_ms
+    age = 0.0 if sent_at_ms is None else max(0, now_ms - sent_at_ms) / 1_000
+    yield families.OBJECT_QUEUE_OLDEST_AGE, (labels, age)
+    yield families.OBJECT_QUEUE_LOG_SIZE, (labels, stats.log_bytes)
+    yield families.OBJECT_QUEUE_WAITS, (labels, stats.waits)
+    yield families.OBJECT_QUEUE_SENT, (labels, stats.sent)
+    yield families.OBJECT_QUEUE_RECEIVED, (labels, stats.received)
+    yield families.OBJECT_QUEUE_DELETED, (labels, stats.acked)
+    yield families.OBJECT_QUEUE_DEAD_LETTERED, (labels, stats.dead_lettered)
+    yield families.OBJECT_QUEUE_EXPIRED, (labels, stats.expired)
