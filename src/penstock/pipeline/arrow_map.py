@@ -2,8 +2,7 @@
 
 ``map_in_arrow`` is ``DataFrame.mapInArrow`` on an installation without pandas. PySpark's method
 never makes a pandas object, but fails if pandas is not installed, because it uses the decorator of
-pandas functions. This module builds the same plan without that decorator.
-"""
+pandas functions. This module builds the same plan without that decorator."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A job is a value: a name, one line of help, and a function that gets a ``JobContext``. The function
 reads topics with ``context.read_options``, writes to ``context.lake``, keeps the offsets of each
 query in ``context.checkpoint_of(name)`` and waits for its end with ``context.follow(query)``.
-``runner.py`` starts, watches, restarts and stops jobs; the port ``Progress`` shows progress.
-"""
+``runner.py`` starts, watches, restarts and stops jobs; the port ``Progress`` shows progress."""
 
 from __future__ import annotations
 

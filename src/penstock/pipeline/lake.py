@@ -7,8 +7,7 @@ a kill between the table's commit and Spark's, finds its number and does nothing
 are checkpoints as well: ``end_offsets`` returns the offsets to continue at.
 
 A read takes the list of files from the log and passes it to Spark's Parquet reader. A lake's folder
-must be local or mounted on all executors; object stores are not supported unless mounted.
-"""
+must be local or mounted on all executors; object stores are not supported unless mounted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -8,8 +8,7 @@ first leaves never depends on later ones, and a proof that a leaf is in the tree
 hashes as the tree is high. The two prefixes prevent a leaf from being presented as a node.
 
 ``Merkle`` holds one hash for each bit that is set in the number of leaves, so a day with any number
-of records takes a few hundred bytes. Pure.
-"""
+of records takes a few hundred bytes. Pure."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256

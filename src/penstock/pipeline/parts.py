@@ -12,8 +12,7 @@ Callers that have already grouped their rows pass them as pieces (``write_pieces
 grouped here by the values of their columns (``write_parts``).
 
 Row groups have about ``ROW_GROUP_BYTES``, and the number of open files is limited as well, so a
-task's memory does not depend on its input.
-"""
+task's memory does not depend on its input."""
 
 import contextlib
 import datetime

@@ -3,8 +3,7 @@
 A new job needs a line in the table here; it declares its own options. A job's module is imported
 on first use, so ``--help`` and completion of names do not import all jobs, of which reports load a
 plotting library. Modules must not import PySpark before a job runs. Jobs of other packages are
-named ``package.module:ATTRIBUTE``.
-"""
+named ``package.module:ATTRIBUTE``."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

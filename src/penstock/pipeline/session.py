@@ -5,8 +5,7 @@ This module starts the JVM itself, instead of PySpark, for three reasons: the Ja
 Ctrl-C. All ports are bound to the loopback address, unless executors run on other machines.
 
 The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
-retried; with ``local[*]`` the query would fail.
-"""
+retried; with ``local[*]`` the query would fail."""
 
 from __future__ import annotations
 

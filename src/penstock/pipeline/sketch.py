@@ -2,8 +2,7 @@
 
 A histogram is a list: the number of its first bucket, followed by the counts of this and the next
 buckets (``wire/facts/telemetry.py`` defines buckets). Merging is exact, in any order. A percentile
-is the upper bound of its bucket: never less than the true value, and at most 9 % more.
-"""
+is the upper bound of its bucket: never less than the true value, and at most 9 % more."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final

@@ -2,8 +2,7 @@
 
 Options are parsed here, on the driver, so that a mistake is reported in one line and not by a
 failed task. Ranges are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has
-the streaming read, ``sink`` the writers.
-"""
+the streaming read, ``sink`` the writers."""
 
 # ruff: noqa: N802 - Spark names these methods
 

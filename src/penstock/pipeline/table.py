@@ -12,8 +12,7 @@ micro-batch. Conflicts between writers are checked on the same handle that then 
   a new query with a lost checkpoint, or a second concurrent query, cannot add a record twice. If
   topics have ids, a table holds one topic and rejects a later topic of the same name.
 
-A commit is durable when ``commit`` returns. ``lake.py`` has all tables of a folder.
-"""
+A commit is durable when ``commit`` returns. ``lake.py`` has all tables of a folder."""
 
 import contextlib
 import json

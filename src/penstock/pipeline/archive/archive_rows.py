@@ -5,8 +5,7 @@ within one hour, which the least and the greatest timestamp show; other batches 
 once. A batch is of one partition and in the order of its log, so its first and last row give its
 offsets, without a sum over rows.
 
-A producer may send any timestamp. Records with one outside the calendar have a null date.
-"""
+A producer may send any timestamp. Records with one outside the calendar have a null date."""
 
 import datetime
 from collections.abc import Iterable, Iterator

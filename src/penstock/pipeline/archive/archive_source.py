@@ -7,8 +7,7 @@ record; the first row of each file has the file's description, the others are nu
 progress still counts records, and almost no bytes go to the JVM. The job commits the files
 (``jobs/archive.py``); no commit names the files of failed or duplicate attempts of a task.
 
-A large batch with fewer partitions than cores is divided among all cores.
-"""
+A large batch with fewer partitions than cores is divided among all cores."""
 
 # ruff: noqa: N802 - Spark names these methods
 

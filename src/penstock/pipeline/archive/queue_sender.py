@@ -3,8 +3,7 @@
 A record's key becomes the message group, so that order is kept; its headers become attributes. The
 deduplication id consists of replay, partition and offset: the queue drops a message that is sent
 again within its deduplication window. A body must be text; a record that cannot be a message ends
-the replay with an error that names its partition and offset.
-"""
+the replay with an error that names its partition and offset."""
 
 import base64
 import hashlib

@@ -12,8 +12,7 @@ Positions are committed offsets of consumer groups, one group for each archived 
 as durable as the sent records, and tools that show groups show the progress of a replay.
 
 FIFO queues do not accept records from Kafka producers; they get messages (``queue_sender.py``) with
-a deduplication id of job, partition and offset.
-"""
+a deduplication id of job, partition and offset."""
 
 import json
 import threading

@@ -3,8 +3,7 @@ offsets of readers, and topics from which no records can be deleted.
 
 Kafka's API has no segments. A log is therefore divided into stretches at the offsets where a
 decision can change: the first record that the policy keeps by age, and the offsets of each cursor
-and of the archive. The bytes of a stretch are estimated by its share of the log's offsets.
-"""
+and of the archive. The bytes of a stretch are estimated by its share of the log's offsets."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

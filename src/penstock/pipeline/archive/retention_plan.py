@@ -14,8 +14,7 @@ A cursor needs all records from the first that it has not finished: for a consum
 committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has
 read one partition of a topic needs all others, which it may read later.
 
-A plan is advice. The job collects the facts again before it deletes, and the server checks too.
-"""
+A plan is advice. The job collects the facts again before it deletes, and the server checks too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """A cache of Kafka clients for each thread of a worker, kept between tasks.
 
 Spark reuses its Python workers for later micro-batches. Reusing their connections too saves time in
-small batches. A client belongs to one thread of one process.
-"""
+small batches. A client belongs to one thread of one process."""
 
 import os
 import threading

@@ -4,8 +4,7 @@ The driver parses options once into a frozen value that is sent to the workers. 
 rejected, with a suggestion of the nearest known name, because a misspelt limit that is silently
 ignored would only be noticed in production. Options that begin with ``kafka.`` are those of Kafka's
 clients: security options are checked; options of the connector's consumers (buffers, polls) are
-accepted and have no effect. ``write_options`` has the options for writing.
-"""
+accepted and have no effect. ``write_options`` has the options for writing."""
 
 import difflib
 import os

@@ -2,8 +2,7 @@
 
 A connection belongs to one thread. If the connection is lost, the call is retried once: a repeated
 receive only leases more messages, deletes and extensions are idempotent, and a repeated send to a
-FIFO queue has the same deduplication id.
-"""
+FIFO queue has the same deduplication id."""
 
 import http.client
 import json

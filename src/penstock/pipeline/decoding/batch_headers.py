@@ -5,8 +5,7 @@ object for a header would cost as much time as its records. Only two steps are d
 moving from one length to the next, and the checksum.
 
 ``record/batch.py`` documents the layout and reports what is wrong with an invalid header; this
-module only finds the invalid ones.
-"""
+module only finds the invalid ones."""
 
 import struct
 from collections.abc import Sequence

@@ -4,8 +4,7 @@ Names and types are those of Spark's Kafka connector, so a query migrates by cha
 the format. Arrow types must match exactly: ``binary`` and ``string``, microseconds in UTC.
 
 Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
-offsets are begin, end, begin, end…, and every second element of this array is dropped.
-"""
+offsets are begin, end, begin, end…, and every second element of this array is dropped."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -11,8 +11,7 @@ batches are decompressed a few at a time, never the whole chunk. A read that onl
 batch headers (to count records, for example) does not parse records at all.
 
 The error for an unreadable batch names topic, partition and offset. ``OnCorrupt.SKIP`` counts and
-skips the batch, unless its length is invalid: the position of the next batch is then unknown.
-"""
+skips the batch, unless its length is invalid: the position of the next batch is then unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum

@@ -5,8 +5,7 @@ to its position in a shared buffer, which is not cleared before and not copied a
 batches, clearing and copying would take most of the time.
 
 Output is bounded. The size of a batch is not known before decompression, so the buffer is closed as
-soon as it is full, and the remaining batches go into the next one.
-"""
+soon as it is full, and the remaining batches go into the next one."""
 
 import struct
 from collections.abc import Callable, Mapping

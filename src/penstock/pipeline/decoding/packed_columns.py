@@ -7,8 +7,7 @@ as ``record_bounds`` does with record batches, without a Python object for each 
 
 This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
 ``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
-other values, which may be valid; callers decode these one by one with ``wire/facts``.
-"""
+other values, which may be valid; callers decode these one by one with ``wire/facts``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

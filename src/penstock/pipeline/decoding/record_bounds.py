@@ -9,8 +9,7 @@ always noticed: each chain must end, after its number of records, exactly where 
 
 Lengths of one and two bytes are looked up in a table. If a length is longer, or a chain does not
 end where it should, a general walk begins again without marks and reads any length. Both walks
-follow the last few long chains one by one. Only the general walk raises ``Unreadable``.
-"""
+follow the last few long chains one by one. Only the general walk raises ``Unreadable``."""
 
 from typing import Final, NamedTuple
 

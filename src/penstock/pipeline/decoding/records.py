@@ -6,8 +6,7 @@ thousand records, because the data of a block stays in the processor's cache.
 
 The input is not trusted: chains must end exactly where their batch ends, fields exactly where their
 record ends, and offsets must lie within their batch. Otherwise ``Unreadable`` is raised for the
-chunk, and ``decoder`` reads the batches one by one to find the invalid one.
-"""
+chunk, and ``decoder`` reads the batches one by one to find the invalid one."""
 
 from typing import Final, NamedTuple
 

@@ -2,8 +2,7 @@
 
 ``record/varint.py`` reads a single varint. Positions are not trusted: reads are clipped to the
 buffer, so a wrong position gives a wrong number and no crash. The caller checks that fields end
-where their record ends; see ``records``.
-"""
+where their record ends; see ``records``."""
 
 from typing import Final
 

@@ -3,8 +3,7 @@
 Functions from DataFrames to DataFrames, without tables or servers. A record's hash depends only on
 the record's bytes, which contain the previous hash; so all hashes are computed at once, and only
 the comparison with the previous record needs an order. ``wire/facts/audit.py`` describes the chain;
-``jobs/audit.py`` the tables, and when they are written.
-"""
+``jobs/audit.py`` the tables, and when they are written."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,7 @@ The lag is computed from committed offsets and log ends at several moments of th
 - **trend**: growth of the lag in records per second, negative if it shrinks.
 - **eta**: seconds until the group has caught up at the current trend; None if it will not.
 - **state**: STALLED if the group lags and commits nothing; SLOW if it commits, but its lag grows;
-  OK otherwise.
-"""
+  OK otherwise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 A name is hot if it has a large *share* of the total, or if it is an *outlier*. Outliers are
 measured by the median and the median absolute deviation, which a few hot names hardly change. If
 most rates are equal, any difference would be an outlier, so an outlier's rate must also be several
-times the median.
-"""
+times the median."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Publishes plans for the placement of partitions in the compacted topic ``__plans``.
 
 The key of a record is the kind of the plan, so a newer plan replaces the older one of its kind. The
-value is JSON with the time of creation and the expiry time. The first plan creates the topic.
-"""
+value is JSON with the time of creation and the expiry time. The first plan creates the topic."""
 
 from typing import Any, Final
 

@@ -21,8 +21,7 @@ usage is priced by the version that was valid in its hour.
     send = ["sqs:SendMessage", "kafka:Write"]
 
 The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
-order is correct, but it must always be the same.
-"""
+order is correct, but it must always be the same."""
 
 import datetime
 import itertools

@@ -14,8 +14,7 @@ than the goal is split; if no partition fits, so is one with more than half of t
 the plan has the move that leaves the lowest maximum of giver and receiver. The moves and bytes of a
 plan are limited; the next plan continues.
 
-A plan is advice: placement checks that it is still valid before it moves a partition.
-"""
+A plan is advice: placement checks that it is still valid before it moves a partition."""
 
 import hashlib
 import json

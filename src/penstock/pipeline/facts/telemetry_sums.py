@@ -6,8 +6,7 @@ maxima or minima of levels, and merged histograms. So rollups of rollups, and of
 order, equal one rollup of all rows.
 
 Two kinds of rows are added to those of nodes: ``source`` has the end offset of a batch in one
-partition; ``reject`` has the reason for which records could not be read, and their number.
-"""
+partition; ``reject`` has the reason for which records could not be read, and their number."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain

@@ -4,8 +4,7 @@ the tasks of a micro-batch.
 The task that fetches records also sums them (``usage_sums``) and writes the files. It reports the
 files and the flushes in them to the driver. The driver decides whether they count, and names the
 files in a commit; readers ignore files that no commit names, so a task may die or be repeated at
-any time.
-"""
+any time."""
 
 import contextlib
 import json

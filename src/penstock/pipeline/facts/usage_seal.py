@@ -4,8 +4,7 @@
 A task has some hours of one day. It reads the files that may have partials of these hours, sums
 them and writes files. This needs a fraction of the CPU time of a join, a shuffle and an aggregate
 in Spark, because partials are grouped and most files have few hours. The memory of a task depends
-on the number of sums in its hours, not on the number of partials.
-"""
+on the number of sums in its hours, not on the number of partials."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Sums records of ``__usage`` by hour, in the tasks of the job ``usage``.
 
 This runs in the executors that decode records. The number of rows that a task returns depends on
-the number of resources and operations, not of facts.
-"""
+the number of resources and operations, not of facts."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence

@@ -16,8 +16,7 @@ their records in the log, including the header ``penstock``.
 
 A table belongs to one topic id. If a topic was deleted and created again, the job fails at start
 and explains how to keep both. The job no longer writes to a table that was moved aside for this;
-the table can still be read and checked by its new name.
-"""
+the table can still be read and checked by its new name."""
 
 import datetime
 import re

@@ -5,8 +5,7 @@ and without a gap that the log does not have as well. Logs have gaps: compaction
 and markers of transactions and cursors are between records. So where a table has a gap, the log is
 read again, and each of its records must be in the table. Records that retention has removed from
 the log cannot be compared and are reported as unknown. A table that was moved aside, because its
-topic was deleted and created again, cannot be compared either.
-"""
+topic was deleted and created again, cannot be compared either."""
 
 import json
 from collections.abc import Sequence

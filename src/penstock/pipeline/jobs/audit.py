@@ -12,8 +12,7 @@ read from the table.
 A **root** covers the records of a day up to a given record. Roots are recorded when a day is over,
 and at the end of each run that is not continuous. A later root of the same day does not replace
 earlier ones, so any copy of a root can be checked later. ``penstock pipeline verify audit`` checks
-the roots and the rest of the tables (``pipeline/jobs/audit_check.py``).
-"""
+the roots and the rest of the tables (``pipeline/jobs/audit_check.py``)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final

@@ -3,8 +3,7 @@
 The command compares, in this order: each row with the bytes stored in it; each node's chain over
 these bytes, from the first row to the last; each recorded root with the rows of its day; the end of
 the table with the offsets that its commits name. Faults are listed with partition and offset. A
-link that was already broken in the log (``audit_gap``) is also a fault, and is marked as known.
-"""
+link that was already broken in the log (``audit_gap``) is also a fault, and is marked as known."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """Job ``audit-search``: finds entries of the audit trail, newest first.
 
 The job does not need Spark: days are folders of ``audit_log``, and Arrow reads only the shown
-columns and the row groups that may match. Days are read from the newest on, up to the limit.
-"""
+columns and the row groups that may match. Days are read from the newest on, up to the limit."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,7 @@ rate card make a new revision; old revisions are kept. Amounts are whole million
 (``pipeline/facts/rates.py``); totals of requests and messages are exactly those of the frontends.
 
 Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
-has an invoice, with totals and without an amount, so that the sum of all invoices is complete.
-"""
+has an invoice, with totals and without an amount, so that the sum of all invoices is complete."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence

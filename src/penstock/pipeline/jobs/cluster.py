@@ -9,8 +9,7 @@ Any local user can run code in the cluster as the user that started it, because 
 authenticate by default. Spark's REST port for submissions is off.
 
 The processes end with this process: it stops them in order when it stops, and the kernel ends them
-when it is killed.
-"""
+when it is killed."""
 
 import contextlib
 import http.client

@@ -12,8 +12,7 @@ The broker moves a message with its id, attributes and sending time, and adds it
 its number of attempts (``cursor/leases/redrive.py``). Groups are better if consumers store the
 reason in an attribute. A redrive sends the message again with a new id. If the same content from
 the same queue, sent after its first move to the dead-letter queue, is moved again, it **came back**
-and counts as poison.
-"""
+and counts as poison."""
 
 import csv
 import re

@@ -2,8 +2,7 @@
 
 A query plans ranges of offsets (``reading/range_source.py``); the tasks of the job fetch the
 records, so that these never reach the JVM. The job's tables know where to continue if the
-checkpoint was lost.
-"""
+checkpoint was lost."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

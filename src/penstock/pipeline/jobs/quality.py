@@ -9,8 +9,7 @@ after that, the server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
 rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
-is committed, so the next run checks the batch again.
-"""
+is committed, so the next run checks the batch again."""
 
 import json
 import time

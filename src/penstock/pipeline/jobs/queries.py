@@ -3,8 +3,7 @@
 A query without a checkpoint begins after the records that its table has: a tracked table of the
 lake knows its end offsets, so it replaces a checkpoint that was lost. Partitions that the table
 does not know begin at their first record, and so does a partition whose log begins after the
-table's end: the job itself must notice the missing records.
-"""
+table's end: the job itself must notice the missing records."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -9,8 +9,7 @@ position, or reports that the replay is done. A run with another name is another
 
 Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
 for five minutes: if a killed job is started again later than that, up to one chunk may be sent
-twice.
-"""
+twice."""
 
 import hashlib
 import json

@@ -13,8 +13,7 @@ server does not know (``pipeline/archive/ack_ranges.py``).
 Without ``--apply`` the job only writes the plan. With it, facts are collected again, and only the
 records that both plans delete are deleted; the server rejects what must not be deleted. The plan is
 in its table before any request, and later its outcome is added: a run that is killed before that
-leaves the outcome ``asked``, and no record is ever deleted without a plan.
-"""
+leaves the outcome ``asked``, and no record is ever deleted without a plan."""
 
 import time
 import uuid

@@ -13,8 +13,7 @@ later run gives the same result.
 
 Plans go to a compacted topic, because placement reads topics and has no other port that a pipeline
 could write to. The record with the key ``rebalance`` is the latest plan and contains its expiry
-time. This job does not move partitions.
-"""
+time. This job does not move partitions."""
 
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -17,8 +17,7 @@ hour plus a grace period. Tables are written in an order in which each can be co
 ones, and each table records its progress, so a killed job continues from its tables.
 
 Each task fetches its records, sums them (``pipeline/facts/usage_sums.py``) and writes files
-(``pipeline/facts/usage_files.py``); the driver gets the lists of files and flushes, and commits.
-"""
+(``pipeline/facts/usage_files.py``); the driver gets the lists of files and flushes, and commits."""
 
 import datetime
 from collections.abc import Mapping, Sequence

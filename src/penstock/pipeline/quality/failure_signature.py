@@ -17,8 +17,7 @@ following parts are masked and hashed together:
 the content identifies a message that comes back.
 
 Pure. All input is truncated before it is parsed, because dead letters are messages that consumers
-could not process.
-"""
+could not process."""
 
 import re
 from collections.abc import Mapping, Sequence

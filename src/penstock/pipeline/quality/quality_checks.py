@@ -4,8 +4,7 @@ Each rule of a topic becomes one column that is true where a row fails, so that 
 checked in one pass and counted in one aggregation; a rule about repeats adds a sort. A missing
 value only fails ``not_null`` and no other rule, so that each fault is counted once.
 
-JSON is parsed once for each row, as a variant. A body that is not JSON has no fields.
-"""
+JSON is parsed once for each row, as a variant. A body that is not JSON has no fields."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,7 @@
     allowed = 0                  # number of failures that are accepted
 
 ``quality_checks.py`` evaluates rules. A mistake in any rule of a file is reported here, with the
-number of the rule, before any rule runs. Pure, except ``read_rules``.
-"""
+number of the rule, before any rule runs. Pure, except ``read_rules``."""
 
 import dataclasses
 import re

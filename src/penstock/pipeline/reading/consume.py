@@ -7,8 +7,7 @@ process dies before deleting, the messages stay in the queue and are delivered i
 their leases expire. Spark then repeats the old batch without messages, because their leases belong
 to the dead process; a sink that had written the batch keeps the rows. An offset is:
 
-    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty
-"""
+    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty"""
 
 # ruff: noqa: N802 - Spark names these methods
 

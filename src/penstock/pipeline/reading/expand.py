@@ -7,8 +7,7 @@
 An ``Expansion`` states which columns of the log it needs, and makes an Arrow batch of rows from an
 Arrow batch of records. An undecodable usage or audit record becomes one row with its partition,
 its offset and the reason in ``error``. A usage record without rows becomes one row of the kind
-``none``, because its time and flush number are needed too.
-"""
+``none``, because its time and flush number are needed too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,7 @@ Fetches are large (16 MB), because decoding many batches at once is faster. A th
 fetch while the last one is decoded.
 
 Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
-error that names the offsets, or continues at the first offset that exists.
-"""
+error that names the offsets, or continues at the first offset that exists."""
 
 import struct
 import sys

@@ -1,8 +1,7 @@
 """Commits the offsets that a query has read for a consumer group, so that lag tools see them.
 
 The query itself continues from Spark's checkpoint. A failed commit (the group has members, or the
-principal is not authorized) must not end the query, so it is printed once to stderr and ignored.
-"""
+principal is not authorized) must not end the query, so it is printed once to stderr and ignored."""
 
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,7 @@ are null. A job with much input and little output passes such rows to the functi
 records, and fetches the records there (``records_in``). Records then stay in one process; the JVM,
 which would copy each record twice, only counts null rows for the progress.
 
-A batch with fewer partitions than cores is divided among all cores, if it is large enough.
-"""
+A batch with fewer partitions than cores is divided among all cores, if it is large enough."""
 
 # ruff: noqa: N802 - Spark names these methods
 

@@ -2,8 +2,7 @@
 
 Ranges are split as in the Kafka connector, by a maximum of records per task and a minimum number of
 tasks, which partitions get in proportion to their records. A limit is divided among partitions in
-proportion to their records as well.
-"""
+proportion to their records as well."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,7 @@ same name; deleted topics are removed.
 
 **Changes of the format.** Fields may be added; a reader treats a missing field as empty. A change
 of meaning needs another ``v``; a reader rejects versions that it does not know, because continuing
-at a wrong offset is worse.
-"""
+at a wrong offset is worse."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

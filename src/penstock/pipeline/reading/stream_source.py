@@ -9,8 +9,7 @@ offset, and never for the last batch.
 
 New partitions are read from their first record. A topic that was deleted, or deleted and created
 again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
-new one from its start.
-"""
+new one from its start."""
 
 # ruff: noqa: N802 - Spark names these methods
 

@@ -1,8 +1,7 @@
 """Report ``billing``: the amounts that tenants owe, from the invoices of the job ``billing``.
 
 Only the last revision of a tenant's month counts; earlier ones stay in the lake. Amounts are summed
-as whole millionths, so the total of a table is exactly the sum of its rows.
-"""
+as whole millionths, so the total of a table is exactly the sum of its rows."""
 
 import datetime
 from collections import Counter

@@ -3,8 +3,7 @@
 Axes and text are drawn in a placeholder colour, which is replaced by ``currentColor``, the colour
 of the page. Fills have medium brightness, so they are distinguishable on both backgrounds and for
 colour-blind readers. Text stays text, in the page's font. Plots are small: a phone shows one in
-full size, and wider screens show several side by side.
-"""
+full size, and wider screens show several side by side."""
 
 import datetime
 import io

@@ -1,6 +1,5 @@
 """Report ``hotspots``: load, durations of requests, lag of groups and advised moves, from the
-tables of the job ``telemetry``. Without ``--from`` the report covers the last day.
-"""
+tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
 
 import datetime
 import time

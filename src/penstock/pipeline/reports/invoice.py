@@ -1,8 +1,7 @@
 """Report ``invoice``: a document for each tenant and month, to send to the customer.
 
 A document has the lines of one tenant only. The amounts are those of the report ``billing``: the
-last revision counts, and drafts are marked.
-"""
+last revision counts, and drafts are marked."""
 
 import calendar
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,7 @@
 
 In a folder of reports (the working folder, or ``--out DIR``) pages have links to one another, and
 ``penstock-reports.html`` lists them. A page that is written to a named file has no links, because
-users may mail it without the others.
-"""
+users may mail it without the others."""
 
 import csv
 import datetime

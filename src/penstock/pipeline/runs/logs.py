@@ -3,8 +3,7 @@
 The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. So
 Spark's log, tracebacks of Python workers and the last lines of a dying JVM are in one file, in
 order. A full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is
-full, lines are lost, but the job continues: the pipe is always emptied.
-"""
+full, lines are lost, but the job continues: the pipe is always emptied."""
 
 import io
 import os

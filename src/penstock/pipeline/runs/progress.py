@@ -3,8 +3,7 @@
 One listener per session gets an event for each batch of each query, after its offsets are in the
 checkpoint. It keeps the numbers for the status file, runs the callbacks (``on_progress``) and
 updates the display. Other work is counted in tasks, or by the job itself. Displays differ: the
-command line draws bars, a test records the calls.
-"""
+command line draws bars, a test records the calls."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ A stream is stopped between two batches, because Spark's ``stop`` would discard 
 first signal requests this, the second ends the process at once; no data is lost, because the next
 run repeats what was not committed. Signals are read from a pipe (``set_wakeup_fd``), not handled in
 Python: a handler runs in the main thread, which usually waits for Spark, and it could interrupt any
-line, even one that holds a lock.
-"""
+line, even one that holds a lock."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 After a restart of the server, the death of a Python worker or planner, or a JVM without memory, the
 checkpoint is intact and the same query can continue. Other errors, such as a missing column, are
 permanent. Spark reports both as text, so the text is searched for known transient errors; all
-others count as permanent.
-"""
+others count as permanent."""
 
 import re
 from collections.abc import Iterator

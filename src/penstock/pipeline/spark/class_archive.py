@@ -4,8 +4,7 @@ options to use it. ``runs/warm.py`` creates the archive.
 The JVM can map classes that another run has loaded and verified (class data sharing). An archive
 fits one Java and one set of jars; its name in the cache folder is a hash of both, and the JVM
 ignores an archive that does not fit. There are two layers: the classes of the JDK, which a trimmed
-runtime lacks, and those of Spark.
-"""
+runtime lacks, and those of Spark."""
 
 import hashlib
 import sys

@@ -2,8 +2,7 @@
 
 The name of the zip is a hash of its contents. It is kept in the cache folder, from where Spark
 serves it during the session. Dependencies (PyArrow, NumPy, msgspec and others) must be installed on
-the executors: compiled packages do not run from a zip.
-"""
+the executors: compiled packages do not run from a zip."""
 
 import hashlib
 import zipfile

@@ -6,8 +6,7 @@ new enough is used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user s
 
 Spark requests the module ``jdk.incubator.vector``; a runtime that lacks the module fails to start.
 Such a runtime gets a shim: a folder whose ``bin/java`` drops that argument. Spark and its executors
-always start ``$JAVA_HOME/bin/java``.
-"""
+always start ``$JAVA_HOME/bin/java``."""
 
 import hashlib
 import importlib

@@ -2,8 +2,7 @@
 
 Rows are collected in one open batch for each partition, which is sent when it is full. All batches
 carry a producer id and sequence numbers: a batch whose reply was lost is sent again and stored
-once. The sink decides whether batches are part of a transaction (``sink``).
-"""
+once. The sink decides whether batches are part of a transaction (``sink``)."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,7 @@
 partitions as other records with their keys.
 
 The partition is the Murmur2 hash of the key with Kafka's seed, without its sign bit, modulo the
-number of partitions. All keys of one length are hashed at once.
-"""
+number of partitions. All keys of one length are hashed at once."""
 
 from typing import Final
 

@@ -4,8 +4,7 @@
     at-least-once    records are appended at once; a repeated batch appends them twice
 
 A batch write is never repeated: the transactions of its tasks are committed when all tasks have
-finished, and aborted if one fails.
-"""
+finished, and aborted if one fails."""
 
 import uuid
 from collections.abc import Iterator, Sequence

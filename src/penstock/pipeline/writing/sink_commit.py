@@ -11,8 +11,7 @@ transactions one after another.
 A repeated batch first looks for a decision. Without one, transactions of earlier attempts are
 aborted when the tasks take over their transactional ids. With one, the transactions are ended
 (which is idempotent) and no rows are written. Only a transaction that timed out between decision
-and end is written again, by its task.
-"""
+and end is written again, by its task."""
 
 import base64
 import struct
