@@ -39,15 +39,8 @@ class Notes:
 
     texts: list[str] = field(default_factory=list)
 
-    def on_progress(self, callback: Callable[[Any], None]) -> None:
-        raise AssertionError("nobody asks for this here")
-
     def note(self, text: str) -> None:
         self.texts.append(text)
-
-    @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Any]:
-        yield self
 
     @contextmanager
     def tasks(self, label: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -150,19 +150,11 @@ def hours_of(hours: set[Any]) -> set[int]:
 class Quiet:
     """The port ``Progress`` for nobody."""
 
-    def on_progress(self, callback: Callable[[Any], None]) -> None: ...
-
     def note(self, text: str) -> None: ...
-
-    @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Any]:
-        yield self
 
     @contextmanager
     def tasks(self, label: str) -> Iterator[None]:
         yield
-
-    def advance(self, count: int = 1) -> None: ...
 
 
 @pytest.fixture(scope="module")

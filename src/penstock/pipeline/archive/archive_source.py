@@ -21,13 +21,13 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from penstock.pipeline.archive.archive_rows import PARTITION_BY, by_hour, known_id
 from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
+from penstock.pipeline.lake import Table
 from penstock.pipeline.parts import Part, write_pieces
 from penstock.pipeline.reading.fetching import RangePartition, read_range
 from penstock.pipeline.reading.range_source import one_row_per_record
 from penstock.pipeline.reading.ranges import Range, split
 from penstock.pipeline.reading.stream_offset import StreamOffset
 from penstock.pipeline.reading.stream_source import StreamReader
-from penstock.pipeline.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,7 +25,7 @@ from penstock.wire.facts.usage import CALLS, STORAGE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.pipeline.table import Table
+    from penstock.pipeline.lake import Table
 
 HOURLY: Final = "usage_hourly"
 HOURLY_BY: Final = ("date",)

@@ -218,7 +218,6 @@ class _Run:
         if self.stopper.stopping.is_set():
             raise Stopped
         self._enter(State.RUNNING)
-        self.progress.forget_callbacks()
         self._request.job.run(
             _context(
                 self._request,
