@@ -4,6 +4,7 @@ of each query in ``context.checkpoint_of(name)`` and waits for its end with ``co
 
 from __future__ import annotations
 
+import datetime
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,10 @@ TRIGGER_S_DEFAULT = 10
 
 def is_job_name(text: str) -> bool:
     return re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", text) is not None
+
+
+def utc(at_ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC)
 
 
 class Mode(StrEnum):
@@ -145,7 +150,7 @@ class Job:
     modes: frozenset[Mode] = frozenset(Mode)
     # Called before Spark starts, with a context that has no session. Raises JobMisused and
     # KafkaTrouble for errors in options, files, tables, topics and the server.
-    check: Callable[[JobContext], None] | None = None
+    check: Callable[[JobContext], object] | None = None
     needs_spark: bool = True  # False: the context has no usable session
     is_draining: bool = False  # the job checks context.stopping and ends at a safe point
 

@@ -1,9 +1,8 @@
 """The audit trail as tables: its rows, the faults of their hash chain, and the root of each day.
 
-Functions from DataFrames to DataFrames, without tables or servers. A record's hash depends only on
-the record's bytes, which contain the previous hash; so all hashes are computed at once, and only
-the comparison with the previous record needs an order. ``wire/facts/audit.py`` describes the chain;
-``jobs/audit.py`` the tables, and when they are written."""
+Functions from DataFrames to DataFrames. A record's hash depends only on the record's bytes, which
+contain the previous hash; so all hashes are computed at once, and only the comparison with the
+previous record needs an order. ``wire/facts/audit.py`` describes the chain."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,12 +45,11 @@ _TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash s
 
 
 class Tail(NamedTuple):
-    """The end of a node's chain in a partition: sequence number and hash of the last readable
-    record, and the newest day up to it."""
+    """The last readable record of a node's chain in a partition."""
 
     seq: int
     hash: str
-    day: datetime.date | None = None
+    day: datetime.date | None = None  # the newest up to this record
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +109,7 @@ def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
     hash_before = f.last("hash", ignorenulls=True).over(before)
     linked = rows.join(f.broadcast(ends), ["partition", "node"], "left").select(
-        "topic",
-        "partition",
-        "offset",
-        "node",
-        "seq",
-        "prev_hash",
-        "hash",
-        "error",
+        *(name for name in LINK_COLUMNS if name != "date"),
         f.coalesce(seq_before, "tail_seq").alias("seq_before"),
         f.coalesce(hash_before, "tail_hash").alias("hash_before"),
     )
@@ -135,13 +126,7 @@ def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
         linked.withColumn("kind", kind)
         .where("kind IS NOT NULL")
         .select(
-            "topic",
-            "partition",
-            "offset",
-            "node",
-            "kind",
-            "seq",
-            "seq_before",
+            *("topic", "partition", "offset", "node", "kind", "seq", "seq_before"),
             missing.cast("long").alias("missing"),
             f.coalesce("error", f.lit("")).alias("error"),
         )
@@ -163,9 +148,6 @@ def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
 
-# ── Days ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def roots(rows: "DataFrame") -> "DataFrame":
     """Return a root for each day, node and partition, over the hashes in the order of the log."""
 
@@ -173,12 +155,10 @@ def roots(rows: "DataFrame") -> "DataFrame":
         found = []
         for key, days_rows in _days(batches):
             tree = Merkle()
-            first: tuple[int, int] | None = None
-            offset = seq = 0
+            first, offset, seq = (-1, -1), 0, 0
             for offset, seq, digest in days_rows:
-                first = first or (offset, seq)
+                first = first if tree.count else (offset, seq)
                 tree.add(digest)
-            assert first is not None, "every day has at least one row"
             root = tree.root().hex()
             found.append((*key, first[1], seq, first[0], offset, tree.count, root))
         yield batch_of(found, _ROOT)
@@ -240,9 +220,6 @@ def _days(
     )
     for key, run in groupby(rows, key=lambda row: row[:3]):
         yield key, ((offset, seq, bytes.fromhex(digest)) for *_, offset, seq, digest in run)
-
-
-# ── Rows against their own bytes ─────────────────────────────────────────────────────────────────
 
 
 def differences(rows: "DataFrame") -> "DataFrame":

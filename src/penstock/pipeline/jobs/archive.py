@@ -2,21 +2,18 @@
 
     topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
-A query plans offsets and keeps them in its checkpoint. Its source
-(``pipeline/archive/archive_source.py``) writes part files in the tasks that fetch records, and
-returns only the files' names, which this job commits. Tables are tracked (``lake.py``): they know
-the end offset of each partition, so no record is added twice, and a query whose checkpoint is lost
-continues at these offsets. Rows are in folders by date and hour of the record's timestamp, in the
-order of the log. When an hour is over, its small files are merged into a few large ones
-(``compact_closed``). ``pipeline/jobs/archive_check.py`` checks that a table has the same records as
-the log.
+The source of the query (``archive_source.py``) writes part files in the tasks that fetch records,
+and returns only the files' names, which this job commits. Tables are tracked (``lake.py``), so no
+record is added twice, and a query whose checkpoint is lost continues at their end offsets. Rows are
+in folders by date and hour of the record's timestamp, in the order of the log. When an hour is
+over, its small files are merged into a few large ones (``compact_closed``).
 
 Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
 their records in the log, including the header ``penstock``.
 
 A table belongs to one topic id. If a topic was deleted and created again, the job fails at start
-and explains how to keep both. The job no longer writes to a table that was moved aside for this;
-the table can still be read and checked by its new name."""
+and explains how to keep both. A table that was moved aside for this can still be read and checked
+by its new name."""
 
 import datetime
 import re
@@ -25,17 +22,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.client.read_options import Subscription
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
 from penstock.pipeline.lake import Ends, Lake, TopicRemade
+from penstock.pipeline.reading.positions import look_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.net.kafka_client.client import KafkaClient
     from penstock.pipeline.archive.archive_source import Written
     from penstock.pipeline.parts import Part
 
@@ -59,13 +55,8 @@ def topic_of(table: str) -> str:
 
 def archived_ends(lake: Lake) -> Ends:
     """Return the end offsets of all archive tables, except those that were moved aside."""
-    ends: Ends = {}
-    for name in lake.tables(FOLDER):
-        topic = topic_of(name)
-        of_topic = lake.end_offsets(name, NAME).get(topic)
-        if of_topic is not None:
-            ends[topic] = of_topic
-    return ends
+    found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
+    return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
@@ -103,14 +94,13 @@ def compact_closed(lake: Lake, *, now_ms: int) -> int:
 
 
 class _Upkeep:
-    """A maintenance task: compaction at most every ``UPKEEP_S`` seconds, vacuum once a day."""
-
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._compacted_at = time.monotonic()
         self._vacuumed_at = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
+        """Compact at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
         now = time.monotonic()
         if not is_last and now - self._compacted_at < UPKEEP_S:
             return 0
@@ -123,7 +113,7 @@ class _Upkeep:
         return saved
 
 
-def _topics(context: JobContext) -> str:
+def _topics(context: JobContext) -> Subscription:
     topics = str(context.arguments.get("topics") or "")
     if not topics:
         raise JobMisused(
@@ -133,13 +123,9 @@ def _topics(context: JobContext) -> str:
         re.compile(topics)
     except re.error as error:
         raise JobMisused(f"--topics '{topics}' is not a regular expression: {error}") from None
-    return topics
-
-
-def check(context: JobContext) -> None:
-    topics = _topics(context)
-    is_named = _way(topics) == "subscribe"
-    check_topics(context, [each.strip() for each in topics.split(",")] if is_named else [])
+    if _PATTERN_SIGNS.search(topics):
+        return Subscription(pattern=topics)
+    return Subscription(topics=tuple(each.strip() for each in topics.split(",")))
 
 
 def run(context: JobContext) -> None:
@@ -162,10 +148,10 @@ def run(context: JobContext) -> None:
             context.progress.note(f"{saved} small files fewer")
 
 
-def _options(context: JobContext, topics: str) -> dict[str, str]:
+def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
     options = {
         **context.read_options,
-        _way(topics): topics,
+        "subscribePattern" if topics.pattern else "subscribe": str(context.arguments["topics"]),
         "columns": ",".join(COLUMNS),
         "folder": str(context.lake.path / FOLDER),
         "tasks": str(context.spark.sparkContext.defaultParallelism),
@@ -178,7 +164,8 @@ def _options(context: JobContext, topics: str) -> dict[str, str]:
     ends = archived_ends(context.lake)
     if ends:
         with client_of(context) as client:
-            chosen = _chosen(client, topics)
+            ids = look_up(client, topics).ids
+            chosen = {name: known_id(text) for name, text in ids.items()}
             check_ids(context.lake, {name: chosen[name] for name in ends if name in chosen})
             if not (Path(context.checkpoint_of()) / "metadata").exists():
                 options.pop("startingTimestamp", None)
@@ -195,43 +182,15 @@ def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
             raise TopicRemade(table.path, topic, before=before, now=now)
 
 
-def _chosen(client: "KafkaClient", topics: str) -> dict[str, str]:
-    """Return the existing topics that ``topics`` names, with their ids."""
-    return {
-        topic.name: known_id(bytes(topic.topic_id).hex())
-        for topic in client.metadata().topics
-        if _is_chosen(topic.name, topics)
-    }
-
-
-def _way(topics: str) -> str:
-    return "subscribePattern" if _PATTERN_SIGNS.search(topics) else "subscribe"
-
-
-def _is_chosen(name: str, topics: str) -> bool:
-    if _way(topics) == "subscribe":
-        return name in [each.strip() for each in topics.split(",")]
-    return re.fullmatch(topics, name) is not None
-
-
 JOB: Final = Job(
     name=NAME,
     summary="Archive the records of topics in tables of the lake.",
     run=run,
-    check=check,
+    check=lambda context: check_topics(context, _topics(context).topics),
     options=(
-        click.Option(
-            ["--topics"],
-            metavar="NAMES",
-            required=True,
-            help="names of topics, separated by commas, or a pattern",
+        option(
+            "--topics", "NAMES", "names of topics, separated by commas, or a pattern", required=True
         ),
-        click.Option(
-            ["--batch-bytes"],
-            metavar="SIZE",
-            default=BATCH_BYTES,
-            show_default=True,
-            help="bytes to read per commit",
-        ),
+        option("--batch-bytes", "SIZE", "bytes to read per commit", default=BATCH_BYTES),
     ),
 )

@@ -1,21 +1,18 @@
 """``penstock pipeline verify archive``: checks that archive tables hold the same records as logs.
 
 For each partition, the offsets of a table must run from the first to the end without duplicates,
-and without a gap that the log does not have as well. Logs have gaps: compaction removes records,
-and markers of transactions and cursors are between records. So where a table has a gap, the log is
-read again, and each of its records must be in the table. Records that retention has removed from
-the log cannot be compared and are reported as unknown. A table that was moved aside, because its
-topic was deleted and created again, cannot be compared either."""
+and without a gap that the log does not have as well: compaction removes records, and markers of
+transactions and cursors are between records. So where a table has a gap, the log is read again, and
+each of its records must be in the table. Records that retention has removed from the log, and those
+of a table that was moved aside, cannot be compared and are reported as unknown."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaRefused, Place
-from penstock.pipeline.job import Job, JobContext, Mode, NotFound, Unsound
+from penstock.pipeline.job import Job, JobContext, Mode, NotFound, Unsound, option
 from penstock.pipeline.jobs.archive import FOLDER, NAME, ends_of, table_of, topic_of
 from penstock.pipeline.jobs.queries import client_of
 from penstock.pipeline.lake import Lake
@@ -26,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for one partition. ``missing``: number of records in the log but not in the
-    table. ``unknown``: number of offsets in gaps that the log no longer has."""
+    """The result for one partition."""
 
     topic: str
     partition: int
@@ -35,8 +31,8 @@ class Verdict:
     end: int
     rows: int
     repeated: int
-    missing: int
-    unknown: int
+    missing: int  # records in the log but not in the table
+    unknown: int  # offsets in gaps that the log no longer has
     is_end_known: bool
 
     @property
@@ -77,19 +73,9 @@ def verify(
         missing, unknown = 0, 0
         if span.gap_first is not None:
             missing, unknown = _compare(spark, context, topic, rows, span)
-        found.append(
-            Verdict(
-                topic=topic,
-                partition=span.partition,
-                first=span.first,
-                end=span.last + 1,
-                rows=span.rows,
-                repeated=span.repeated,
-                missing=missing,
-                unknown=unknown,
-                is_end_known=ends.get(span.partition) == span.last + 1,
-            )
-        )
+        place, end = (topic, span.partition), span.last + 1
+        counts = (span.rows, span.repeated, missing, unknown)
+        found.append(Verdict(*place, span.first, end, *counts, ends.get(span.partition) == end))
     return found
 
 
@@ -129,10 +115,9 @@ def _log_start(context: JobContext, topic: str, span: Any) -> int:
 
 def _topics(context: JobContext) -> Sequence[str]:
     wanted = str(context.arguments.get("topics") or "")
-    tables = context.lake.tables(FOLDER)
-    topics: Sequence[str] = [topic_of(name) for name in tables]
     if wanted:
-        topics = [each.strip() for each in wanted.split(",")]
+        return [each.strip() for each in wanted.split(",")]
+    topics = [topic_of(name) for name in context.lake.tables(FOLDER)]
     if not topics:
         raise NotFound(
             f"the lake {context.lake.path} has no archive", "penstock pipeline run archive"
@@ -140,16 +125,12 @@ def _topics(context: JobContext) -> Sequence[str]:
     return topics
 
 
-def check(context: JobContext) -> None:
-    _topics(context)
-
-
 def run(context: JobContext) -> None:
     topics = _topics(context)
     verdicts = [v for topic in topics for v in verify(context.spark, context.lake, topic, context)]
     bad = [verdict for verdict in verdicts if not verdict.is_sound]
     if bad:
-        context.show([_row(verdict) for verdict in bad])
+        context.show([asdict(verdict) for verdict in bad])
         raise Unsound(f"{len(bad)} partitions of the archive differ from the log")
     rows, unknown = sum(v.rows for v in verdicts), sum(v.unknown for v in verdicts)
     context.progress.note(
@@ -158,15 +139,11 @@ def run(context: JobContext) -> None:
     )
 
 
-def _row(verdict: Verdict) -> dict[str, Any]:
-    return {name: getattr(verdict, name) for name in Verdict.__slots__}
-
-
 JOB: Final = Job(
     name=NAME,
     summary="Verify that every offset is archived exactly once.",
     run=run,
-    check=check,
-    options=(click.Option(["--topics"], metavar="NAMES", help="topics, separated by commas"),),
+    check=_topics,
+    options=(option("--topics", "NAMES", "topics, separated by commas"),),
     modes=frozenset({Mode.ONCE}),
 )

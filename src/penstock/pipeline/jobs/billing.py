@@ -3,10 +3,9 @@
     usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
 
 An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
-and a **draft** before. Sealed hours do not change, so the same month and rate card always give the
-same invoice, and an invoice equal to the last one is not written again. Late records or another
-rate card make a new revision; old revisions are kept. Amounts are whole millionths
-(``pipeline/facts/rates.py``); totals of requests and messages are exactly those of the frontends.
+and a **draft** before. An invoice equal to the last one is not written again. Late records or
+another rate card make a new revision; old revisions are kept. Amounts are whole millionths
+(``rates.py``); totals of requests and messages are exactly those of the frontends.
 
 Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
 has an invoice, with totals and without an amount, so that the sum of all invoices is complete."""
@@ -18,13 +17,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import pyarrow as pa
 
 from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.facts.rates import RateCard, RatesInvalid, Use, lines_of, parse
 from penstock.pipeline.facts.usage_sums import KEYS, SUMS
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, require_table
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option, require_table, utc
 from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.wire.facts.usage import CALLS, STORAGE
@@ -77,9 +75,6 @@ class Month:
         return f"{self.year:04d}-{self.month:02d}"
 
 
-# ── Pure transforms ──────────────────────────────────────────────────────────────────────────
-
-
 def used(
     hourly: "DataFrame | None",
     adjustment: "DataFrame | None",
@@ -119,11 +114,7 @@ def invoices(
     for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
         uses = [
             Use(
-                tenant=tenant,
-                op=row.op,
-                version=row.version,
-                requests=row.requests,
-                units64k=row.units64k,
+                *(tenant, row.op, row.version, row.requests, row.units64k),
                 refused=row.throttled + row.denied + row.failed,
                 messages=row.messages,
                 bytes_in=row.bytes_in,
@@ -139,21 +130,12 @@ def invoices(
         head["amount_micros"] = sum(line.amount_micros for line in lines)
         for name in ("requests", "refused", "messages", "bytes_in", "bytes_out", "byte_minutes"):
             head[name] = sum(getattr(use, name) for use in uses)
+        place = {"month": head["month"], "tenant": tenant}
+        valid_from = card.starts()
         yield (
             head,
-            [
-                {
-                    **asdict(line),
-                    "month": head["month"],
-                    "tenant": tenant,
-                    "valid_from": card.versions[line.version].valid_from,
-                }
-                for line in lines
-            ],
+            [{**asdict(line), **place, "valid_from": valid_from[line.version]} for line in lines],
         )
-
-
-# ── The job ──────────────────────────────────────────────────────────────────────────────────
 
 
 def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFrame, bool]":
@@ -239,7 +221,9 @@ def _requested(context: JobContext) -> tuple[RateCard, Month]:
         raise JobMisused(f"cannot read the rate card {path}: {error.strerror}") from None
     except (RatesInvalid, UnicodeDecodeError) as error:
         raise JobMisused(f"{path}: {error}") from None
-    return card, Month.parse(str(context.arguments.get("month") or _month_of(context)))
+    now = datetime.datetime.now(datetime.UTC)
+    day = now if context.since_ms is None else utc(context.since_ms)
+    return card, Month.parse(str(context.arguments.get("month") or f"{day:%Y-%m}"))
 
 
 def check(context: JobContext) -> None:
@@ -256,13 +240,6 @@ def run(context: JobContext) -> None:
     context.progress.note(f"{count} invoices written for {month}")
 
 
-def _month_of(context: JobContext) -> Month:
-    at_ms = context.since_ms
-    now = datetime.datetime.now(datetime.UTC)
-    day = now if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC)
-    return Month(day.year, day.month)
-
-
 JOB: Final = Job(
     name="billing",
     summary="Create the invoices of a month from the usage of tenants and a rate card.",
@@ -270,7 +247,7 @@ JOB: Final = Job(
     check=check,
     modes=frozenset((Mode.ONCE,)),
     options=(
-        click.Option(["--rates"], metavar="FILE", help="rate card, TOML", required=True),
-        click.Option(["--month"], metavar="YYYY-MM", help="month to bill [default: this month]"),
+        option("--rates", "FILE", "rate card, TOML", required=True),
+        option("--month", "YYYY-MM", "month to bill [default: this month]"),
     ),
 )

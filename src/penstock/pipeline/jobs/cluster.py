@@ -1,15 +1,11 @@
 """A Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
 
 One master and several workers of Spark's standalone cluster, from the installed PySpark, on the
-loopback address. It is for testing a job on a cluster, including executors that die, and for
-machines with more cores than one JVM uses well. Larger clusters (YARN, Kubernetes) are started by
-other tools; ``--master`` names them as well.
+loopback address, for tests and for machines with more cores than one JVM uses well.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not
-authenticate by default. Spark's REST port for submissions is off.
-
-The processes end with this process: it stops them in order when it stops, and the kernel ends them
-when it is killed."""
+authenticate by default. Spark's REST port for submissions is off. The processes end with this
+process: it stops them in order when it stops, and the kernel ends them when it is killed."""
 
 import contextlib
 import http.client
@@ -28,13 +24,14 @@ from typing import Final, Self
 import click
 
 from penstock.net.child_process import start_child
-from penstock.pipeline.job import Job, JobContext, Mode, Stopped
+from penstock.pipeline.job import Job, JobContext, Mode, Stopped, option
 from penstock.pipeline.spark.java import find_java, wait_or_kill
 
 HOST: Final = "127.0.0.1"
 PORT_DEFAULT: Final = 7_077
 WORKERS_DEFAULT: Final = 2
-WORKERS_MAX: Final = 64
+_WORKERS: Final = click.IntRange(1, 64)
+_PORTS: Final = click.IntRange(1, 65_535)
 START_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
 _LOOK_S: Final = 0.2
@@ -112,7 +109,11 @@ class Cluster:
             size = ("--cores", str(self._cores), "--memory", self._memory)
             place = ("--work-dir", str(self._folder / name), "--webui-port", "0")
             self._launch(name, _WORKER, *shared, *size, *place, self.url)
-        self._until(self._is_whole, deadline, stopping, "not all workers have registered")
+
+        def is_whole() -> bool:
+            return self.alive_workers() >= self._worker_count
+
+        self._until(is_whole, deadline, stopping, "not all workers have registered")
 
     def check(self) -> None:
         """Raise ClusterFailed if a process has ended."""
@@ -131,8 +132,6 @@ class Cluster:
             for process in ending.values():
                 wait_or_kill(process, max(0.1, deadline - time.monotonic()))
         self._processes.clear()
-
-    # ── Processes ────────────────────────────────────────────────────────────────────────────
 
     def _launch(self, name: str, main: str, *arguments: str) -> None:
         import pyspark
@@ -170,9 +169,6 @@ class Cluster:
                 return True
         except OSError:
             return False
-
-    def _is_whole(self) -> bool:
-        return self.alive_workers() >= self._worker_count
 
     def alive_workers(self) -> int:
         """Return the number of live workers according to the master."""
@@ -244,26 +240,10 @@ JOB: Final = Job(
     summary="Run a Spark master and workers on this machine until Ctrl-C.",
     run=up,
     options=(
-        click.Option(
-            ["--workers"],
-            type=click.IntRange(1, WORKERS_MAX),
-            default=WORKERS_DEFAULT,
-            show_default=True,
-            help="number of workers",
-        ),
-        click.Option(
-            ["--cores"], type=click.IntRange(1), help="cores per worker [default: equal parts]"
-        ),
-        click.Option(
-            ["--memory"], default="1g", show_default=True, metavar="SIZE", help="per worker"
-        ),
-        click.Option(
-            ["--port"],
-            type=click.IntRange(1, 65_535),
-            default=PORT_DEFAULT,
-            show_default=True,
-            help="port of the master",
-        ),
+        option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
+        option("--cores", None, "cores per worker [default: equal parts]", type=click.IntRange(1)),
+        option("--memory", "SIZE", "per worker", default="1g"),
+        option("--port", None, "port of the master", type=_PORTS, default=PORT_DEFAULT),
     ),
     modes=frozenset((Mode.ONCE,)),
     needs_spark=False,

@@ -4,8 +4,8 @@
             └► dq_result       result of each rule: checked, failed, first failure
 
 Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``pipeline/quality/quality_checks.py``);
-after that, the server is queried for freshness and volume of the topic.
+once, even if it is retried. Rows are checked in one pass (``quality_checks.py``); after that, the
+server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
 rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
@@ -17,12 +17,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
 from penstock.pipeline.arrow_map import schema_of
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound, option
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
 from penstock.pipeline.quality.quality_checks import (
     COLUMNS,
@@ -51,8 +50,6 @@ _RESULT: Final = schema_of(
 
 
 class QualityRun:
-    """One run of the rules over their topics."""
-
     def __init__(self, context: JobContext, rules: Sequence[Rule]) -> None:
         self._context = context
         self._lake = context.lake
@@ -95,8 +92,6 @@ class QualityRun:
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
-
     def _batch(
         self,
         rows: "DataFrame",
@@ -113,7 +108,9 @@ class QualityRun:
         try:
             results = count(marked, rules, ends)
             reached = ends_of(marked)
-            stopping = [each for each in results if _stops(each)]
+            stopping = [
+                each for each in results if each.rule.on_fail is OnFail.STOP and not each.is_ok
+            ]
             if stopping:
                 # A different app, because the batch is not done: the next run checks it again.
                 self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
@@ -155,8 +152,6 @@ class QualityRun:
         )
         return history
 
-    # ── The topic as a whole ─────────────────────────────────────────────────────────────────
-
     def _check_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
         of_topics = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
         if not of_topics:
@@ -170,8 +165,6 @@ class QualityRun:
                 for rule in of_topics
             ]
         self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
-
-    # ── The table ────────────────────────────────────────────────────────────────────────────
 
     def _known_ends(self, topic: str) -> dict[int, int]:
         """Return the end offsets of earlier runs, from the table of results."""
@@ -206,17 +199,10 @@ class QualityRun:
         self.results += results
 
 
-def _stops(result: Result) -> bool:
-    return result.rule.on_fail is OnFail.STOP and not result.is_ok
-
-
 def _summary(result: Result) -> str:
     rule = result.rule
     where = f", first at {result.sample}" if result.sample else ""
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
-
-
-# ── Freshness and volume of topics ───────────────────────────────────────────────────────────────
 
 
 def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
@@ -236,17 +222,18 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
     """Return the timestamp of the newest batch, or None if the topic is empty."""
     firsts = client.offsets(dict.fromkeys(places, EARLIEST))
     lasts = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
-    last_offsets = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
-    newest: int | None = None
-    for place, at in last_offsets.items():
-        fetched = client.fetch({place: at}, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
+    times = []
+    for place in places:
+        if lasts[place] <= firsts[place]:
+            continue
+        last = {place: lasts[place] - 1}
+        fetched = client.fetch(last, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
         for piece in fetched.values():
             try:
-                at_ms = parse_header(bytes(piece.records[:61])).max_timestamp
+                times.append(parse_header(bytes(piece.records[:61])).max_timestamp)
             except MalformedBatch:
                 continue  # an unreadable batch counts as missing
-            newest = at_ms if newest is None else max(newest, at_ms)
-    return newest
+    return max(times, default=None)
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
@@ -254,9 +241,6 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
     begins = client.offsets(dict.fromkeys(places, since_ms))
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
-
-
-# ── The job ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _rules(context: JobContext) -> Sequence[Rule]:
@@ -308,8 +292,6 @@ JOB: Final = Job(
     summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
-    options=(
-        click.Option(["--rules"], metavar="PATH", required=True, help="file with the rules, TOML"),
-    ),
+    options=(option("--rules", "PATH", "file with the rules, TOML", required=True),),
     modes=frozenset({Mode.ONCE}),
 )

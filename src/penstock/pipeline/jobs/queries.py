@@ -6,14 +6,21 @@ does not know begin at their first record, and so does a partition whose log beg
 table's end: the job itself must notice the missing records."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient
 from penstock.pipeline.client.connections import new_client
 from penstock.pipeline.client.option_values import Options
-from penstock.pipeline.client.read_options import Subscription, parse_connection
-from penstock.pipeline.job import JobContext, NotFound
+from penstock.pipeline.client.read_options import (
+    Subscription,
+    parse_connection,
+    parse_read_options,
+)
+from penstock.pipeline.job import JobContext, NotFound, option
 from penstock.pipeline.lake import Ends, query_app
 from penstock.pipeline.reading.positions import look_up
 
@@ -86,3 +93,51 @@ def process(
         .trigger(**context.trigger)
     )
     context.follow(stream.start())
+
+
+class FactTopic:
+    """The input of a job that sums a topic of facts. A query plans ranges of offsets; the tasks of
+    the job fetch the records, so that these never reach the JVM."""
+
+    def __init__(self, context: JobContext, default: str) -> None:
+        from penstock.pipeline.reading.range_source import records_in
+
+        self._context = context
+        self.name = str(context.arguments.get("topic") or default)
+        columns = "partition,offset,value"
+        self._options = {**context.read_options, "subscribe": self.name, "columns": columns}
+        parsed = parse_read_options(self._options, is_streaming=False)
+        self.connection = parsed.connection
+        self.reading = records_in(parsed)  # from batches of the query to records
+
+    def check(self) -> None:
+        check_topics(self._context, [self.name])
+
+    def process(
+        self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
+    ) -> None:
+        """Pass all new batches to ``take``. ``ends``: offsets after the records of the tables."""
+        from penstock.pipeline.reading.range_source import range_stream
+
+        context, begins = self._context, "earliest"
+        if ends and not (Path(context.checkpoint_of()) / "metadata").exists():
+            with client_of(context) as client:
+                begins = starting_offsets(client, [self.name], {self.name: dict(ends)})
+        reader = range_stream(context.spark, self._options).option("startingOffsets", begins)
+        # Records have about twenty rows per kilobyte.
+        process(context, job, reader, take, batch_bytes="256m")
+
+
+def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ...]:
+    """Return the options; ``span`` names the time that stays open, such as "an hour"."""
+    seconds, text = click.IntRange(0, 86_400), f"time for which {span} stays open after its end"
+    return (
+        option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),
+        option("--topic", None, "topic, or its mirror", default=topic),
+    )
+
+
+def grace_ms_of(context: JobContext, default_ms: int) -> int:
+    """Return the option's value; jobs that the command line did not start have no options."""
+    seconds = context.arguments.get("grace_s")
+    return default_ms if seconds is None else int(seconds) * 1_000

@@ -37,7 +37,7 @@ from penstock.pipeline.facts.telemetry_sums import (
     names_of,
 )
 from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
 from penstock.pipeline.reading.range_source import RecordReader, as_they_are

@@ -57,7 +57,7 @@ from penstock.pipeline.facts.usage_sums import (
     Name,
 )
 from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
 from penstock.pipeline.reading.range_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
