@@ -21,8 +21,8 @@ from tests.unit.pipeline.test_telemetry_sums import (
 
 from penstock.net.kafka_client.client import KafkaClient, Place
 from penstock.pipeline.facts import rebalance
-from penstock.pipeline.facts.plan_publisher import TOPIC as PLANS
-from penstock.pipeline.facts.plan_publisher import publish
+from penstock.pipeline.facts.rebalance import TOPIC as PLANS
+from penstock.pipeline.facts.rebalance import publish
 from penstock.pipeline.job import JobContext
 from penstock.pipeline.jobs import telemetry as job
 from penstock.pipeline.jobs.telemetry import TelemetryTables

@@ -1,8 +1,6 @@
-"""Arrow schemas and batches, and ``map_in_arrow``, which applies a function to them in executors.
-
-``map_in_arrow`` is ``DataFrame.mapInArrow`` on an installation without pandas. PySpark's method
-never makes a pandas object, but fails if pandas is not installed, because it uses the decorator of
-pandas functions. This module builds the same plan without that decorator."""
+"""Arrow schemas, batches and sums, and ``map_in_arrow``: ``DataFrame.mapInArrow`` without pandas.
+PySpark's method never makes a pandas object, but fails if pandas is not installed, because it uses
+the decorator of pandas functions. This module builds the same plan without that decorator."""
 
 from __future__ import annotations
 
@@ -40,6 +38,43 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def add_up(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table:
+    """Sum rows, or sums of rows, to one row for each set of keys."""
+    import pyarrow as pa
+
+    # A task has one core: threads would take time from other tasks.
+    grouped = rows.group_by(list(keys), use_threads=False)
+    summed = grouped.aggregate([(name, "sum") for name in sums])
+    # Results are named <name>_sum; the order of columns depends on the version of PyArrow.
+    columns = [summed.column(name) for name in keys]
+    columns += [summed.column(f"{name}_sum") for name in sums]
+    return pa.table(columns, names=[*keys, *sums])
+
+
+class Folding:
+    """Collects tables and folds them whenever they have ``rows_max`` new rows, so that memory
+    depends on the number of results and not of rows."""
+
+    def __init__(self, fold: Callable[[pa.Table], pa.Table], rows_max: int) -> None:
+        self._fold = fold
+        self._rows_max = rows_max
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        self._rows += table.num_rows
+        if self._rows >= self._rows_max:
+            self.result(table.schema)
+
+    def result(self, schema: pa.Schema) -> pa.Table:
+        import pyarrow as pa
+
+        folded = self._fold(pa.concat_tables([schema.empty_table(), *self._tables]))
+        self._tables, self._rows = [folded], 0
+        return folded
 
 
 def map_in_arrow(

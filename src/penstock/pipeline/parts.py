@@ -1,15 +1,9 @@
 """Writes rows to Parquet files in a table's folder, which are durable before a commit names them.
 
-This runs in an executor's Python worker (or in the driver for a few rows), without any knowledge
-of commits: readers ignore a file that the table's log does not name, so the files of a task that
-dies or runs twice are harmless orphans. ``lake.py`` commits.
-
-Each file has the rows of one combination of partition values, in their original order. For each
-file the writer returns its size, its number of rows, minima and maxima of plain columns (by which
-readers prune) and, for rows that come from a log, the span of offsets of each partition.
-
-Callers that have already grouped their rows pass them as pieces (``write_pieces``); other rows are
-grouped here by the values of their columns (``write_parts``).
+This runs in an executor's Python worker (or in the driver for a few rows). Readers ignore a file
+that the table's log does not name, so the files of a task that dies or runs twice are harmless
+orphans. Each file has the rows of one combination of partition values, in their original order. For
+rows that come from a log, the writer also returns the span of offsets of each partition.
 
 Row groups have about ``ROW_GROUP_BYTES``, and the number of open files is limited as well, so a
 task's memory does not depend on its input."""
@@ -105,8 +99,11 @@ def part_batches(
     batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> Iterator[pa.RecordBatch]:
     """Call ``write_parts`` and yield its result as one batch, for use with ``mapInArrow``."""
-    parts = write_parts(batches, root, partition_by, is_tracked=is_tracked)
-    yield batch_of([part.to_row() for part in parts], PART_SCHEMA)
+    yield batch_of_parts(write_parts(batches, root, partition_by, is_tracked=is_tracked))
+
+
+def batch_of_parts(parts: Iterable[Part]) -> pa.RecordBatch:
+    return batch_of([part.to_row() for part in parts], PART_SCHEMA)
 
 
 def read_parts(rows: "DataFrame") -> list[Part]:

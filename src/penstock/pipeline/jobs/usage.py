@@ -16,10 +16,9 @@ and its rows carry this number, so a comparison shows which partials an hour was
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
 ones, and each table records its progress, so a killed job continues from its tables.
 
-Each task fetches its records, sums them (``pipeline/facts/usage_sums.py``) and writes files
-(``pipeline/facts/usage_files.py``); the driver gets the lists of files and flushes, and commits."""
+Each task fetches its records, sums them (``usage_sums.py``) and writes files (``usage_files.py``);
+the driver gets the lists of files and flushes, and commits."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -30,22 +29,20 @@ import pyarrow.parquet as pq
 
 from penstock.pipeline.facts.usage_files import (
     FLUSH,
+    HOURLY,
+    HOURLY_BY,
+    HOURLY_SCHEMA,
     PARTIAL,
     PARTIAL_BY,
     PARTIAL_SCHEMA,
     REJECT,
     REJECT_SCHEMA,
     Written,
-    write,
-)
-from penstock.pipeline.facts.usage_seal import (
-    HOURLY,
-    HOURLY_BY,
-    HOURLY_SCHEMA,
     files_of,
     first_hour,
     seal,
     shares_of,
+    write,
 )
 from penstock.pipeline.facts.usage_sums import (
     HOUR_MS,
@@ -56,7 +53,7 @@ from penstock.pipeline.facts.usage_sums import (
     FlushRange,
     Name,
 )
-from penstock.pipeline.job import Job, JobContext, Mode
+from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
 from penstock.pipeline.reading.range_source import RecordReader, as_they_are
@@ -73,9 +70,6 @@ DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
 SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
 SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
-
-
-# ── Pure transforms of tables ────────────────────────────────────────────────────────────────
 
 
 def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
@@ -101,11 +95,9 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
     return max(-1, (written - grace_ms) // HOUR_MS - 1)
 
 
-# ── The job ──────────────────────────────────────────────────────────────────────────────────
-
-
 class UsageTables:
-    """A writer of the tables, in the driver. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
+    converts batches of the source to records."""
 
     def __init__(
         self,
@@ -116,7 +108,6 @@ class UsageTables:
         grace_ms: int = GRACE_MS,
         reading: RecordReader = as_they_are,
     ) -> None:
-        """``reading`` converts batches of the source to records."""
         self._spark = spark
         self._lake = lake
         self._reading = reading
@@ -131,13 +122,12 @@ class UsageTables:
     def _remember(self) -> None:
         if not self._lake.exists(PARTIAL):
             return
-        newest = self._lake.read(self._spark, PARTIAL, f"kind = '{FLUSH}'")
-        row = newest.selectExpr("max(written_at_ms)").first()
-        if row is None or row[0] is None:
+        flushes = self._lake.read(self._spark, PARTIAL, f"kind = '{FLUSH}'")
+        newest = flushes.selectExpr("max(written_at_ms)").first()
+        if newest is None or newest[0] is None:
             return
-        since = row[0] - SEEN_DAYS * DAY_MS
-        day = f"cast(from_unixtime({since // 1_000}) AS date)"
-        for row in _islands(newest.where(f"date >= {day}")).toLocalIterator():
+        since = utc(newest[0] - SEEN_DAYS * DAY_MS).date()
+        for row in _islands(flushes.where(f"date >= '{since}'")).toLocalIterator():
             self._note(row)
 
     def _note(self, found: Any) -> None:
@@ -152,10 +142,11 @@ class UsageTables:
         if self._lake.table(PARTIAL).has(self.app, batch_id):
             return False
         turn = self._lake.table(PARTIAL).turn_of("usage") + 1
-        found = self._write(batch, turn)
+        how: dict[str, Any] = {"seen": self.flushes, "turn": turn, "lake": self._lake.path}
+        found = write(batch, self._reading, **how)
         if _overlap(found.flushes):  # two tasks had copies of a flush; a single task finds them
             found.drop(self._lake.path)
-            found = self._write(batch.coalesce(1), turn)
+            found = write(batch.coalesce(1), self._reading, **how)
         self._commit(found, batch_id, turn)
         for each in found.flushes:
             self._note(each)
@@ -163,9 +154,6 @@ class UsageTables:
         if sealed is not None and any(each.hour_number <= sealed for each in found.flushes):
             self.adjust()
         return True
-
-    def _write(self, batch: "DataFrame", turn: int) -> Written:
-        return write(batch, self._reading, seen=self.flushes, turn=turn, lake=self._lake.path)
 
     def _commit(self, found: Written, batch_id: int, turn: int) -> None:
         if found.reject:
@@ -262,10 +250,7 @@ def _islands(flushes: "DataFrame") -> "DataFrame":
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
     """Return the closed hours after the hour ``done``, with the turn at which each was closed."""
-    where = None
-    if done is not None:
-        at = datetime.datetime.fromtimestamp(done * 3_600, datetime.UTC)
-        where = f"hour > '{at.strftime('%Y-%m-%dT%H:%M:%SZ')}'"
+    where = None if done is None else f"hour > '{utc(done * HOUR_MS):%Y-%m-%dT%H:%M:%SZ}'"
     found: dict[int, int] = {}
     for path in hours.files(where):
         rows = pq.read_table(path, columns=["hour", "through"], partitioning=None)
