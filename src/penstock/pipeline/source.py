@@ -1,15 +1,15 @@
 """``spark.read.format("penstock")``: the data source for Spark, and the batch read.
 
 Options are parsed here, on the driver, so that a mistake is reported in one line and not by a
-failed task. Ranges are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has
-the streaming read, ``sink`` the writers."""
+failed task. Ranges are planned once; tasks fetch and decode. ``stream_source`` has the streaming
+read, ``sink`` the writers."""
 
 # ruff: noqa: N802 - Spark names these methods
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -32,9 +32,14 @@ from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
 from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
 from penstock.pipeline.reading.expand import expansion_for
 from penstock.pipeline.reading.fetching import RangePartition, read_range
-from penstock.pipeline.reading.positions import TopicsMissing, look_up, resolve
-from penstock.pipeline.reading.pushdown import Bounds, bounds_from
-from penstock.pipeline.reading.ranges import Range, split
+from penstock.pipeline.reading.offsets import (
+    Range,
+    TopicsMissing,
+    look_up,
+    narrowed,
+    resolve,
+    split,
+)
 from penstock.pipeline.writing.appender import TopicMissing, partition_count
 
 if TYPE_CHECKING:
@@ -139,7 +144,7 @@ def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None
 class BatchReader(DataSourceReader):
     options: ReadOptions
     schema: "pa.Schema | None" = None
-    bounds: Bounds = field(default_factory=Bounds)
+    filters: Sequence[Filter] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
         with in_one_line():
@@ -155,9 +160,8 @@ class BatchReader(DataSourceReader):
         begins = resolve(client, options.starting, found.places, is_committed=is_committed)
         ends = resolve(client, options.ending, found.places, is_committed=is_committed)
         wanted = [Range(place, begins[place], ends[place]) for place in found.places]
-        wanted = self.bounds.applied(wanted, client)
         parts = split(
-            wanted,
+            narrowed(wanted, self.filters, client),
             partitions_min=options.partitions_min,
             records_max=options.records_per_partition_max,
         )
@@ -176,6 +180,6 @@ class PushdownReader(BatchReader):
     ``pushFilters`` unless its setting for filter pushdown is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        self.bounds = bounds_from(filters)
+        self.filters = filters
         # Spark evaluates all filters again: ranges contain more records than filters select.
         yield from filters

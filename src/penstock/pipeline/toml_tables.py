@@ -1,7 +1,5 @@
 """Reads TOML files of repeated tables, such as ``[[rule]]``, and reports mistakes with their table.
-
-Values are checked and removed from a table one by one; a key that is left at the end is a misspelt
-name. The caller defines the names, their meaning, and the exception."""
+The caller defines the names, their meaning, and the exception."""
 
 import tomllib
 from collections.abc import Sequence

@@ -33,8 +33,8 @@ from penstock.pipeline.facts.usage_sums import HOUR_MS, Flushes, partials
 from penstock.pipeline.parts import write_parts
 from penstock.pipeline.reading.expand import _usage_at_once, _usage_one_by_one, expand_usage
 from penstock.pipeline.reading.fetching import RangePartition
+from penstock.pipeline.reading.offsets import StreamOffset
 from penstock.pipeline.reading.range_source import RangeReader
-from penstock.pipeline.reading.stream_offset import StreamOffset
 from penstock.wire.facts.usage import (
     FORM,
     NUMBERS,

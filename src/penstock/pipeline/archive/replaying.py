@@ -23,10 +23,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
 from penstock.pipeline.archive.queue_sender import QueueAddress, QueueSender
 from penstock.pipeline.arrow_map import batch_of, schema_of
 from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.group_offsets import Committed, commit_offsets, committed_offsets
 from penstock.pipeline.client.read_options import Connection
 from penstock.record.batch import encode_batch
 from penstock.record.message import SYSTEM_HEADER

@@ -18,8 +18,8 @@ from penstock.net.kafka_client.client import (
     Place,
     by_topic,
 )
+from penstock.net.kafka_client.group_offsets import committed_offsets
 from penstock.pipeline.archive.retention_plan import Facts, Hold, Policy, Segment
-from penstock.pipeline.client.group_offsets import committed_offsets
 from penstock.wire.kafka.faults import ErrorCode
 
 _LIST_GROUPS, _DELETE_RECORDS = 16, 21

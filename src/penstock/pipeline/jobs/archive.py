@@ -27,7 +27,7 @@ from penstock.pipeline.client.read_options import Subscription
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
 from penstock.pipeline.lake import Ends, Lake, TopicRemade
-from penstock.pipeline.reading.positions import look_up
+from penstock.pipeline.reading.offsets import look_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

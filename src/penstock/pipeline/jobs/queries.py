@@ -22,7 +22,7 @@ from penstock.pipeline.client.read_options import (
 )
 from penstock.pipeline.job import JobContext, NotFound, option
 from penstock.pipeline.lake import Ends, query_app
-from penstock.pipeline.reading.positions import look_up
+from penstock.pipeline.reading.offsets import look_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

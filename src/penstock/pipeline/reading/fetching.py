@@ -19,7 +19,7 @@ from penstock.net.kafka_client.client import EARLIEST, KafkaClient, KafkaRefused
 from penstock.pipeline.client.connections import client_for, new_client
 from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
 from penstock.pipeline.decoding.decoder import Aborted, Decoder
-from penstock.pipeline.reading.ranges import Range
+from penstock.pipeline.reading.offsets import Range
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM
 from penstock.wire.kafka.faults import ErrorCode
 

@@ -1,12 +1,10 @@
 """``penstock_ranges``: a stream whose micro-batches contain ranges of offsets instead of records.
 
-Offsets are planned, limited and kept in the checkpoint as by ``format("penstock")``. Only the rows
-of a task differ: one row for each record, of which the first has the range to read and the others
-are null. A job with much input and little output passes such rows to the function that processes
-records, and fetches the records there (``records_in``). Records then stay in one process; the JVM,
-which would copy each record twice, only counts null rows for the progress.
-
-A batch with fewer partitions than cores is divided among all cores, if it is large enough."""
+Offsets are planned and kept in the checkpoint as by ``format("penstock")``. Only the rows of a task
+differ: one row for each record, of which the first has the range to read and the others are null. A
+job with much input and little output fetches the records where it processes them (``records_in``).
+Records then stay in one process; the JVM, which would copy each record twice, only counts rows. A
+batch with fewer partitions than cores is divided among all cores, if it is large enough."""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -21,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from penstock.net.kafka_client.client import Place
 from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
 from penstock.pipeline.reading.fetching import RangePartition, read_range
-from penstock.pipeline.reading.ranges import Range, split
+from penstock.pipeline.reading.offsets import Range
 from penstock.pipeline.reading.stream_source import StreamReader
 
 if TYPE_CHECKING:
@@ -80,9 +78,7 @@ class RangeReader(StreamReader):
         self._tasks = options.partitions_min
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = self.ranges(start, end)
-        if self._tasks and sum(each.count for each in ranges) >= self._tasks * _TASK_RECORDS_MIN:
-            ranges = split(ranges, partitions_min=self._tasks, records_max=None)
+        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -2,10 +2,8 @@
 
 Spark calls, for each batch in this order: ``latestOffset`` (where the batch ends), ``partitions``
 (its tasks), and ``read`` in the tasks. One reader lives as long as its query, in its own process.
-
-Spark calls ``latestOffset`` with the end of the last batch after that batch has finished, so a
-group may commit this offset (option ``commitGroup``). ``commit`` is called later with the same
-offset, and never for the last batch.
+The argument of ``latestOffset`` is the end of the last batch, which has finished, so a group may
+commit this offset (option ``commitGroup``); ``commit`` is never called for the last batch.
 
 New partitions are read from their first record. A topic that was deleted, or deleted and created
 again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
@@ -13,6 +11,7 @@ new one from its start."""
 
 # ruff: noqa: N802 - Spark names these methods
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -27,15 +26,23 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
 from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
 from penstock.pipeline.reading.expand import expansion_for
 from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
-from penstock.pipeline.reading.group_commit import GroupCommit
-from penstock.pipeline.reading.positions import Found, TopicsMissing, look_up, resolve
-from penstock.pipeline.reading.ranges import Range, limited_ends, packed, split
-from penstock.pipeline.reading.stream_offset import StreamOffset
+from penstock.pipeline.reading.offsets import (
+    Found,
+    Range,
+    StreamOffset,
+    TopicsMissing,
+    limited_ends,
+    look_up,
+    packed,
+    resolve,
+    split,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,9 +68,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._found: Found | None = None
         self._found_at_s = 0.0
         self._batch_at_s = clock()
-        self._commits = GroupCommit(options.commit_group) if options.commit_group else None
-
-    # ── End of a batch ───────────────────────────────────────────────────────────────────────
+        self._committed: dict[Place, int] = {}  # for the group of the option ``commitGroup``
+        self._is_commit_failing = False
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._look_up()
@@ -76,8 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = StreamOffset.from_json(start)
-        if self._commits is not None:
-            self._commits.commit(self._client, begun.at)
+        if self._options.commit_group:
+            self._commit_for_group(self._options.commit_group, begun.at)
         latest = self._target or self._look()
         self._latest = latest
         begins = self._begins(begun, latest)
@@ -103,6 +109,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._look()
+
+    def _commit_for_group(self, group: str, reached: Mapping[Place, int]) -> None:
+        """Commit the offsets that changed, so that lag tools see them. A failed commit (the group
+        has members, or the principal is not authorized) must not end the query."""
+        moved = {place: at for place, at in reached.items() if self._committed.get(place) != at}
+        if not moved:
+            return
+        try:
+            offsets = {place: Committed(at) for place, at in moved.items()}
+            commit_offsets(self._client, group, offsets)
+        except KafkaTrouble as trouble:
+            if not self._is_commit_failing:
+                self._is_commit_failing = True
+                text = f"cannot commit for group {group}: {trouble}"
+                print(text, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no logger
+            return
+        self._is_commit_failing = False
+        self._committed |= moved
 
     def _limited(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], limit: ReadLimit
@@ -149,8 +173,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not sampled_count:
             return dict(ends)
         return limited_ends(begins, ends, max(1.0, bytes_max / (sampled_bytes / sampled_count)))
-
-    # ── State of the cluster ─────────────────────────────────────────────────────────────────
 
     @property
     def _client(self) -> KafkaClient:
@@ -200,17 +222,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins |= self._client.offsets(dict.fromkeys(fresh, EARLIEST))
         return begins
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require."""
+    def ranges(
+        self,
+        start: dict[str, Any],
+        end: dict[str, Any],
+        *,
+        tasks: int | None = None,
+        task_records_min: int = 0,
+    ) -> list[Range]:
+        """Return the ranges of a batch, divided as the options require; and among ``tasks``, if
+        these have at least ``task_records_min`` records each."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
-        return split(
+        found = split(
             [Range(place, begins[place], at) for place, at in reached.at.items()],
             partitions_min=self._options.partitions_min,
             records_max=self._options.records_per_partition_max,
         )
+        if tasks and sum(each.count for each in found) >= tasks * task_records_min:
+            return split(found, partitions_min=tasks, records_max=None)
+        return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Small ranges share a task, because starting tasks takes most

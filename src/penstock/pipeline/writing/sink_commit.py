@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.net.kafka_client.client import TRANSACTION, KafkaClient, KafkaRefused, Place
-from penstock.pipeline.client.group_offsets import Committed, commit_offsets, committed_offsets
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
 from penstock.pipeline.writing.appender import Producer
 from penstock.wire.kafka.faults import ErrorCode
 
