@@ -20,7 +20,7 @@ from penstock.net.kafka_client.client import Place
 from penstock.pipeline.archive import archive_source
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY
 from penstock.pipeline.archive.archive_source import ArchivingReader, Written
-from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.client.options import parse_read_options
 from penstock.pipeline.job import JobContext, JobMisused, Unsound
 from penstock.pipeline.jobs import archive, archive_check
 from penstock.pipeline.jobs.archive_check import verify

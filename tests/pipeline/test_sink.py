@@ -19,7 +19,7 @@ from penstock.cli.messages.producing import murmur2
 from penstock.net.kafka_client.client import TRANSACTION, KafkaRefused
 from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.write_options import WriteOptions, check_columns, parse_write_options
+from penstock.pipeline.client.options import WriteOptions, check_columns, parse_write_options
 from penstock.pipeline.writing import sink_commit
 from penstock.pipeline.writing.appender import Appender, RowInvalid, TopicMissing, partition_count
 from penstock.pipeline.writing.sink import CommitLost, Done, commit_batch, write_task

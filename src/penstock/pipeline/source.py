@@ -7,7 +7,7 @@ read, ``sink`` the writers."""
 # ruff: noqa: N802 - Spark names these methods
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,8 +26,13 @@ from pyspark.sql.types import StructType
 from penstock.net.kafka_client.client import KafkaTrouble
 from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
-from penstock.pipeline.client.write_options import WriteOptions, check_columns, parse_write_options
+from penstock.pipeline.client.options import (
+    ReadOptions,
+    WriteOptions,
+    check_columns,
+    parse_read_options,
+    parse_write_options,
+)
 from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
 from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
 from penstock.pipeline.reading.expand import expansion_for
@@ -61,15 +66,21 @@ class PenstockSource(DataSource):
 
         if is_consuming(self.options):
             return from_arrow_schema(CONSUMED)
+        # Only the columns are needed; whether the read is a stream is not known yet.
+        options = {
+            name: value
+            for name, value in self.options.items()
+            if not name.lower().startswith(("starting", "ending"))
+        }
         with in_one_line():
-            options = self._options(is_streaming=True, is_probing=True)
-        return from_arrow_schema(expansion_for(options).schema)
+            found = parse_read_options(options, is_streaming=True)
+            return from_arrow_schema(expansion_for(found).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with in_one_line():
             if is_consuming(self.options):
                 raise OptionInvalid("mode=consume deletes messages that were read: use readStream")
-            options = self._options(is_streaming=False)
+            options = parse_read_options(self.options, is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))
 
@@ -79,7 +90,7 @@ class PenstockSource(DataSource):
         with in_one_line():
             if is_consuming(self.options):
                 return ConsumingReader(parse_consume_options(self.options))
-            options = self._options(is_streaming=True)
+            options = parse_read_options(self.options, is_streaming=True)
         return StreamReader(options, _inner_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -106,17 +117,6 @@ class PenstockSource(DataSource):
         if options.topic:
             partition_count(client_for(options.connection), options.topic)
         return options
-
-    def _options(self, *, is_streaming: bool, is_probing: bool = False) -> ReadOptions:
-        options: Mapping[str, str] = self.options
-        if is_probing:
-            # Only the columns are needed; whether the read is a stream is not known yet.
-            options = {
-                name: value
-                for name, value in options.items()
-                if not name.lower().startswith(("starting", "ending"))
-            }
-        return parse_read_options(options, is_streaming=is_streaming)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.client.options import parse_read_options
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, read_columns
 from penstock.pipeline.facts import usage_sums
 from penstock.pipeline.facts.usage_files import (

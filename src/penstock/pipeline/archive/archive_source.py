@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.pipeline.archive.archive_rows import PARTITION_BY, by_hour, known_id
-from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
+from penstock.pipeline.client.options import ReadOptions, parse_read_options
 from penstock.pipeline.lake import Table
 from penstock.pipeline.parts import Part, write_pieces
 from penstock.pipeline.reading.fetching import RangePartition, read_range

@@ -27,7 +27,7 @@ from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, c
 from penstock.pipeline.archive.queue_sender import QueueAddress, QueueSender
 from penstock.pipeline.arrow_map import batch_of, schema_of
 from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.read_options import Connection
+from penstock.pipeline.client.options import Connection
 from penstock.record.batch import encode_batch
 from penstock.record.message import SYSTEM_HEADER
 from penstock.record.record import encode_record

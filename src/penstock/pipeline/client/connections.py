@@ -1,7 +1,5 @@
-"""A cache of Kafka clients for each thread of a worker, kept between tasks.
-
-Spark reuses its Python workers for later micro-batches. Reusing their connections too saves time in
-small batches. A client belongs to one thread of one process."""
+"""A cache of Kafka clients for each thread of a worker. Spark reuses its Python workers for later
+micro-batches; reusing their connections too saves time in small batches."""
 
 import os
 import threading
@@ -9,7 +7,7 @@ from collections import OrderedDict
 from typing import Final
 
 from penstock.net.kafka_client.client import KafkaClient
-from penstock.pipeline.client.read_options import Connection
+from penstock.pipeline.client.options import Connection
 
 _CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
 

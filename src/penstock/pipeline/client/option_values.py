@@ -1,7 +1,5 @@
 """Parses the texts of single options as numbers, choices, sizes, durations, and JSON of offsets.
-
-Each error is one line with the option, its value and the allowed values. ``read_options``
-and ``write_options`` list the options."""
+Each error is one line with the option, its value and the allowed values."""
 
 import json
 import re

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
-from penstock.pipeline.client.read_options import Subscription
+from penstock.pipeline.client.options import Subscription
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
 from penstock.pipeline.lake import Ends, Lake, TopicRemade

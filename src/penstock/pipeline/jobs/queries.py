@@ -15,7 +15,7 @@ import click
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient
 from penstock.pipeline.client.connections import new_client
 from penstock.pipeline.client.option_values import Options
-from penstock.pipeline.client.read_options import (
+from penstock.pipeline.client.options import (
     Subscription,
     parse_connection,
     parse_read_options,

@@ -37,7 +37,7 @@ from penstock.pipeline.archive.replaying import (
 )
 from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
 from penstock.pipeline.client.option_values import Options
-from penstock.pipeline.client.read_options import parse_connection
+from penstock.pipeline.client.options import parse_connection
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound, option, utc
 from penstock.pipeline.jobs.archive import ends_of, table_of
 from penstock.pipeline.jobs.queries import client_of

@@ -1,7 +1,5 @@
-"""Fetches and decodes a range of one partition, in a task of a read.
-
-Fetches are large (16 MB), because decoding many batches at once is faster. A thread sends the next
-fetch while the last one is decoded.
+"""Fetches and decodes a range of one partition, in a task of a read. Fetches are large (16 MB),
+because decoding many batches at once is faster; a thread sends the next one meanwhile.
 
 Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
 error that names the offsets, or continues at the first offset that exists."""
@@ -17,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, KafkaRefused, Place
 from penstock.pipeline.client.connections import client_for, new_client
-from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
+from penstock.pipeline.client.options import OnDataLoss, ReadOptions
 from penstock.pipeline.decoding.decoder import Aborted, Decoder
 from penstock.pipeline.reading.offsets import Range
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM

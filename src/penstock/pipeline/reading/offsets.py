@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaRefused, Place
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.read_options import Position, Subscription, TimestampStrategy
+from penstock.pipeline.client.options import Position, Subscription, TimestampStrategy
 from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:

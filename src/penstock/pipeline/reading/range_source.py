@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
+from penstock.pipeline.client.options import ReadOptions, parse_read_options
 from penstock.pipeline.reading.fetching import RangePartition, read_range
 from penstock.pipeline.reading.offsets import Range
 from penstock.pipeline.reading.stream_source import StreamReader

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
 from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
+from penstock.pipeline.client.options import OnDataLoss, ReadOptions
 from penstock.pipeline.reading.expand import expansion_for
 from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
 from penstock.pipeline.reading.offsets import (

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
-from penstock.pipeline.client.write_options import WriteOptions
+from penstock.pipeline.client.options import WriteOptions
 from penstock.pipeline.writing.key_hashes import hashes
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
 from penstock.record.varint import encode_varint

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from penstock.net.kafka_client.client import KafkaClient
 from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.write_options import Delivery, WriteOptions
+from penstock.pipeline.client.options import Delivery, WriteOptions
 from penstock.pipeline.writing import sink_commit
 from penstock.pipeline.writing.appender import Appender, Producer
 from penstock.pipeline.writing.sink_commit import Decision, Written
