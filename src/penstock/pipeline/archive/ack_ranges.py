@@ -2,9 +2,8 @@
 
 Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
 of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a
-hole, and the driver merges the islands of all tasks. A union counts repeated rows once; a sum would
-not. Arrow reads the files by row groups, because converting rows to JVM rows and back would take
-most of the time.
+hole, and the driver merges the islands of all tasks. Arrow reads the files by row groups, because
+converting rows to JVM rows and back would take most of the time.
 
 Dropping an island to save memory is safe: its cursor then seems to need more records, never fewer.
 """

@@ -21,8 +21,14 @@ import pyarrow as pa
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
 from penstock.pipeline.arrow_map import schema_of
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound, option
-from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
+from penstock.pipeline.job import Job, JobContext, Mode, Unsound, option
+from penstock.pipeline.jobs.queries import (
+    check_topics,
+    client_of,
+    parsed_option,
+    process,
+    starting_offsets,
+)
 from penstock.pipeline.quality.quality_checks import (
     COLUMNS,
     Result,
@@ -31,7 +37,7 @@ from penstock.pipeline.quality.quality_checks import (
     mark,
     quarantined,
 )
-from penstock.pipeline.quality.rules import Check, OnFail, Rule, RulesInvalid, read_rules
+from penstock.pipeline.quality.rules import Check, OnFail, Rule, RulesInvalid, parse_rules
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -244,13 +250,7 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
 
 
 def _rules(context: JobContext) -> Sequence[Rule]:
-    path = context.arguments.get("rules")
-    if not path:
-        raise JobMisused("--rules is required: a TOML file")
-    try:
-        return read_rules(path)
-    except RulesInvalid as error:
-        raise JobMisused(str(error)) from None
+    return parsed_option(context, "rules", parse_rules, RulesInvalid)
 
 
 def check(context: JobContext) -> None:

@@ -8,7 +8,7 @@ table's end: the job itself must notice the missing records."""
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -20,13 +20,16 @@ from penstock.pipeline.client.options import (
     parse_connection,
     parse_read_options,
 )
-from penstock.pipeline.job import JobContext, NotFound, option
+from penstock.pipeline.job import JobContext, JobMisused, NotFound, option
 from penstock.pipeline.lake import Ends, query_app
 from penstock.pipeline.reading.offsets import look_up
+from penstock.pipeline.toml_tables import read_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamReader
+
+T = TypeVar("T")
 
 
 def client_of(context: JobContext) -> KafkaClient:
@@ -44,6 +47,19 @@ def check_topics(context: JobContext, topics: Sequence[str]) -> None:
         missing = look_up(client, Subscription(topics=tuple(topics))).missing
     if missing:
         raise NotFound(f"there is no topic {', '.join(missing)}", "penstock topic list")
+
+
+def parsed_option(
+    context: JobContext, name: str, parse: Callable[[str], T], error: type[Exception]
+) -> T:
+    """Parse the TOML file that an option names. Raises JobMisused."""
+    path = context.arguments.get(name)
+    if not path:
+        raise JobMisused(f"--{name} is required: a TOML file")
+    try:
+        return parse(read_text(path, error))
+    except error as trouble:
+        raise JobMisused(str(trouble)) from None
 
 
 def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:

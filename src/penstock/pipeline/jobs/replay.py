@@ -24,12 +24,12 @@ import click
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused
-from penstock.pipeline.archive.queue_sender import QueueAddress
 from penstock.pipeline.archive.replaying import (
     COLUMNS,
     DONE_SCHEMA,
     Position,
     ProgressLost,
+    QueueAddress,
     Replay,
     commit_position,
     read_position,

@@ -23,7 +23,6 @@ import pyarrow as pa
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, Place
 from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
 from penstock.pipeline.archive.archive_rows import known_id
-from penstock.pipeline.archive.retention_facts import delete_records, gather
 from penstock.pipeline.archive.retention_plan import (
     DELETE,
     Decision,
@@ -31,14 +30,16 @@ from penstock.pipeline.archive.retention_plan import (
     PoliciesInvalid,
     Policy,
     cuts,
+    delete_records,
+    gather,
+    parse_policies,
     plan,
-    read_policies,
     savings,
 )
 from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound, option
 from penstock.pipeline.jobs.archive import archived_ends, check_ids
-from penstock.pipeline.jobs.queries import check_topics, client_of
+from penstock.pipeline.jobs.queries import check_topics, client_of, parsed_option
 from penstock.pipeline.lake import TopicRemade
 
 PLAN: Final = "retention_plan"
@@ -114,13 +115,7 @@ class Planner:
 
 
 def _policies(context: JobContext) -> tuple[list[Policy], list[Hold]]:
-    path = context.arguments.get("policies")
-    if not path:
-        raise JobMisused("--policies is required: a TOML file")
-    try:
-        return read_policies(path)
-    except PoliciesInvalid as error:
-        raise JobMisused(str(error)) from None
+    return parsed_option(context, "policies", parse_policies, PoliciesInvalid)
 
 
 def check(context: JobContext) -> None:

@@ -8,18 +8,16 @@
     on_fail = "quarantine"       # alert (default), quarantine, stop
     allowed = 0                  # number of failures that are accepted
 
-``quality_checks.py`` evaluates rules. A mistake in any rule of a file is reported here, with the
-number of the rule, before any rule runs. Pure, except ``read_rules``."""
+A mistake in any rule of a file is reported with the number of the rule, before any rule runs."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
-from penstock.pipeline.toml_tables import TomlTable, read_text, tables_of
+from penstock.pipeline.toml_tables import TomlTable, tables_of
 
 RULES_MAX: Final = 200
 FIELDS_MAX: Final = 100  # of one JSON rule
@@ -83,11 +81,6 @@ class Rule:
     window_s: int = DAY_S
     pattern: str = ""
     fields: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)  # path: type
-
-
-def read_rules(path: str | Path) -> tuple[Rule, ...]:
-    """Raises RulesInvalid."""
-    return parse_rules(read_text(path, RulesInvalid))
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
