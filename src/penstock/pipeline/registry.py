@@ -29,7 +29,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
         "usage": "reports.usage",
         "billing": "reports.billing",
         "hotspots": "reports.hotspots",
-        "invoice": "reports.invoice",
+        "invoice": "reports.billing:INVOICES",
     },
     # A check reads the lake again, recomputes all derived values, shows the faults row by row, and
     # raises ``Unsound`` if there is any.

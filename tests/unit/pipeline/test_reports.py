@@ -23,7 +23,7 @@ from penstock.pipeline.jobs import telemetry as telemetry_job
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.registry import jobs_of
 from penstock.pipeline.reports import billing, charts, hotspots, numbers
-from penstock.pipeline.reports.series import over_time
+from penstock.pipeline.reports.rows import over_time
 from penstock.wire.facts.telemetry import bucket_of, packed
 
 JOBS = jobs_of("report")

@@ -13,8 +13,16 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
 from penstock.pipeline.reports.output import report, write
 from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
-from penstock.pipeline.reports.rows import both, summed, times
-from penstock.pipeline.reports.series import HOUR_S, Series, by_column, over_time, ranked_by
+from penstock.pipeline.reports.rows import (
+    HOUR_S,
+    Series,
+    both,
+    by_column,
+    over_time,
+    ranked_by,
+    summed,
+    times,
+)
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 _KEYS: Final = ("tenant", "region", "resource", "op")
