@@ -124,7 +124,6 @@ def write_parts(
 
 
 def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str]) -> list[Part]:
-    """Write rows that are already grouped, as ``write_parts`` does."""
     done: list[Part] = []
     open_files: dict[tuple[str | None, ...], _PartFile] = {}
     try:
@@ -152,8 +151,7 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
 def _by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Group a batch by the values of partition columns, which are stored in folder names and not in
-    files."""
+    """Group a batch by the values of partition columns, which are only stored in folder names."""
     if batch.num_rows == 0:
         return
     names = list(partition_by)
@@ -261,7 +259,6 @@ class _PartFile:
         )
 
     def drop(self) -> None:
-        """Delete the file of a failed task."""
         with contextlib.suppress(OSError, pa.ArrowException):  # a full disk fails here as well
             self._writer.close()
         with contextlib.suppress(OSError):
@@ -291,7 +288,6 @@ def add_spans(spans: Spans, more: Spans) -> None:
 
 
 def spans_of_file(path: str) -> Spans:
-    """Return the spans of a file of a tracked table, read from its rows."""
     spans: Spans = {}
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
@@ -300,7 +296,6 @@ def spans_of_file(path: str) -> Spans:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return the number of rows, and the minimum and maximum of each plain column."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     unknown: set[str] = set()
@@ -369,7 +364,6 @@ def sync(path: Path) -> None:
 
 
 def _sync_folders(folder: Path, root: Path) -> None:
-    """Sync all folders from ``folder`` up to ``root``, so that new files in it are durable."""
     while True:
         sync(folder)
         if folder in (root, folder.parent):

@@ -1,8 +1,7 @@
-"""Opens a Spark session with settings for Penstock: ``open_session``.
-
-This module starts the JVM itself, instead of PySpark, for three reasons: the Java is the one that
-``java.py`` found, the caller chooses where the output of the JVM goes, and the caller handles
-Ctrl-C. All ports are bound to the loopback address, unless executors run on other machines.
+"""Opens a Spark session with settings for Penstock. This module starts the JVM itself, instead of
+PySpark: the Java is the one that ``java.py`` found, the caller chooses where the output of the JVM
+goes, and the caller handles Ctrl-C. All ports are bound to the loopback address, unless executors
+run on other machines.
 
 The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
 retried; with ``local[*]`` the query would fail."""
@@ -57,11 +56,10 @@ def open_session(
     output: int | None = None,
     log_level: str = "error",
 ) -> SparkSession:
-    """Open the session of this process, or return the one that is already open.
-
-    ``is_short`` saves start-up time at the cost of throughput, for tests and jobs of seconds.
-    ``output`` is a file descriptor for the output of the JVM; the default is our stderr. ``conf``
-    overrides the settings chosen here, but options for the JVM are added to ours."""
+    """Open the session of this process, or return the one that is already open. ``is_short`` saves
+    start-up time at the cost of throughput. ``output`` is a file descriptor for the output of the
+    JVM; the default is our stderr. ``conf`` overrides the settings chosen here, but options for the
+    JVM are added to ours."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()

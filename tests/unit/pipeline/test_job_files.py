@@ -205,18 +205,18 @@ def test_the_reason_is_the_end_of_a_python_traceback() -> None:
         "    g()\n"
         "ValueError: the real reason\n"
     )
-    assert reason_of(RuntimeError(text), characters_max=100) == "ValueError: the real reason"
-    assert reason_of(RuntimeError("a\nb"), characters_max=100) == "a"
-    assert reason_of(RuntimeError(), characters_max=100) == "RuntimeError"
+    assert reason_of(RuntimeError(text)) == "ValueError: the real reason"
+    assert reason_of(RuntimeError("a\nb")) == "a"
+    assert reason_of(RuntimeError()) == "RuntimeError"
 
 
 def test_the_reason_is_without_the_frame_that_spark_puts_around_it() -> None:
     head = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
     text = f"{head} no such file SQLSTATE: XXKST"
-    assert reason_of(RuntimeError(text), characters_max=100) == "no such file"
+    assert reason_of(RuntimeError(text)) == "no such file"
     error = RuntimeError(f"{head} SQLSTATE: XXKST")
     error.__cause__ = RuntimeError("x\nCaused by: java.io.EOFException\n\tat y")
-    assert reason_of(error, characters_max=100) == "java.io.EOFException"
+    assert reason_of(error) == "java.io.EOFException"
 
 
 # ── Progress ─────────────────────────────────────────────────────────────────────────────────

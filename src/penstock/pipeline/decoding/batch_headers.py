@@ -1,11 +1,7 @@
-"""Reads the headers of all batches of a chunk together, into one column for each field.
-
-Small batches are common (a producer without linger sends a few records at a time), and a Python
-object for a header would cost as much time as its records. Only two steps are done batch by batch:
-moving from one length to the next, and the checksum.
-
-``record/batch.py`` documents the layout and reports what is wrong with an invalid header; this
-module only finds the invalid ones."""
+"""Reads the headers of all batches of a chunk together, into one column for each field, because
+small batches are common, and a Python object for a header would cost as much time as its records.
+Only two steps are done batch by batch: moving from one length to the next, and the checksum.
+``record/batch.py`` documents the layout and reports what is wrong with an invalid header."""
 
 import struct
 from collections.abc import Sequence

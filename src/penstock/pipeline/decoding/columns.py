@@ -1,7 +1,6 @@
-"""The columns of a read, and how each is made from the positions of the fields of records.
-
-Names and types are those of Spark's Kafka connector, so a query migrates by changing the name of
-the format. Arrow types must match exactly: ``binary`` and ``string``, microseconds in UTC.
+"""The columns of a read, and how each is made from the positions of the fields of records. Names
+and types are those of Spark's Kafka connector, so a query migrates by changing the name of the
+format.
 
 Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
 offsets are begin, end, begin, end…, and every second element of this array is dropped."""

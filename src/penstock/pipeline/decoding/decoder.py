@@ -1,17 +1,13 @@
 """Decodes fetched record batches into Arrow, without a Python object for each record.
 
 The decoder does the work of Kafka's consumer for a whole chunk: it drops control batches, batches
-of aborted transactions, and records before the requested offset or at and after the end. Gaps left
-by compaction are allowed, and an incomplete last batch is left to the next fetch. Batches of a
-chunk may have different codecs. ``batch_headers`` reads the headers, ``decompression``
-decompresses, ``records`` finds the fields, ``columns`` makes the arrays.
+of aborted transactions, and records outside the requested offsets. Gaps left by compaction are
+allowed, and an incomplete last batch is left to the next fetch. Compressed batches are decompressed
+a few at a time, so output is bounded. A read that only needs columns from batch headers does not
+parse records at all.
 
-Large chunks make decoding fast: some hundred batches, 8 to 16 MB. Output is bounded: compressed
-batches are decompressed a few at a time, never the whole chunk. A read that only needs columns from
-batch headers (to count records, for example) does not parse records at all.
-
-The error for an unreadable batch names topic, partition and offset. ``OnCorrupt.SKIP`` counts and
-skips the batch, unless its length is invalid: the position of the next batch is then unknown."""
+``OnCorrupt.SKIP`` counts and skips an unreadable batch, unless its length is invalid: the position
+of the next batch is then unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -71,8 +67,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """A decoder for one partition's batches, from ``begin`` up to ``end``. ``next_offset``, the
-    offset to fetch next, advances when a chunk has been decoded completely."""
+    """A decoder for one partition's batches. ``next_offset``, the offset to fetch next, advances
+    when a chunk has been decoded completely."""
 
     def __init__(
         self,
@@ -137,7 +133,6 @@ class Decoder:
     def _is_wanted(
         self, buffer: Buffer, batches: BatchHeaders, begin: int, aborted: set[Aborted]
     ) -> Flags:
-        """Return which batches have records for the reader."""
         is_wanted: Flags = (
             ~batches.is_control
             & (batches.next_offset > begin)
@@ -212,8 +207,8 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Return the records of the first batches, and the number of these batches. A list, not a
-        generator: no row may be yielded before all its batches are known to be readable."""
+        """Return the records of the first batches, and the number of these batches. No row may be
+        yielded before all its batches are known to be readable."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))

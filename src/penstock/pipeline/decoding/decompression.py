@@ -1,11 +1,7 @@
-"""Decompresses the records of many batches into one buffer.
-
-Decoding needs the records of a chunk in one buffer. Each batch is therefore decompressed directly
-to its position in a shared buffer, which is not cleared before and not copied after: for small
-batches, clearing and copying would take most of the time.
-
-Output is bounded. The size of a batch is not known before decompression, so the buffer is closed as
-soon as it is full, and the remaining batches go into the next one."""
+"""Decompresses the records of many batches directly to their positions in one shared buffer, which
+is not cleared before and not copied after: for small batches, that would take most of the time. The
+size of a batch is not known before decompression, so the buffer is closed as soon as it is full,
+and the remaining batches go into the next one."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -41,8 +37,8 @@ class _Unsupported(Exception):
 
 def _lz4_into(data: memoryview, free: Any) -> int:
     """Decompress block by block, in a fifth of the time of the library's function for frames, which
-    uses small buffers and computes checksums that the batch's checksum makes unnecessary. Dependent
-    blocks are not supported. Raises _Unsupported, cramjam.DecompressionError."""
+    uses small buffers and computes checksums that the batch's checksum makes unnecessary. Raises
+    _Unsupported, for example for dependent blocks, and cramjam.DecompressionError."""
     flags, size_code = data[_LZ4_FLAGS_AT], data[_LZ4_SIZE_AT] >> 4
     if bytes(data[:4]) != _LZ4_MAGIC or flags & _LZ4_DICTIONARY or not 4 <= size_code <= 7:
         raise _Unsupported

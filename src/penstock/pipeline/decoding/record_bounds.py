@@ -1,15 +1,14 @@
 """Finds where each record of many batches begins and ends, by following chains of lengths.
 
-A chain is a run of records, each of which begins with its length. Each step of the walk moves all
-chains forward by one record, so the walk is fast if there are hundreds of chains. A chunk of small
-batches has hundreds. In a chunk of large batches, a long batch is cut into several chains at
-*marks*: records found by searching for their offset delta, which is known because the deltas of a
-batch that was never compacted count up by one. A wrong mark (a value can contain the same bytes) is
-always noticed: each chain must end, after its number of records, exactly where the next one begins.
+Each step of the walk moves all chains forward by one record, so the walk is fast if there are
+hundreds of chains. A long batch is cut into several chains at *marks*: records found by searching
+for their offset delta, which is known because the deltas of a batch that was never compacted count
+up by one. A wrong mark (a value can contain the same bytes) is always noticed: each chain must end,
+after its number of records, exactly where the next one begins.
 
 Lengths of one and two bytes are looked up in a table. If a length is longer, or a chain does not
-end where it should, a general walk begins again without marks and reads any length. Both walks
-follow the last few long chains one by one. Only the general walk raises ``Unreadable``."""
+end where it should, a general walk begins again without marks and reads any length. Only the
+general walk raises ``Unreadable``."""
 
 from typing import Final, NamedTuple
 
@@ -39,8 +38,7 @@ class Chains(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Chains sorted by length, longest first: the chains that still have a record always come
-    first."""
+    """Chains sorted by length: those that still have a record always come first."""
 
     order: Longs
     place: Longs  # index of each chain's first record
@@ -64,8 +62,8 @@ _JUMPS: Final = _jumps()
 def walk(
     data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
 ) -> tuple[Longs, Longs]:
-    """Return the beginning (after its length) and the end of each record, batch by batch.
-    ``is_dense``: the batches with a record for each of their offsets. Raises Unreadable."""
+    """Return the beginning (after its length) and the end of each record, batch by batch. Raises
+    Unreadable."""
     whole = Chains(starts, stops, counts)
     chains = cut(data, whole, is_dense)
     found = _walk_short(data, chains)
@@ -157,7 +155,6 @@ def _after_varint(blob: bytes, at: int) -> int:
 
 
 def plan_steps(counts: Longs) -> StepPlan:
-    """Return the plan for chains with these numbers of elements."""
     order = np.argsort(-counts, kind="stable")
     place = (np.cumsum(counts) - counts)[order]
     lengths = counts[order]

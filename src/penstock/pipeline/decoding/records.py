@@ -1,8 +1,5 @@
-"""Finds the fields of the records of all batches of a chunk at once.
-
-``record_bounds`` finds the beginning and the end of each record; then each field is read for many
-records together, without a Python object for each record. Fields are read in blocks of some
-thousand records, because the data of a block stays in the processor's cache.
+"""Finds the fields of the records of all batches of a chunk at once, in blocks of some thousand
+records, because the data of a block stays in the processor's cache.
 
 The input is not trusted: chains must end exactly where their batch ends, fields exactly where their
 record ends, and offsets must lie within their batch. Otherwise ``Unreadable`` is raised for the
@@ -42,8 +39,6 @@ class Fields(NamedTuple):
 
 
 class HeaderFields(NamedTuple):
-    """Columns with one element for each header of all records, in order."""
-
     name_at: Longs
     name_size: Longs
     value_at: Longs
@@ -51,8 +46,8 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Return the fields of the records between ``starts`` and ``stops``, which have one element for
-    each batch, as ``spans``, the last offset deltas, have. Raises Unreadable."""
+    """Return the fields of the records between ``starts`` and ``stops`` of each batch; ``spans``
+    are the last offset deltas. Raises Unreadable."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
         raise Unreadable("more records than bytes for them")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)

@@ -191,7 +191,6 @@ def files_of(partial: "Table") -> list[PartialFile]:
 
 
 def first_hour(files: Sequence[PartialFile]) -> int | None:
-    """Return the first hour of all files, or None."""
     return min((file.first for file in files if file.first is not None), default=None)
 
 
@@ -219,7 +218,6 @@ def _number(hour: datetime | None) -> int | None:
 
 
 def seal(spark: "SparkSession", shares: Sequence[Share], lake: Path) -> list[Part]:
-    """Run the tasks, and return the files that they wrote."""
     if not shares:
         return []
 

@@ -46,8 +46,6 @@ _LINE: Final = schema_of(
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """A month in UTC."""
-
     year: int
     month: int
 
@@ -185,7 +183,7 @@ def _write(
     lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> None:
     """Write lines before invoices, so that each invoice has all its lines. Each write has its own
-    table partition; a write replaces the lines of a write that was killed before its invoices."""
+    table partition; it replaces the lines of a write that was killed before its invoices."""
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)

@@ -63,8 +63,7 @@ class Cluster:
         memory: str = "1g",
         port: int = 0,
     ) -> None:
-        """``folder``: for logs and files of executors. ``cores`` and ``memory``: of each worker,
-        for its executors. ``port``: 0 is any free port."""
+        """``cores`` and ``memory``: of each worker. ``port``: 0 is any free port."""
         self._folder = folder
         self._worker_count = workers
         self._cores = cores

