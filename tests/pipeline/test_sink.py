@@ -17,9 +17,13 @@ from tests.pipeline.topics import Topics, topics_of
 
 from penstock.cli.messages.producing import murmur2
 from penstock.net.kafka_client.client import TRANSACTION, KafkaRefused
-from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.options import WriteOptions, check_columns, parse_write_options
+from penstock.pipeline.client.options import (
+    WriteOptions,
+    check_columns,
+    client_for,
+    parse_write_options,
+)
 from penstock.pipeline.writing import sink
 from penstock.pipeline.writing.appender import Appender, RowInvalid, TopicMissing, partition_count
 from penstock.pipeline.writing.sink import (

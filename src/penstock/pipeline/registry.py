@@ -33,7 +33,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     # A check reads the lake again, recomputes all derived values, shows the faults row by row, and
     # raises ``Unsound`` if there is any.
-    "verify": {"archive": "jobs.archive_check", "audit": "jobs.audit:VERIFY"},
+    "verify": {"archive": "jobs.archive:VERIFY", "audit": "jobs.audit:VERIFY"},
     "cluster": {"up": "jobs.cluster"},
 }
 

@@ -24,12 +24,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.net.kafka_client.client import KafkaTrouble
-from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
 from penstock.pipeline.client.options import (
     ReadOptions,
     WriteOptions,
     check_columns,
+    client_for,
     parse_read_options,
     parse_write_options,
 )

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.jobs.quality import judge_age, judge_volume
-from penstock.pipeline.quality.quality_checks import Result
-from penstock.pipeline.quality.rules import Rule, RulesInvalid, parse_rules
+from penstock.pipeline.quality.rules import Result, Rule, RulesInvalid, parse_rules
 from penstock.pipeline.toml_tables import read_text
 
 NOON_MS = 1_772_366_400_000

@@ -34,7 +34,7 @@ from penstock.pipeline.parts import write_parts
 from penstock.pipeline.reading.expand import _usage_at_once, _usage_one_by_one, expand_usage
 from penstock.pipeline.reading.fetching import RangePartition
 from penstock.pipeline.reading.offsets import StreamOffset
-from penstock.pipeline.reading.range_source import RangeReader
+from penstock.pipeline.reading.stream_source import RangeReader
 from penstock.wire.facts.usage import (
     FORM,
     NUMBERS,

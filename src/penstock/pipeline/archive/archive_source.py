@@ -22,8 +22,7 @@ from penstock.pipeline.lake import Table
 from penstock.pipeline.parts import Part, write_pieces
 from penstock.pipeline.reading.fetching import RangePartition, read_range
 from penstock.pipeline.reading.offsets import Range, StreamOffset
-from penstock.pipeline.reading.range_source import one_row_per_record
-from penstock.pipeline.reading.stream_source import StreamReader
+from penstock.pipeline.reading.stream_source import StreamReader, one_row_per_record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -32,8 +32,7 @@ from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
 from penstock.pipeline.arrow_map import batch_of, schema_of
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.options import Connection
+from penstock.pipeline.client.options import Connection, client_for
 from penstock.pipeline.client.sqs_client import Endpoint, Sqs, SqsRefused, SqsUnreachable
 from penstock.record.batch import encode_batch
 from penstock.record.message import SYSTEM_HEADER, TYPE_PREFIX

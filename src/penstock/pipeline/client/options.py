@@ -1,13 +1,18 @@
-"""The options of ``format("penstock")``: those of the Kafka connector, and ours.
+"""The options of ``format("penstock")``, those of the Kafka connector and ours; and Kafka clients.
 
 The driver parses options once into a frozen value that is sent to the workers. An unknown name is
 rejected, because a misspelt limit that is silently ignored would only be noticed in production.
 Options that begin with ``kafka.`` are those of Kafka's clients: security options are checked;
-options of the connector's consumers (buffers, polls) are accepted and have no effect."""
+options of the connector's consumers (buffers, polls) are accepted and have no effect.
+
+Clients are cached for each thread of a worker. Spark reuses its Python workers for later
+micro-batches; reusing their connections too saves time in small batches."""
 
 import difflib
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.net.kafka_client.client import (
     EARLIEST,
     LATEST,
+    KafkaClient,
     Place,
     Security,
     SecurityInvalid,
@@ -376,3 +382,31 @@ def check_columns(schema: "StructType", options: WriteOptions) -> None:
         raise OptionInvalid("column value is missing")
     if "topic" not in found and not options.topic:
         raise OptionInvalid("option topic is missing, and there is no column topic")
+
+
+_CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
+
+_local = threading.local()
+
+
+def new_client(connection: Connection) -> KafkaClient:
+    """Return a client that connects when first used; the caller closes it. Raises
+    SecurityInvalid."""
+    return KafkaClient(
+        connection.addresses,
+        security=connection.security,
+        timeout_s=connection.timeout_s,
+        client_id=connection.client_id,
+    )
+
+
+def client_for(connection: Connection) -> KafkaClient:
+    """Return the client of this thread. Raises SecurityInvalid."""
+    if getattr(_local, "pid", None) != os.getpid():
+        _local.pid, _local.clients = os.getpid(), OrderedDict()
+    clients: OrderedDict[Connection, KafkaClient] = _local.clients
+    client = clients.pop(connection) if connection in clients else new_client(connection)
+    clients[connection] = client  # as the last, because the first is closed if there are too many
+    while len(clients) > _CLIENTS_MAX:
+        clients.popitem(last=False)[1].close()
+    return client

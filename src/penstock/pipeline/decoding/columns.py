@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.decoding.records import Fields, HeaderFields
-from penstock.pipeline.decoding.varints import Longs
+from penstock.pipeline.decoding.records import Fields, HeaderFields, Longs
 
 HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TYPES: Final[dict[str, pa.DataType]] = {

@@ -17,22 +17,24 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pipeline.decoding import columns as made
-from penstock.pipeline.decoding.batch_headers import (
+from penstock.pipeline.decoding.batches import (
     BatchHeaders,
     Flags,
     InvalidLength,
+    Unpacker,
     complete_batches,
     read_batch_headers,
 )
-from penstock.pipeline.decoding.decompression import Unpacker
 from penstock.pipeline.decoding.records import (
     RECORD_BYTES_MIN,
+    Bytes,
     Fields,
+    Longs,
+    Unreadable,
     read_fields,
     read_headers,
     without_system_header,
 )
-from penstock.pipeline.decoding.varints import Bytes, Longs, Unreadable
 from penstock.record.batch import HEADER_BYTES, check_header, parse_header
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch

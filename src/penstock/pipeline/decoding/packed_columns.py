@@ -2,7 +2,7 @@
 
 A record of a fact topic contains a table, and each of its columns is one MessagePack array: a chain
 that must be followed element by element. One step of NumPy moves all chains by one element, as
-``record_bounds`` does with record batches.
+``records`` does with record batches.
 
 This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
 ``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pipeline.decoding.columns import binary_column
-from penstock.pipeline.decoding.record_bounds import plan_steps
-from penstock.pipeline.decoding.varints import Bytes, Longs
+from penstock.pipeline.decoding.records import Bytes, Longs, plan_steps
 
 _ARRAY: Final = b"\x90"  # an empty array
 _PADDING: Final = bytes(16)  # reads of some bytes after an element stay in the buffer

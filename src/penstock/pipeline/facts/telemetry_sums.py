@@ -22,7 +22,7 @@ from penstock.pipeline.decoding.packed_columns import (
     listed,
     read_columns,
 )
-from penstock.pipeline.decoding.varints import Longs
+from penstock.pipeline.decoding.records import Longs
 from penstock.pipeline.sketch import merge_groups
 from penstock.wire.facts.telemetry import (
     BUCKET_LAST,

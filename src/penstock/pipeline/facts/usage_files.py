@@ -31,7 +31,7 @@ from penstock.pipeline.facts.usage_sums import (
     partials,
 )
 from penstock.pipeline.parts import PART_SCHEMA, Part, batch_of_parts, read_parts, write_parts
-from penstock.pipeline.reading.range_source import RecordReader
+from penstock.pipeline.reading.stream_source import RecordReader
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
             └► dq_result       result of each rule: checked, failed, first failure
 
 Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``quality_checks.py``); after that, the
+once, even if it is retried. Rows are checked in one pass (``quality/rules.py``); after that, the
 server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
@@ -29,15 +29,19 @@ from penstock.pipeline.jobs.queries import (
     process,
     starting_offsets,
 )
-from penstock.pipeline.quality.quality_checks import (
+from penstock.pipeline.quality.rules import (
     COLUMNS,
+    Check,
+    OnFail,
     Result,
+    Rule,
+    RulesInvalid,
     count,
     ends_of,
     mark,
+    parse_rules,
     quarantined,
 )
-from penstock.pipeline.quality.rules import Check, OnFail, Rule, RulesInvalid, parse_rules
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 

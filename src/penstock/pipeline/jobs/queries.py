@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient
-from penstock.pipeline.client.connections import new_client
 from penstock.pipeline.client.option_values import Options
 from penstock.pipeline.client.options import (
     Subscription,
+    new_client,
     parse_connection,
     parse_read_options,
 )
@@ -116,7 +116,7 @@ class FactTopic:
     the job fetch the records, so that these never reach the JVM."""
 
     def __init__(self, context: JobContext, default: str) -> None:
-        from penstock.pipeline.reading.range_source import records_in
+        from penstock.pipeline.reading.stream_source import records_in
 
         self._context = context
         self.name = str(context.arguments.get("topic") or default)
@@ -133,7 +133,7 @@ class FactTopic:
         self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
     ) -> None:
         """Pass all new batches to ``take``. ``ends``: offsets after the records of the tables."""
-        from penstock.pipeline.reading.range_source import range_stream
+        from penstock.pipeline.reading.stream_source import range_stream
 
         context, begins = self._context, "earliest"
         if ends and not (Path(context.checkpoint_of()) / "metadata").exists():

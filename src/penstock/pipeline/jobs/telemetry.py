@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
-from penstock.pipeline.client.connections import client_for
+from penstock.pipeline.client.options import client_for
 from penstock.pipeline.facts import rebalance
 from penstock.pipeline.facts.health import Point, hot, lag_of
 from penstock.pipeline.facts.telemetry_sums import (
@@ -38,7 +38,7 @@ from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
-from penstock.pipeline.reading.range_source import RecordReader, as_they_are
+from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts import telemetry as facts
 
 if TYPE_CHECKING:

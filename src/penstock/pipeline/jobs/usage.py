@@ -56,7 +56,7 @@ from penstock.pipeline.facts.usage_sums import (
 from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
-from penstock.pipeline.reading.range_source import RecordReader, as_they_are
+from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 if TYPE_CHECKING:

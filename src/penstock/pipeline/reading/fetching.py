@@ -14,8 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, KafkaRefused, Place
-from penstock.pipeline.client.connections import client_for, new_client
-from penstock.pipeline.client.options import OnDataLoss, ReadOptions
+from penstock.pipeline.client.options import OnDataLoss, ReadOptions, client_for, new_client
 from penstock.pipeline.decoding.decoder import Aborted, Decoder
 from penstock.pipeline.reading.offsets import Range
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM

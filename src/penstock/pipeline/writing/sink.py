@@ -29,8 +29,7 @@ from pyspark.sql.datasource import (
 
 from penstock.net.kafka_client.client import TRANSACTION, KafkaClient, KafkaRefused, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.options import Delivery, WriteOptions
+from penstock.pipeline.client.options import Delivery, WriteOptions, client_for
 from penstock.pipeline.writing.appender import Appender, Producer
 from penstock.wire.kafka.faults import ErrorCode
 
