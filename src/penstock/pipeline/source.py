@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -46,9 +46,6 @@ from penstock.pipeline.reading.offsets import (
     split,
 )
 from penstock.pipeline.writing.appender import TopicMissing, partition_count
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Spark sets these for the Python processes that it starts.
 _IS_PLANNER = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
@@ -131,7 +128,7 @@ def in_one_line() -> Iterator[None]:
         raise error from None
 
 
-def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None":
+def _inner_schema(options: ReadOptions, schema: StructType) -> pa.Schema | None:
     """Return the user's schema of the rows within records, which only ``decode=arrow`` needs."""
     if options.decode != "arrow":
         return None
@@ -143,7 +140,7 @@ def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None
 @dataclass
 class BatchReader(DataSourceReader):
     options: ReadOptions
-    schema: "pa.Schema | None" = None
+    schema: pa.Schema | None = None
     filters: Sequence[Filter] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -167,7 +164,7 @@ class BatchReader(DataSourceReader):
         )
         return [RangePartition(each) for each in parts]
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
         expansion = expansion_for(self.options, self.schema)
         for wanted in partition.ranges:

@@ -11,10 +11,12 @@ failed or duplicate attempts of a task. A large batch is divided among all cores
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from penstock.pipeline.archive.archive_rows import PARTITION_BY, by_hour, known_id
 from penstock.pipeline.client.options import ReadOptions, parse_read_options
@@ -23,10 +25,6 @@ from penstock.pipeline.parts import Part, write_pieces
 from penstock.pipeline.reading.fetching import RangePartition, read_range
 from penstock.pipeline.reading.offsets import Range, StreamOffset
 from penstock.pipeline.reading.stream_source import StreamReader, one_row_per_record
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 NAME: Final = "penstock-archive"
 _OWN: Final = ("folder", "tasks")  # options that reading a topic does not have
@@ -50,7 +48,7 @@ class Written(NamedTuple):
         return cls(topic, topic_id, Part.from_row(part))
 
 
-def read_written(batch: "DataFrame") -> list[Written]:
+def read_written(batch: DataFrame) -> list[Written]:
     """Run the tasks of a micro-batch, and return the files that they have written."""
     rows = batch.where("part IS NOT NULL").collect()
     return [Written.from_text(row.part) for row in rows]
@@ -64,7 +62,7 @@ class ArchiveSource(DataSource):
     def schema(self) -> str:
         return "part string"
 
-    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         given: Mapping[str, str] = self.options
         reading = {name: value for name, value in given.items() if name.lower() not in _OWN}
         options = parse_read_options(reading, is_streaming=True)

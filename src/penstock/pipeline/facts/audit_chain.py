@@ -44,6 +44,29 @@ _NUMBER: Final = schema_of("number long")
 _TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash string")
 
 
+# Without an earlier record a link is not judged: retention may have removed records.
+_GAPS: Final = """
+    WITH linked AS (
+        SELECT /*+ BROADCAST(tails) */ topic, partition, offset, node, seq, prev_hash, hash, error,
+            coalesce(last(if(hash IS NULL, NULL, seq), true) OVER earlier, tail_seq) AS seq_before,
+            coalesce(last(hash, true) OVER earlier, tail_hash) AS hash_before
+        FROM {rows} LEFT JOIN {ends} AS tails USING (partition, node)
+        WINDOW earlier AS (PARTITION BY partition, node ORDER BY offset
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ), judged AS (
+        SELECT *, CASE WHEN hash IS NULL THEN {UNREADABLE}
+            WHEN seq_before IS NULL THEN NULL
+            WHEN seq > seq_before + 1 THEN {MISSING}
+            WHEN seq = 1 AND seq_before > 0 THEN {RESTARTED}
+            WHEN seq <= seq_before THEN {REPEATED}
+            WHEN prev_hash <> hash_before THEN {CHANGED} END AS kind
+        FROM linked
+    )
+    SELECT topic, partition, offset, node, kind, seq, seq_before,
+        if(kind = {MISSING}, seq - seq_before - 1, 0L) AS missing, coalesce(error, '') AS error
+    FROM judged WHERE kind IS NOT NULL"""
+
+
 class Tail(NamedTuple):
     """The last readable record of a node's chain in a partition."""
 
@@ -97,39 +120,18 @@ def moment_of() -> "Column":
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     """Return one row for each broken link. ``tails``: the chains' ends before these rows."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    before = Window.partitionBy("partition", "node").orderBy("offset")
-    before = before.rowsBetween(Window.unboundedPreceding, -1)
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
-    is_readable = f.col("hash").isNotNull()
-    seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
-    hash_before = f.last("hash", ignorenulls=True).over(before)
-    linked = rows.join(f.broadcast(ends), ["partition", "node"], "left").select(
-        *(name for name in LINK_COLUMNS if name != "date"),
-        f.coalesce(seq_before, "tail_seq").alias("seq_before"),
-        f.coalesce(hash_before, "tail_hash").alias("hash_before"),
-    )
-    kind = (
-        f.when(f.col("hash").isNull(), UNREADABLE)
-        .when(f.col("seq_before").isNull(), None)  # retention may have removed earlier records
-        .when(f.col("seq") > f.col("seq_before") + 1, MISSING)
-        .when((f.col("seq") == 1) & (f.col("seq_before") > 0), RESTARTED)
-        .when(f.col("seq") <= f.col("seq_before"), REPEATED)
-        .when(f.col("prev_hash") != f.col("hash_before"), CHANGED)
-    )
-    missing = f.when(f.col("kind") == MISSING, f.col("seq") - f.col("seq_before") - 1).otherwise(0)
-    return (
-        linked.withColumn("kind", kind)
-        .where("kind IS NOT NULL")
-        .select(
-            *("topic", "partition", "offset", "node", "kind", "seq", "seq_before"),
-            missing.cast("long").alias("missing"),
-            f.coalesce("error", f.lit("")).alias("error"),
-        )
+    return rows.sparkSession.sql(
+        _GAPS,
+        rows=rows,
+        ends=ends,
+        UNREADABLE=UNREADABLE,
+        MISSING=MISSING,
+        RESTARTED=RESTARTED,
+        REPEATED=REPEATED,
+        CHANGED=CHANGED,
     )
 
 

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
 from penstock.pipeline.facts.usage_sums import (
@@ -30,14 +31,10 @@ from penstock.pipeline.facts.usage_sums import (
     folding,
     partials,
 )
+from penstock.pipeline.lake import Table
 from penstock.pipeline.parts import PART_SCHEMA, Part, batch_of_parts, read_parts, write_parts
 from penstock.pipeline.reading.stream_source import RecordReader
 from penstock.wire.facts.usage import CALLS, STORAGE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.pipeline.lake import Table
 
 PARTIAL, REJECT = "usage_partial", "usage_reject"
 FLUSH: Final = "flush"  # kind of the rows of usage_partial that name flushes, beside those of facts
@@ -87,7 +84,7 @@ class Written:
 
 
 def write(
-    frame: "DataFrame", reading: RecordReader, *, seen: Flushes, turn: int, lake: Path
+    frame: DataFrame, reading: RecordReader, *, seen: Flushes, turn: int, lake: Path
 ) -> Written:
     """Run the tasks. ``reading`` converts the batches of ``frame`` to records."""
 
@@ -179,7 +176,7 @@ class PartialFile:
         )
 
 
-def files_of(partial: "Table") -> list[PartialFile]:
+def files_of(partial: Table) -> list[PartialFile]:
     """Return all files, with facts from the log of commits: no file is opened."""
     actions = partial.open().get_add_actions(flatten=True)
     names = ("path", "partition.kind", "min.hour", "max.hour")
@@ -217,7 +214,7 @@ def _number(hour: datetime | None) -> int | None:
     return None if hour is None else int(hour.timestamp() * 1_000) // HOUR_MS
 
 
-def seal(spark: "SparkSession", shares: Sequence[Share], lake: Path) -> list[Part]:
+def seal(spark: SparkSession, shares: Sequence[Share], lake: Path) -> list[Part]:
     if not shares:
         return []
 

@@ -227,21 +227,15 @@ class Verdict:
 def spans(rows: "DataFrame") -> "DataFrame":
     """Return for each partition the first and last offset, the number of rows and of repeated
     offsets, and the offsets between which all gaps are (null without gaps)."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    of_partition = Window.partitionBy("partition").orderBy("offset")
-    before = f.lag("offset").over(of_partition)
-    marked = rows.select("partition", "offset", before.alias("before"))
-    is_gap = f.col("offset") > f.col("before") + 1
-    return marked.groupBy("partition").agg(
-        f.min("offset").alias("first"),
-        f.max("offset").alias("last"),
-        f.count("*").alias("rows"),
-        f.count_if(f.col("offset") == f.col("before")).alias("repeated"),
-        f.min(f.when(is_gap, f.col("before") + 1)).alias("gap_first"),
-        f.max(f.when(is_gap, f.col("offset"))).alias("gap_end"),
-    )
+    before = "lag(offset) OVER (PARTITION BY partition ORDER BY offset) AS before"
+    query = """
+        SELECT partition, min(offset) AS first, max(offset) AS last, count(*) AS rows,
+            count_if(offset = before) AS repeated,
+            min(CASE WHEN offset > before + 1 THEN before + 1 END) AS gap_first,
+            max(CASE WHEN offset > before + 1 THEN offset END) AS gap_end
+        FROM {marked} GROUP BY partition"""
+    marked = rows.selectExpr("partition", "offset", before)
+    return rows.sparkSession.sql(query, marked=marked)
 
 
 def verify(

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.facts.rates import RateCard, RatesInvalid, Use, lines_of, parse
@@ -26,9 +28,6 @@ from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option, req
 from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.wire.facts.usage import CALLS, STORAGE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 INVOICE, INVOICE_LINE = "invoice", "invoice_line"
 UNBILLED: Final = ("", "*")  # tenant values: unknown, and all beyond the maximum number
@@ -74,14 +73,12 @@ class Month:
 
 
 def used(
-    hourly: "DataFrame | None",
-    adjustment: "DataFrame | None",
-    partial: "DataFrame",
-    sealed: "DataFrame | None",
-) -> "DataFrame":
+    hourly: DataFrame | None,
+    adjustment: DataFrame | None,
+    partial: DataFrame,
+    sealed: DataFrame | None,
+) -> DataFrame:
     """Return all usage once: sealed hours, late additions to them, and hours still open."""
-    from pyspark.sql import functions as f
-
     columns = [*KEYS, *SUMS]
     rows = partial.where(f.col("kind").isin(CALLS, STORAGE))
     if sealed is not None:
@@ -93,10 +90,8 @@ def used(
     return rows
 
 
-def transform(usage: "DataFrame", starts: Sequence[datetime.date]) -> "DataFrame":
+def transform(usage: DataFrame, starts: Sequence[datetime.date]) -> DataFrame:
     """Return usage by tenant, operation and version of the rate card, sorted by tenant."""
-    from pyspark.sql import functions as f
-
     version = f.lit(-1)
     for number, day in enumerate(starts):
         version = f.when(f.to_date("hour") >= f.lit(day), number).otherwise(version)
@@ -136,12 +131,12 @@ def invoices(
         )
 
 
-def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFrame, bool]":
+def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, bool]:
     """Return the usage of a month, and whether all of its hours are sealed."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
 
-    def part(table: str, files: str | None) -> "DataFrame | None":
+    def part(table: str, files: str | None) -> DataFrame | None:
         return lake.read(spark, table, where, files=files) if lake.exists(table) else None
 
     require_table(lake, PARTIAL, job="usage")
@@ -159,7 +154,7 @@ def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFram
     return used(part(HOURLY, files), part(ADJUSTMENT, files), partial, hours), is_sealed
 
 
-def bill(spark: "SparkSession", lake: Lake, card: RateCard, month: Month) -> int:
+def bill(spark: SparkSession, lake: Lake, card: RateCard, month: Month) -> int:
     """Write the invoices of a month that are new or changed, and return their number."""
     usage, is_sealed = usage_of(spark, lake, month)
     status = "final" if is_sealed else "draft"
@@ -199,7 +194,7 @@ def _write(
     lake.append(heads, INVOICE, app=app, batch_id=writing, partition_by=("month",))
 
 
-def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
+def _last_invoices(spark: SparkSession, lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
     if not lake.exists(INVOICE):
         return {}
     found: dict[str, dict[str, Any]] = {}

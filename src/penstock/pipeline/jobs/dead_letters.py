@@ -122,45 +122,32 @@ def _system(raw: bytes) -> _System:
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
     """Add ``is_return``: the same content was in the queue before this message was sent."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    same = Window.partitionBy("topic", "source", "content")
-    same = same.orderBy("died_at", "partition", "offset")
-    first_died = f.unix_millis(f.first("died_at").over(same))
-    is_other = f.col("message_id") != f.first("message_id").over(same)
-    is_return = is_other & (f.col("sent_at_ms") >= first_died)
-    return rows.withColumn("is_return", f.coalesce(is_return, f.lit(False)))
+    same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
+    is_other = f"message_id <> first(message_id) {same}"
+    is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
+    return rows.selectExpr("*", f"coalesce({is_other} AND {is_later}, false) AS is_return")
 
 
 def groups(rows: "DataFrame") -> "DataFrame":
     """Return causes with their counts; ``ranked`` adds the suggestion."""
-    from pyspark.sql import functions as f
-
-    sums = {
-        "source": "first(source)",
-        "error": "min(error)",
-        "shape": "min(shape)",
-        "letters": "count(*)",
-        "distinct_messages": "count(DISTINCT CASE WHEN NOT is_return THEN message_id END)",
-        "first_at": "min(died_at)",
-        "last_at": "max(died_at)",
-        "attempts_max": "max(attempts)",
-        "returned": "count_if(is_return)",
-        "poison": "count(DISTINCT CASE WHEN is_return THEN content END)",
-        "sample_ids": "array_distinct(array(min_by(message_id, died_at),"
-        " max_by(message_id, died_at)))",
-    }
-    grouped = with_returns(rows).groupBy("topic", "signature")
-    return grouped.agg(*(f.expr(text).alias(name) for name, text in sums.items()))
+    query = """
+        SELECT topic, signature, first(source) AS source, min(error) AS error, min(shape) AS shape,
+            count(*) AS letters,
+            count(DISTINCT CASE WHEN NOT is_return THEN message_id END) AS distinct_messages,
+            min(died_at) AS first_at, max(died_at) AS last_at, max(attempts) AS attempts_max,
+            count_if(is_return) AS returned,
+            count(DISTINCT CASE WHEN is_return THEN content END) AS poison,
+            array_distinct(array(min_by(message_id, died_at), max_by(message_id, died_at)))
+                AS sample_ids
+        FROM {rows} GROUP BY topic, signature"""
+    return rows.sparkSession.sql(query, rows=with_returns(rows))
 
 
 def hourly(rows: "DataFrame") -> "DataFrame":
-    from pyspark.sql import functions as f
-
-    hour = f.date_trunc("hour", f.col("died_at")).alias("hour")
-    counted = rows.groupBy("topic", hour, "signature", "source")
-    return counted.agg(f.count("*").alias("letters"))
+    query = """
+        SELECT topic, date_trunc('hour', died_at) AS hour, signature, source, count(*) AS letters
+        FROM {rows} GROUP BY ALL"""
+    return rows.sparkSession.sql(query, rows=rows)
 
 
 def ranked(

@@ -17,9 +17,11 @@ does not move partitions."""
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.client.options import client_for
@@ -40,9 +42,6 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts import telemetry as facts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TOPIC: Final = "__telemetry"
 MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
@@ -78,17 +77,15 @@ def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([*batch.columns, date], schema=MINUTES_SCHEMA)
 
 
-def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
+def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
     """Sum rows by minute or hour to one row for each longer ``unit`` and set of keys."""
-    from pyspark.sql import functions as f
-
     counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
     together = longer.repartition(*names_of(KEYS))
     return map_in_arrow(together, folded, OUT)
 
 
-def lags(rows: "DataFrame") -> "DataFrame":
+def lags(rows: DataFrame) -> DataFrame:
     """Return the lag of each group in each minute, from rows by minute."""
     keys = names_of(_LAG_KEYS)
     of_groups = rows.where(f"kind = '{facts.LAG}'")
@@ -116,19 +113,19 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(found, _LAG)
 
 
-def by_window(rows: "DataFrame") -> "DataFrame":
+def by_window(rows: DataFrame) -> DataFrame:
     """Return the load of each partition, topic and node in each window, from rows by minute."""
     kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
     sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
     grouped = (
         rows.where(f"kind IN ({kinds})")
-        .withColumn("window", _expr(f"unix_millis(at) div {WINDOW_MS}"))
+        .withColumn("window", f.expr(f"unix_millis(at) div {WINDOW_MS}"))
         .groupBy("window", "kind", "node", "account", "region", "resource", "partition")
     )
     return grouped.agg(
-        *(_expr(f"sum({name})").alias(name) for name in sums),
-        _expr("max(size_bytes_max)").alias("size_bytes"),
-        _expr("max(unix_millis(at))").alias("at_ms"),
+        *(f.expr(f"sum({name})").alias(name) for name in sums),
+        f.expr("max(size_bytes_max)").alias("size_bytes"),
+        f.expr("max(unix_millis(at))").alias("at_ms"),
     )
 
 
@@ -175,19 +172,13 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     return found
 
 
-def _expr(text: str) -> Any:
-    from pyspark.sql import functions as f
-
-    return f.expr(text)
-
-
 class TelemetryTables:
     """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
     converts batches of the source to records."""
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         lake: Lake,
         *,
         app: str = "",
@@ -208,10 +199,10 @@ class TelemetryTables:
         if not self._lake.exists(MINUTES):
             return {}
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
-        ends = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
+        ends = rows.groupBy("partition").agg(f.expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in ends.collect()}
 
-    def add(self, batch: "DataFrame", batch_id: int) -> None:
+    def add(self, batch: DataFrame, batch_id: int) -> None:
         """Add one micro-batch. Each task fetches, folds and writes its records."""
         table = self._lake.table(MINUTES)
         if table.has(self.app, batch_id):
@@ -255,8 +246,8 @@ class TelemetryTables:
         rows = self._between(source, since_ms, (last + 1) * unit_ms)
         self._append_dated(rolled_up(rows, unit), target, "roll", last)
 
-    def _append_dated(self, rows: "DataFrame", table: str, app: str, batch_id: int) -> None:
-        dated = rows.withColumn("date", _expr("to_date(at)"))
+    def _append_dated(self, rows: DataFrame, table: str, app: str, batch_id: int) -> None:
+        dated = rows.withColumn("date", f.expr("to_date(at)"))
         self._lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
 
     def _add_lags(self, through_ms: int) -> None:
@@ -279,7 +270,7 @@ class TelemetryTables:
             return
         since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
         rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
-        is_node, moved = _expr(f"kind = '{facts.NODE}'"), _expr("bytes_in + bytes_out")
+        is_node, moved = f.expr(f"kind = '{facts.NODE}'"), f.expr("bytes_in + bytes_out")
         busiest = by_window(rows).orderBy(is_node.desc(), moved.desc()).limit(LOADS_MAX)
         windows: dict[int, list[Any]] = {}
         for row in busiest.collect():
@@ -313,7 +304,7 @@ class TelemetryTables:
 
     def _between(
         self, table: str, since_ms: int, until_ms: int, kind: str | None = None
-    ) -> "DataFrame":
+    ) -> DataFrame:
         since_ms = max(0, since_ms)
         where = f"at >= timestamp_millis({since_ms}) AND at < timestamp_millis({until_ms})"
         files = f"date >= '{utc(since_ms).date()}' AND date <= '{utc(until_ms - 1).date()}'"
@@ -337,7 +328,7 @@ def run(context: JobContext) -> None:
         reading=topic.reading,
     )
 
-    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+    def take(batch: DataFrame, app: str, batch_id: int) -> None:
         tables.app = app
         tables.add(batch, batch_id)
         if context.mode is Mode.CONTINUOUS:

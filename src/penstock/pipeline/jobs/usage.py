@@ -21,11 +21,12 @@ the driver gets the lists of files and flushes, and commits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.facts.usage_files import (
     FLUSH,
@@ -59,9 +60,6 @@ from penstock.pipeline.lake import Lake, Table
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 __all__ = ["ADJUSTMENT", "HOUR", "HOURLY", "JOB", "PARTIAL", "REJECT", "UsageTables"]
 
 TOPIC: Final = "__usage"
@@ -72,15 +70,14 @@ SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour op
 SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
 
 
-def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
+def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
     """Return the partials that came for an hour after it was sealed, by turn."""
-    from pyspark.sql import functions as f
-
-    counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
-    late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
-    sums = [f.sum(name).alias(name) for name in SUMS]
-    grouped = late.where("turn > through").groupBy(*KEYS, "turn").agg(*sums)
-    return grouped.withColumn("date", f.to_date("hour"))
+    keys, sums = ", ".join(KEYS), ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    query = f"""
+        SELECT /*+ BROADCAST(closed) */ {keys}, turn, {sums}, to_date(hour) AS date
+        FROM {{partial}} JOIN {{hours}} AS closed USING (hour)
+        WHERE kind IN ('{CALLS}', '{STORAGE}') AND turn > through GROUP BY {keys}, turn"""  # noqa: S608 - constants
+    return partial.sparkSession.sql(query, partial=partial, hours=hours)
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
@@ -101,7 +98,7 @@ class UsageTables:
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         lake: Lake,
         *,
         app: str = "",
@@ -137,7 +134,7 @@ class UsageTables:
         self._written_at_ms[found.node] = at_ms
         self.ends[found.partition] = max(found.end_offset, self.ends.get(found.partition, 0))
 
-    def add(self, batch: "DataFrame", batch_id: int) -> bool:
+    def add(self, batch: DataFrame, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
         if self._lake.table(PARTIAL).has(self.app, batch_id):
             return False
@@ -230,22 +227,18 @@ def _overlap(flushes: Sequence[FlushRange]) -> bool:
     )
 
 
-def _islands(flushes: "DataFrame") -> "DataFrame":
+def _islands(flushes: DataFrame) -> DataFrame:
     """Merge the flushes of many batches into few ranges."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    of_one = Window.partitionBy("node", "incarnation", "partition").orderBy("first_flush")
-    before = f.max("last_flush").over(of_one.rowsBetween(Window.unboundedPreceding, -1))
-    begins = f.when(f.col("first_flush") <= before + 1, 0).otherwise(1)
-    marked = flushes.withColumn("begins", begins)
-    numbered = marked.withColumn("island", f.sum("begins").over(of_one))
-    return numbered.groupBy("node", "incarnation", "partition", "island").agg(
-        f.min("first_flush").alias("first_flush"),
-        f.max("last_flush").alias("last_flush"),
-        f.max("written_at_ms").alias("written_at_ms"),
-        f.max("end_offset").alias("end_offset"),
-    )
+    of_one = "PARTITION BY node, incarnation, partition ORDER BY first_flush"
+    before = f"max(last_flush) OVER ({of_one} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    marked = flushes.selectExpr("*", f"if(first_flush <= {before} + 1, 0, 1) AS begins")
+    numbered = marked.selectExpr("*", f"sum(begins) OVER ({of_one}) AS island")
+    query = """
+        SELECT node, incarnation, partition, min(first_flush) AS first_flush,
+            max(last_flush) AS last_flush, max(written_at_ms) AS written_at_ms,
+            max(end_offset) AS end_offset
+        FROM {numbered} GROUP BY node, incarnation, partition, island"""
+    return flushes.sparkSession.sql(query, numbered=numbered)
 
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
@@ -265,7 +258,7 @@ def run(context: JobContext) -> None:
     tables = UsageTables(context.spark, context.lake, grace_ms=grace_ms, reading=topic.reading)
     tables.adjust()  # for a run that was killed before this step
 
-    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+    def take(batch: DataFrame, app: str, batch_id: int) -> None:
         tables.app = app
         if not tables.add(batch, batch_id):
             context.progress.note(f"batch {batch_id} is already in the table")

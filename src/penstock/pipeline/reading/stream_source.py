@@ -22,9 +22,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -34,6 +35,8 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
@@ -52,12 +55,6 @@ from penstock.pipeline.reading.offsets import (
     split,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamReader
-    from pyspark.sql.types import StructType
-
 _LOOK_UP_S: Final = 1.0  # maximum age of the list of partitions: an idle Spark calls every few ms
 _TASK_RECORDS: Final = 4_000  # fewer are not worth a second task
 _SAMPLE_BYTES: Final = 262_144  # fetched from each partition to estimate the size of its records
@@ -67,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self,
         options: ReadOptions,
-        schema: "pa.Schema | None" = None,
+        schema: pa.Schema | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -262,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         packs = packed(self.ranges(start, end), records_max=0 if is_split else _TASK_RECORDS)
         return [RangePartition(*ranges) for ranges in packs]
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
         expansion = expansion_for(self._options, self._schema)
         for wanted in partition.ranges:
@@ -278,7 +275,7 @@ _ROWS_MAX: Final = 1_048_576  # of one Arrow batch that Spark gets, at four byte
 RecordReader = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def range_stream(spark: "SparkSession", options: Mapping[str, str]) -> "DataStreamReader":
+def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamReader:
     """Return a reader to call ``load`` on. Options are those of ``penstock``."""
     spark.dataSource.register(RangeSource)
     cores = str(spark.sparkContext.defaultParallelism)
@@ -311,7 +308,7 @@ class RangeSource(DataSource):
     def schema(self) -> str:
         return "range string"
 
-    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         return RangeReader(parse_read_options(self.options, is_streaming=True))
 
 

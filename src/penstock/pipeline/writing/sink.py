@@ -18,8 +18,9 @@ import struct
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -32,9 +33,6 @@ from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, c
 from penstock.pipeline.client.options import Delivery, WriteOptions, client_for
 from penstock.pipeline.writing.appender import Appender, Producer
 from penstock.wire.kafka.faults import ErrorCode
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _INIT_PRODUCER_ID, _END_TXN = 22, 26
 _END_TWICE_MAX: Final = 4  # newer versions raise the epoch, which makes a second end an error
@@ -188,7 +186,7 @@ class Done(WriterCommitMessage):
 
 
 def _append(
-    batches: "Iterator[pa.RecordBatch]",
+    batches: Iterator[pa.RecordBatch],
     client: KafkaClient,
     options: WriteOptions,
     query_id: str,
@@ -242,7 +240,7 @@ class BatchWriter(DataSourceArrowWriter):
     options: WriteOptions
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
         context = TaskContext.get()
         assert context is not None, "rows are written in tasks only"
         client = client_for(self.options.connection)
@@ -259,7 +257,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     options: WriteOptions
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
         context = TaskContext.get()
         assert context is not None, "rows are written in tasks only"
         query_id, batch_id = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
@@ -276,7 +274,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def write_task(
-    batches: "Iterator[pa.RecordBatch]",
+    batches: Iterator[pa.RecordBatch],
     options: WriteOptions,
     query_id: str,
     *,
