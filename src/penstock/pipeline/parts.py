@@ -144,7 +144,10 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
         for file in open_files.values():
             file.drop()
     for folder in {(root / part.path).parent for part in done}:
-        _sync_folders(folder, root)
+        while folder not in (root, folder.parent):
+            sync(folder)
+            folder = folder.parent
+        sync(folder)
     return done
 
 
@@ -209,7 +212,8 @@ class _PartFile:
             compression="zstd",
             compression_level=1,
             metadata_collector=self._metadata,
-            use_dictionary=[f.name for f in schema if _repeats(f)],
+            # Names repeat; bodies and numbers rarely do.
+            use_dictionary=[f.name for f in schema if f.type in (pa.string(), pa.bool_())],
         )
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -236,17 +240,14 @@ class _PartFile:
 
     def finish(self) -> Part:
         try:
-            return self._finished()
+            self._write_group()
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
         except BaseException:
             self.drop()
             raise
-
-    def _finished(self) -> Part:
-        self._write_group()
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         (metadata,) = self._metadata
         return Part(
             path=self._relative,
@@ -264,11 +265,6 @@ class _PartFile:
         with contextlib.suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-def _repeats(column: pa.Field) -> bool:
-    """Return whether dictionary encoding helps: names repeat; bodies and numbers rarely do."""
-    return bool(pa.types.is_string(column.type) or pa.types.is_boolean(column.type))
 
 
 def _spans_of(rows: pa.RecordBatch) -> Spans:
@@ -361,11 +357,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sync_folders(folder: Path, root: Path) -> None:
-    while True:
-        sync(folder)
-        if folder in (root, folder.parent):
-            return
-        folder = folder.parent

@@ -66,12 +66,8 @@ def open_session(
         return active
     java = find_java()
     settings = session_conf(app, master=master, conf=conf or {})
-    settings[_JAVA_OPTIONS] = " ".join(
-        [
-            *_java_options(java, is_short=is_short, log_level=log_level),
-            settings.get(_JAVA_OPTIONS, ""),
-        ]
-    ).strip()
+    ours = _java_options(java, is_short=is_short, log_level=log_level)
+    settings[_JAVA_OPTIONS] = " ".join([*ours, settings.get(_JAVA_OPTIONS, "")]).strip()
     spark = _start(java, settings, output)
     if not is_local(master):
         from penstock.pipeline.spark.code_archive import code_zip
@@ -87,18 +83,14 @@ def is_local(master: str) -> bool:
 
 def session_conf(app: str, *, master: str, conf: Mapping[str, str]) -> dict[str, str]:
     settings = {**_STATIC_CONF, "spark.app.name": app, "spark.master": master}
-    if is_local(master):
-        settings["spark.sql.shuffle.partitions"] = str(_shuffle_partitions(master))
+    match = _LOCAL.match(master)
+    if match is not None:
+        cores = (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+        partitions = max(1, min(cores, _SHUFFLE_PARTITIONS_MAX))
+        settings["spark.sql.shuffle.partitions"] = str(partitions)
     if is_local(master) or _LOOPBACK_MASTER.match(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
     return settings | dict(conf)
-
-
-def _shuffle_partitions(master: str) -> int:
-    match = _LOCAL.match(master)
-    cores = match[1] if match is not None else None
-    count = (os.cpu_count() or 1) if cores == "*" else int(cores or 1)
-    return max(1, min(count, _SHUFFLE_PARTITIONS_MAX))
 
 
 def _java_options(java: Java, *, is_short: bool, log_level: str) -> list[str]:
@@ -161,6 +153,7 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
     """End the session and its JVM, even one that has died. A JVM that has not ended after
     ``seconds_max`` is killed."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     try:
@@ -172,7 +165,9 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
         if process is not None:
             process.stdin.close()  # the JVM ends when its standard input is closed
             wait_or_kill(process, seconds_max)
-        _forget()
+        # Clear the JVM in PySpark's classes, so that the next session starts a new one.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def jvm_pid() -> int | None:
@@ -182,15 +177,3 @@ def jvm_pid() -> int | None:
     gateway: Any = SparkContext._gateway
     process = gateway.proc if gateway is not None else None
     return process.pid if process is not None and process.poll() is None else None
-
-
-def _forget() -> None:
-    """Clear the JVM in PySpark's classes, so that the next session starts a new one."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    SparkSession._activeSession = None

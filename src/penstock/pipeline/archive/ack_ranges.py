@@ -86,7 +86,9 @@ def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Long
         names.append(coded.dictionary.to_pylist())
         indices = pc.fill_null(coded.indices, len(names[-1])).to_numpy(zero_copy_only=False)
         codes = codes * (len(names[-1]) + 1) + indices
-    first, last = (_numbers(table.column(name)) for name in COLUMNS[3:])
+    # -1 for null: no range has this offset.
+    filled = (pc.fill_null(table.column(name).cast(pa.int64()), -1) for name in COLUMNS[3:])
+    first, last = (np.asarray(each.to_numpy(), np.int64) for each in filled)
     good = np.flatnonzero((last >= first) & (first >= 0))
     for code, rows in _grouped(codes[good]):
         key = _key(code, names)
@@ -119,12 +121,6 @@ def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
     if topic is None or partition is None or cursor is None:
         return None
     return topic, partition, cursor
-
-
-def _numbers(column: pa.ChunkedArray) -> Longs:
-    """Return the values, with −1 for null: no range has this offset."""
-    filled = pc.fill_null(column.cast(pa.int64()), -1)
-    return np.asarray(filled.to_numpy(), np.int64)
 
 
 def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:

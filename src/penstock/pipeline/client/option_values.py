@@ -3,7 +3,7 @@ Each error is one line with the option, its value and the allowed values."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -93,11 +93,11 @@ class Options:
         found = [
             Place(topic, number)
             for topic, numbers in self._json(name).items()
-            if _is_list(numbers)
+            if isinstance(numbers, list)
             for number in numbers
         ]
         shape = '{"topic":[0,1]}'
-        if not found or any(not _is_count(place.partition) for place in found):
+        if not found or any(type(n) is not int or n < 0 for _, n in found):
             raise OptionInvalid(f"option {name} must be JSON like {shape}, not '{self.text(name)}'")
         return sorted(set(found))
 
@@ -127,11 +127,3 @@ class Options:
         if not isinstance(found, dict):
             raise OptionInvalid(f"option {name} is not a JSON object: '{self.text(name)[:80]}'")
         return found
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

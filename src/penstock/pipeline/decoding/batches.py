@@ -22,9 +22,7 @@ from penstock.pipeline.decoding.records import Bytes, Longs
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_CODEC_MASK,
-    ATTR_CONTROL,
     ATTR_SEALED,
-    ATTR_TRANSACTIONAL,
     CRC_FROM,
     HEADER_BYTES,
     LENGTH_FROM,
@@ -49,7 +47,7 @@ _LAYOUT: Final = np.dtype(
         ("producer_id", ">i8"),
         ("producer_epoch", ">i2"),
         ("base_sequence", ">i4"),
-        ("count", ">i4"),
+        ("counts", ">i4"),
     ]
 )
 assert _LAYOUT.itemsize == HEADER_BYTES
@@ -92,18 +90,6 @@ class BatchHeaders(NamedTuple):
         return codec
 
     @property
-    def is_control(self) -> Flags:
-        return self._has(ATTR_CONTROL)
-
-    @property
-    def is_transactional(self) -> Flags:
-        return self._has(ATTR_TRANSACTIONAL)
-
-    @property
-    def is_append_time(self) -> Flags:
-        return self._has(ATTR_APPEND_TIME)
-
-    @property
     def is_server(self) -> Flags:
         """Whether the server wrote the batch, as in ``record.batch.is_server_batch``."""
         is_server: Flags = (
@@ -113,13 +99,7 @@ class BatchHeaders(NamedTuple):
         )
         return is_server
 
-    @property
-    def is_dense(self) -> Flags:
-        """Whether the batch has a record for each of its offsets: compaction has removed none."""
-        is_dense: Flags = self.counts == self.last_delta + 1
-        return is_dense
-
-    def _has(self, attribute: int) -> Flags:
+    def has(self, attribute: int) -> Flags:
         has: Flags = (self.attributes & attribute) != 0
         return has
 
@@ -152,23 +132,8 @@ def read_batch_headers(
     octets: Bytes = np.frombuffer(buffer, np.uint8)
     at = np.array(positions, np.int64)
     raw = octets[at[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT)[:, 0]
-
-    def column(name: str) -> Longs:
-        native: Longs = raw[name].astype(np.int64)
-        return native
-
-    size = column("length") + LENGTH_FROM
-    batches = BatchHeaders(
-        at,
-        size,
-        column("base_offset"),
-        column("last_delta"),
-        column("attributes"),
-        column("base_ms"),
-        column("max_ms"),
-        column("producer_id"),
-        column("count"),
-    )
+    size = raw["length"].astype(np.int64) + LENGTH_FROM
+    batches = BatchHeaders(at, size, *(raw[n].astype(np.int64) for n in BatchHeaders._fields[2:]))
     is_sound: Flags = (
         (raw["magic"] == MAGIC)
         & (batches.base_offset >= 0)
@@ -272,11 +237,8 @@ class Unpacker:
             stops.append(self._used)
             if self._used >= FULL_BYTES:
                 break
-        return Unpacked(
-            self._room[: self._used],
-            np.array([0, *stops[:-1]], np.int64),
-            np.array(stops, np.int64),
-        )
+        starts = np.array([0, *stops[:-1]], np.int64)
+        return Unpacked(self._room[: self._used], starts, np.array(stops, np.int64))
 
     def _expand(self, codec: int, data: memoryview) -> None:
         expand_into = _INTO.get(codec)

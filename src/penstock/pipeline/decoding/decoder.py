@@ -35,7 +35,14 @@ from penstock.pipeline.decoding.records import (
     read_headers,
     without_system_header,
 )
-from penstock.record.batch import HEADER_BYTES, check_header, parse_header
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_CONTROL,
+    ATTR_TRANSACTIONAL,
+    HEADER_BYTES,
+    check_header,
+    parse_header,
+)
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
@@ -112,8 +119,6 @@ class Decoder:
             if len(batches.at):
                 self._advance(int(batches.next_offset.max()))
 
-    # ── Batches ──────────────────────────────────────────────────────────────────────────────
-
     def _complete(self, buffer: Buffer) -> list[int]:
         try:
             return complete_batches(buffer)
@@ -136,17 +141,20 @@ class Decoder:
         self, buffer: Buffer, batches: BatchHeaders, begin: int, aborted: set[Aborted]
     ) -> Flags:
         is_wanted: Flags = (
-            ~batches.is_control
+            ~batches.has(ATTR_CONTROL)
             & (batches.next_offset > begin)
             & (batches.base_offset < self._end)
             & (batches.counts > 0)
         )
         if aborted:
-            for index in np.flatnonzero(batches.is_transactional).tolist():
+            for index in np.flatnonzero(batches.has(ATTR_TRANSACTIONAL)).tolist():
                 batch = batches.chosen(slice(index, index + 1))
-                if batch.is_control[0]:
+                if batch.has(ATTR_CONTROL)[0]:
                     self._end_aborted(buffer, batch, aborted)
-                elif _is_aborted(batch, aborted):
+                elif any(
+                    producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
+                    for producer_id, first in aborted
+                ):
                     is_wanted[index] = False
         return is_wanted
 
@@ -172,8 +180,6 @@ class Decoder:
 
     def _corrupt(self, offset: int, reason: str) -> CorruptBatch:
         return CorruptBatch(self._topic, self._partition, offset, reason)
-
-    # ── Records ──────────────────────────────────────────────────────────────────────────────
 
     def _decoded(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
@@ -275,7 +281,7 @@ class Decoder:
                 return pa.array(offset)
             case _:
                 assert name == "timestampType", "unknown column"
-                return pa.array(batches.is_append_time.astype(np.int32)[batch_of])
+                return pa.array(batches.has(ATTR_APPEND_TIME).astype(np.int32)[batch_of])
 
 
 def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
@@ -286,25 +292,14 @@ def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
 def _headers_suffice(batches: BatchHeaders) -> bool:
     """Return whether headers give the number and the offsets of all records. The count of a
     compressed batch is not trusted: a few bytes could claim two billion records."""
-    return bool(
-        (
-            batches.is_dense
-            & (batches.codec == 0)
-            & (batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES)
-        ).all()
-    )
+    is_dense = batches.counts == batches.last_delta + 1  # compaction has removed no record
+    is_possible = batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES
+    return bool((is_dense & (batches.codec == 0) & is_possible).all())
 
 
 def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
-    is_append_time = batches.is_append_time
+    is_append_time = batches.has(ATTR_APPEND_TIME)
     times: Longs = np.where(is_append_time, batches.max_ms, batches.base_ms)[batch_of]
     if not is_append_time.any():
         return times + fields.time_delta
     return times + fields.time_delta * ~is_append_time[batch_of]
-
-
-def _is_aborted(batch: BatchHeaders, aborted: set[Aborted]) -> bool:
-    return any(
-        producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
-        for producer_id, first in aborted
-    )

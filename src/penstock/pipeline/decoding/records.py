@@ -389,17 +389,8 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
         or ((headers_count == 0) & (headers_at != end)).any()
     ):
         raise Unreadable("the fields do not match the length of their record")
-    return Fields(
-        time_delta,
-        offset_delta,
-        key_at,
-        key_size,
-        value_at,
-        value_size,
-        headers_at,
-        headers_count,
-        end,
-    )
+    key, value = (key_at, key_size), (value_at, value_size)
+    return Fields(time_delta, offset_delta, *key, *value, headers_at, headers_count, end)
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:

@@ -61,20 +61,10 @@ def lag_of(points: Sequence[Point]) -> Lag:
         return Lag(records, seconds, 0.0, None if records else 0.0, State.OK)
     before = max(0, first.log_end - first.committed)
     trend = (records - before) / span_s
-    return Lag(
-        records=records,
-        seconds=_seconds(points),
-        trend_per_s=trend,
-        eta_s=records / -trend if trend < 0 else None,
-        state=_state(first, last, records, trend),
-    )
-
-
-def _state(first: Point, last: Point, records: int, trend: float) -> State:
-    has_moved = last.committed > first.committed
-    if not has_moved and last.at_ms - first.at_ms >= STALLED_MS:
-        return State.STALLED
-    return State.SLOW if trend > 0 and records >= SLOW_RECORDS_MIN else State.OK
+    state = State.SLOW if trend > 0 and records >= SLOW_RECORDS_MIN else State.OK
+    if last.committed <= first.committed and last.at_ms - first.at_ms >= STALLED_MS:
+        state = State.STALLED
+    return Lag(records, _seconds(points), trend, records / -trend if trend < 0 else None, state)
 
 
 def _seconds(points: Sequence[Point]) -> float | None:

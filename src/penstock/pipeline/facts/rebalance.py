@@ -132,7 +132,9 @@ def plan(
     scored = [_scores(window) for window in windows[-WINDOWS_MIN:]]
     over = set(all_nodes)
     for window, scores in zip(windows[-WINDOWS_MIN:], scored, strict=True):
-        over &= _over(_by_node(window, scores, all_nodes))
+        loads = _by_node(window, scores, all_nodes)
+        mean = sum(loads.values()) / len(loads)
+        over &= {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
     if not over:
         return None
     drafting = _Draft(windows[-1], _mean(scored), all_nodes, moves_max, bytes_max)
@@ -181,11 +183,6 @@ def _by_node(window: Sequence[Placed], scores: Scores, nodes: Sequence[str]) -> 
 def _skew(loads: Mapping[str, float]) -> float:
     mean = sum(loads.values()) / len(loads)
     return max(loads.values()) / mean if mean > 0 else 1.0
-
-
-def _over(loads: Mapping[str, float]) -> set[str]:
-    mean = sum(loads.values()) / len(loads)
-    return {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
 
 
 class _Draft:

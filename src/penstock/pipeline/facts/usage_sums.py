@@ -182,8 +182,7 @@ class _Task:
 
     def _read_slowly(self, record: _Record) -> None:
         try:
-            facts = FORM.decode(record.value)
-            self._count([record], _rows_of_lists(facts))
+            self._count([record], _rows_of_lists(FORM.decode(record.value)))
         except (UsageUnreadable, _RowsInvalid) as error:
             self._reject(record.partition, record.offset, str(error), record.value)
 

@@ -113,14 +113,11 @@ class AuditTables:
         )
         self.records += commit.rows
         self._tails |= tails
-        self._advance(max((tail.day for tail in tails.values() if tail.day), default=None))
-        return True
-
-    def _advance(self, day: datetime.date | None) -> None:
-        """Record the roots of earlier days when a record of a later day arrives."""
+        day = max((tail.day for tail in tails.values() if tail.day), default=None)
         if day is not None and (self._day is None or day > self._day):
             self._day = day
-            self.state_roots(before=day)
+            self.state_roots(before=day)  # earlier days are over
+        return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
         """Record a root for each day that has records after its last root, and return the number of
@@ -327,11 +324,10 @@ def run_search(context: JobContext) -> None:
     require_table(context.lake, LOG, job=NAME)
     times = {"since_ms": context.since_ms, "until_ms": context.until_ms}
     rows = search(context.lake, wanted, **times, limit=context.arguments.get("limit", LIMIT))
-    context.show([{"at": _moment(row["at_ms"]), **row} for row in rows])
-
-
-def _moment(at_ms: int) -> str:
-    return utc(at_ms).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    for row in rows:
+        at = utc(row["at_ms"]).isoformat(timespec="milliseconds")
+        row["at"] = at.removesuffix("+00:00") + "Z"
+    context.show([{name: row[name] for name in ("at", *SHOWN)} for row in rows])
 
 
 JOB: Final = Job(

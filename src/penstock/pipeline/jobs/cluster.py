@@ -68,7 +68,11 @@ class Cluster:
         self._worker_count = workers
         self._cores = cores
         self._memory = memory
-        free, self._page_port = _free_ports()
+        # Both sockets are open at once, so that the ports differ.
+        with socket.socket() as one, socket.socket() as other:
+            one.bind((HOST, 0))
+            other.bind((HOST, 0))
+            free, self._page_port = (int(each.getsockname()[1]) for each in (one, other))
         self._port = port or free
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -200,14 +204,6 @@ def _environment(home: Path) -> dict[str, str]:
         "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "PYSPARK_PYTHON": sys.executable,
     }
-
-
-def _free_ports() -> tuple[int, int]:
-    # Both sockets are open at once, so that the ports differ.
-    with socket.socket() as one, socket.socket() as other:
-        one.bind((HOST, 0))
-        other.bind((HOST, 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
 
 
 def up(context: JobContext) -> None:

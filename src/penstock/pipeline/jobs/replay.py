@@ -88,7 +88,11 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
 
 def _requested(context: JobContext) -> tuple[Choice, str]:
     """Return the records to replay, and the name of the replay."""
-    choice = _choice(context)
+    source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
+    if not source or not target:
+        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
+    condition = str(context.arguments.get("filter") or "")
+    choice = Choice(source, target, context.since_ms, context.until_ms, condition)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
         raise JobMisused(f"'{job}' is not a valid --name: at most 64 letters, digits, - and _")
@@ -147,14 +151,6 @@ def _send(
     with context.progress.tasks(f"replay {choice.source} to {choice.target}"):
         done = map_in_arrow(rows, send, DONE_SCHEMA).collect()
     return sum(row.sent for row in done), sum(row.repeated for row in done)
-
-
-def _choice(context: JobContext) -> Choice:
-    source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
-    if not source or not target:
-        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
-    condition = str(context.arguments.get("filter") or "")
-    return Choice(source, target, context.since_ms, context.until_ms, condition)
 
 
 def _replay_of(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> Replay:

@@ -115,7 +115,9 @@ def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
         of_own = [line for line in lines if line["currency"] == currency]
         sections.append(Section(f"Amounts in {currency}", _plots(own, of_own, currency)))
     sections.append(Section("Invoices", table=_invoices(invoices, totals)))
-    sections.append(Section("Lines", table=_lines(lines)))
+    line_totals = {"month": "Total", "amount": _total(_by_currency(lines))}
+    line_table = Table(_LINES, [_with_amount(line) for line in lines], line_totals)
+    sections.append(Section("Lines", table=line_table))
     notes = ["Byte quantities of storage are byte-minutes. A draft may still change."]
     if any(invoice["tenant"] in UNBILLED for invoice in invoices):
         notes.append("Use that belongs to no known tenant is listed without a name and not billed.")
@@ -161,11 +163,6 @@ def _with_amount(row: Row) -> Row:
 
 def _total(totals: Mapping[str, int]) -> str:
     return " + ".join(numbers.money(amount, currency) for currency, amount in totals.items())
-
-
-def _lines(lines: Sequence[Row]) -> Table:
-    totals = {"month": "Total", "amount": _total(_by_currency(lines))}
-    return Table(_LINES, [_with_amount(line) for line in lines], totals)
 
 
 def run(context: JobContext) -> None:

@@ -138,7 +138,10 @@ def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
         release = _release(home)
     if _major(version) < MAJOR_MIN:
         raise _Unfit(f"{command} is Java {version}, older than {MAJOR_MIN}")
-    modules = release.get("MODULES", "").split() or _modules(command)
+    modules = release.get("MODULES", "").split()
+    if not modules:
+        listed = _run(command, "--list-modules").splitlines()
+        modules = [line.partition("@")[0] for line in listed]
     return Java(home, home, version, origin, is_shimmed=False), modules
 
 
@@ -158,10 +161,6 @@ def _query(command: Path, home: Path) -> tuple[Path, str]:
         raise _Unfit(f"{command} does not report a Java version")
     real = _HOME.search(output)
     return (Path(real[1].strip()) if real is not None else home), version[1]
-
-
-def _modules(command: Path) -> list[str]:
-    return [line.partition("@")[0] for line in _run(command, "--list-modules").splitlines()]
 
 
 def _run(command: Path, *arguments: str) -> str:

@@ -16,7 +16,7 @@ and end is written again, by its task."""
 import base64
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -119,12 +119,14 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
     """Store the decision, which is final after the reply. ``topic`` is any existing topic. Raises
     KafkaTrouble, TooManyTasks."""
-    if len(decision.written) > TASKS_MAX:
+    written = decision.written
+    if len(written) > TASKS_MAX:
         raise TooManyTasks(
-            f"{len(decision.written)} tasks write in one batch, exactly-once allows {TASKS_MAX}:"
+            f"{len(written)} tasks write in one batch, exactly-once allows {TASKS_MAX}:"
             " coalesce before writing, or set delivery=at-least-once"
         )
-    entry = Committed(decision.batch_id, _packed(decision.written))
+    raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
+    entry = Committed(decision.batch_id, _FORMAT + base64.b64encode(raw).decode())
     commit_offsets(client, group_of(query_id), {Place(topic, 0): entry})
 
 
@@ -144,11 +146,6 @@ def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )
-
-
-def _packed(written: Iterable[Written]) -> str:
-    raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
-    return _FORMAT + base64.b64encode(raw).decode()
 
 
 def _unpacked(text: str) -> tuple[Written, ...]:
