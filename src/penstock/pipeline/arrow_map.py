@@ -32,7 +32,6 @@ def schema_of(text: str) -> pa.Schema:
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows, which are tuples, as one batch."""
     import pyarrow as pa
 
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
@@ -82,7 +81,6 @@ def map_in_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    """Apply ``function`` to the batches of each partition, in the executors."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.pandas import functions
     from pyspark.sql.pandas.types import from_arrow_schema

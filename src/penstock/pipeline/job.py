@@ -105,7 +105,6 @@ class JobContext:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """For ``writeStream.trigger(**context.trigger)``."""
         if self.mode is Mode.ONCE:
             return {"availableNow": True}
         return {"processingTime": f"{self.trigger_s} seconds"}

@@ -398,7 +398,6 @@ class Table:
         return int(result["numFilesRemoved"]) - int(result["numFilesAdded"])
 
     def files_by(self, columns: Sequence[str]) -> dict[tuple[str, ...], int]:
-        """Return the number of files for each combination of partition values, as texts."""
         actions = self.open().get_add_actions(flatten=True)
         values = [actions.column(f"partition.{name}").to_pylist() for name in columns]
         keys = zip(*values, strict=True)
@@ -425,7 +424,6 @@ class Lake:
         return Table(self.path, name)
 
     def tables(self, under: str = "") -> list[str]:
-        """Return the names of all tables, or of those in the folder ``under``."""
         logs = sorted((self.path / under).glob("**/_delta_log"))
         return [str(log.parent.relative_to(self.path)) for log in logs]
 

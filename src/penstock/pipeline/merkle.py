@@ -81,5 +81,4 @@ def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequenc
 
 
 def _split(count: int) -> int:
-    """Return the largest power of two below ``count``."""
     return 1 << ((count - 1).bit_length() - 1)

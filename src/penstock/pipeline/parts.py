@@ -64,8 +64,6 @@ Spans = dict[tuple[str, int], Span]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One durable file that no commit names yet."""
-
     path: str  # in the table's folder, as in the file system
     size: int
     rows: int
@@ -107,7 +105,6 @@ def batch_of_parts(parts: Iterable[Part]) -> pa.RecordBatch:
 
 
 def read_parts(rows: "DataFrame") -> list[Part]:
-    """Run the tasks that yield ``part_batches``, and return their files."""
     return [Part.from_row(row) for row in rows.collect()]
 
 
@@ -351,7 +348,6 @@ def _stat(value: Any, *, is_max: bool) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -136,7 +136,6 @@ def _start(java: Java, settings: Mapping[str, str], output: int | None) -> Spark
 
 
 def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
-    """Set the environment that the JVM and its Python workers inherit."""
     os.environ["JAVA_HOME"] = str(java.home)
     # For the short-lived JVM that only composes Spark's command line.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -33,7 +33,6 @@ def parse_toml(text: str, error: type[Exception]) -> dict[str, Any]:
 def tables_of(
     text: str, names: Sequence[str], error: type[Exception]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of each name, in their order."""
     data = parse_toml(text, error)
     for name, tables in data.items():
         is_list = isinstance(tables, list) and all(isinstance(each, dict) for each in tables)

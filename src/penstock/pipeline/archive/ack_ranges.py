@@ -35,7 +35,6 @@ _SCHEMA: Final = schema_of("topic string, partition int, cursor string, first lo
 
 
 def islands_of(first: Longs, last: Longs) -> Islands:
-    """Return the union of the ranges as islands."""
     if not len(first):
         return first, last
     low, high = int(first.min()), int(last.max())
@@ -61,7 +60,6 @@ def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
 
 
 def merge_acks(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Islands]:
-    """Return the islands of all rows, by topic, partition and cursor."""
     found: dict[Key, Islands] = {}
     for batch in batches:
         for key, first, last in _by_key(batch):
@@ -97,7 +95,6 @@ def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Long
 
 
 def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
-    """Yield each code with the indices of its rows."""
     if not len(codes):
         return
     if codes.min() == codes.max():
@@ -135,7 +132,6 @@ def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:
 def read_ack_files(
     spark: "SparkSession", paths: Sequence[str], *, tasks: int
 ) -> dict[Key, Islands]:
-    """Return the islands of Parquet files, which executors read."""
     groups = [(path, g) for path in paths for g in range(pq.ParquetFile(path).num_row_groups)]
     if not groups:
         return {}

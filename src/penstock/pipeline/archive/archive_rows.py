@@ -28,7 +28,6 @@ _DAYS_MAX: Final = (datetime.date.max - _EPOCH).days
 
 
 def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
-    """Divide by hour the batches of one partition, which come in the order of its log."""
     where = (place.topic, place.partition)
     for batch in batches:
         if not batch.num_rows:

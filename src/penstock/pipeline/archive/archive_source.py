@@ -49,7 +49,6 @@ class Written(NamedTuple):
 
 
 def read_written(batch: DataFrame) -> list[Written]:
-    """Run the tasks of a micro-batch, and return the files that they have written."""
     rows = batch.where("part IS NOT NULL").collect()
     return [Written.from_text(row.part) for row in rows]
 
@@ -70,8 +69,6 @@ class ArchiveSource(DataSource):
 
 
 class TopicRange(RangePartition):
-    """The range of a topic that one task archives."""
-
     def __init__(self, wanted: Range, topic_id: str) -> None:
         super().__init__(wanted)
         self.topic_id = topic_id

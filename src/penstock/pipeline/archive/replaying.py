@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
@@ -45,6 +45,7 @@ _GROUP: Final = re.compile(r"[!-~]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _TYPE_PREFIX: Final = TYPE_PREFIX.decode()
 _TRIES: Final = 8
+T = TypeVar("T")
 _PAUSE_S: Final = 0.1
 
 
@@ -74,8 +75,10 @@ class QueueSender:
     def send(self, rows: Sequence[Any]) -> None:
         if not self._queue_url:
             self._queue_url = self._call("GetQueueUrl", {"QueueName": self._queue})["QueueUrl"]
-        for entries in _requests(entry_of(self._job, row) for row in rows):
-            self._send_all(entries)
+        entries = (entry_of(self._job, row) for row in rows)
+        limits = {"count_max": BATCH_ENTRIES_MAX, "bytes_max": MESSAGE_BYTES_MAX}
+        for some in _grouped(entries, lambda each: len(json.dumps(each).encode()), **limits):
+            self._send_all([{"Id": str(number), **each} for number, each in enumerate(some)])
 
     def _send_all(self, entries: list[dict[str, Any]]) -> None:
         for attempt in range(_TRIES):
@@ -146,19 +149,21 @@ def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _requests(entries: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Group entries into requests, within the limits of SQS for entries and bytes."""
-    gathered: list[dict[str, Any]] = []
+def _grouped(
+    items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int
+) -> Iterator[list[T]]:
+    """Divide items into lists, each with at most these numbers of items and bytes."""
+    group: list[T] = []
     size = 0
-    for entry in entries:
-        own = len(json.dumps(entry).encode())
-        if gathered and (len(gathered) == BATCH_ENTRIES_MAX or size + own > MESSAGE_BYTES_MAX):
-            yield gathered
-            gathered, size = [], 0
-        gathered.append({"Id": str(len(gathered)), **entry})
+    for item in items:
+        own = size_of(item)
+        if group and (len(group) == count_max or size + own > bytes_max):
+            yield group
+            group, size = [], 0
+        group.append(item)
         size += own
-    if gathered:
-        yield gathered
+    if group:
+        yield group
 
 
 CHUNK_RECORDS: Final = 1_000
@@ -174,8 +179,6 @@ class ProgressLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The parameters of one replay that a task needs."""
-
     job: str
     connection: Connection
     topic: str  # or queue
@@ -195,8 +198,6 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of one archived partition."""
-
     next_offset: int
     producer_id: int
     producer_epoch: int
@@ -225,7 +226,6 @@ def read_position(client: KafkaClient, replay: Replay, partition: int) -> Positi
 
 
 def commit_position(client: KafkaClient, replay: Replay, partition: int, at: Position) -> None:
-    """Raises KafkaTrouble."""
     text = json.dumps([at.producer_id, at.producer_epoch, at.sequence])
     offsets = {replay.target_of(partition): Committed(at.next_offset, text)}
     commit_offsets(client, replay.group_of(partition), offsets)
@@ -234,15 +234,12 @@ def commit_position(client: KafkaClient, replay: Replay, partition: int, at: Pos
 def send_partitions(
     batches: "Iterable[pa.RecordBatch]", replay: Replay
 ) -> "Iterator[pa.RecordBatch]":
-    """Send rows, sorted by partition and offset, and yield a row for each partition."""
     client = client_for(replay.connection)
     sender = _sender(client, replay)
-    done = []
-    for number, rows in groupby(_rows(batches), key=lambda row: row[0]):
-        partition = _Partition(number, client, sender, replay)
-        for row in rows:
-            partition.add(row)
-        done.append(partition.finish())
+    done = [
+        _send_partition(number, rows, client, sender, replay)
+        for number, rows in groupby(_rows(batches), key=lambda row: row[0])
+    ]
     yield batch_of(done, DONE_SCHEMA)
 
 
@@ -265,54 +262,37 @@ def _sender(client: KafkaClient, replay: Replay) -> Sender:
     return send
 
 
-class _Partition:
-    """An archived partition, whose rows are collected in chunks, sent, and then committed."""
+def _send_partition(
+    number: int,
+    rows: Iterable[tuple[Any, ...]],
+    client: KafkaClient,
+    sender: Sender,
+    replay: Replay,
+) -> tuple[int, int, int]:
+    """Send the rows from the position on, and return partition, sent and repeated rows."""
+    position = read_position(client, replay, number)
+    if position is None:
+        raise ProgressLost(
+            f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
+        )
+    sent = repeated = 0
+    began_at, pause = time.monotonic(), threading.Event()
+    first = position.next_offset
+    left = (row for row in rows if row[1] >= first)
+    for chunk in _grouped(left, _size, count_max=CHUNK_RECORDS, bytes_max=CHUNK_BYTES):
+        was_there = sender(number, chunk, position)
+        position = position.after(chunk[-1][1], len(chunk))
+        commit_position(client, replay, number, position)
+        sent += len(chunk)
+        repeated += len(chunk) if was_there else 0
+        if replay.rate is not None:
+            pause.wait(max(0.0, began_at + sent / replay.rate - time.monotonic()))
+    return number, sent, repeated
 
-    def __init__(self, number: int, client: KafkaClient, sender: Sender, replay: Replay) -> None:
-        position = read_position(client, replay, number)
-        if position is None:
-            raise ProgressLost(
-                f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
-            )
-        self.number = number
-        self._position = position
-        self._client = client
-        self._sender = sender
-        self._replay = replay
-        self._chunk: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._sent = 0
-        self._repeated = 0
-        self._began_at = time.monotonic()
-        self._pause = threading.Event()
 
-    def add(self, row: tuple[Any, ...]) -> None:
-        if row[1] < self._position.next_offset:
-            return
-        size = len(row[3] or b"") + len(row[4] or b"") + 64
-        size += sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row[5] or ())
-        is_full = len(self._chunk) == CHUNK_RECORDS or self._bytes + size > CHUNK_BYTES
-        if self._chunk and is_full:
-            self._send()
-        self._chunk.append(row)
-        self._bytes += size
-
-    def _send(self) -> None:
-        chunk, self._chunk, self._bytes = self._chunk, [], 0
-        was_there = self._sender(self.number, chunk, self._position)
-        self._position = self._position.after(chunk[-1][1], len(chunk))
-        commit_position(self._client, self._replay, self.number, self._position)
-        self._sent += len(chunk)
-        self._repeated += len(chunk) if was_there else 0
-        if self._replay.rate is not None:
-            due_s = self._began_at + self._sent / self._replay.rate - time.monotonic()
-            if due_s > 0:
-                self._pause.wait(due_s)
-
-    def finish(self) -> tuple[int, int, int]:
-        if self._chunk:
-            self._send()
-        return self.number, self._sent, self._repeated
+def _size(row: tuple[Any, ...]) -> int:
+    headers = sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row[5] or ())
+    return len(row[3] or b"") + len(row[4] or b"") + 64 + headers
 
 
 def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:

@@ -86,8 +86,6 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The state of logs and readers at one moment."""
-
     segments: Sequence[Segment]
     needs: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)  # cursor: first offset
     archived: Mapping[Place, int] = field(default_factory=dict)  # the archive's end
@@ -133,7 +131,6 @@ def cuts(decisions: Iterable[Decision]) -> dict[Place, int]:
 def _reason_to_keep(
     segment: Segment, policy: Policy | None, holds: Sequence[Hold], facts: Facts, *, now_ms: int
 ) -> str:
-    """Return the reason to keep a segment, or "" if there is none."""
     place = segment.place
     if policy is None:
         return "no policy"
@@ -156,7 +153,6 @@ def _reason_to_keep(
 
 
 def savings(decisions: Iterable[Decision]) -> dict[str, int]:
-    """Return the bytes to be freed, by topic."""
     freed: Counter[str] = Counter()
     for each in decisions:
         if each.action == DELETE:

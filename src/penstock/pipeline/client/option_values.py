@@ -64,7 +64,6 @@ class Options:
             raise OptionInvalid(f"option {name} must be one of {known}, not '{text}'") from None
 
     def size(self, name: str) -> int | None:
-        """Return a number of bytes, given as 64m, for example."""
         return self._quantity(name, _SIZES, "a size such as 64m")
 
     def duration_ms(self, name: str, default_ms: int) -> int:

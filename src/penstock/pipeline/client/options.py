@@ -90,16 +90,12 @@ class OnDataLoss(StrEnum):
 
 
 class TimestampStrategy(StrEnum):
-    """The behaviour if all records are older than the requested time."""
-
     ERROR = "error"
     LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The parameters with which a worker connects to the cluster."""
-
     addresses: str
     security: Security = field(default_factory=Security)
     client_id: str = "penstock-spark"

@@ -20,8 +20,6 @@ _REPLY_BYTES_MAX: Final = 64 * 1_048_576
 
 
 class SqsRefused(Exception):
-    """The server replied with an error."""
-
     def __init__(self, action: str, code: str, message: str, status: int = 400) -> None:
         super().__init__(action, code, message, status)
         self.action = action

@@ -208,8 +208,6 @@ _INTO: Final[Mapping[int, _Into]] = {
 
 
 class Unpacked(NamedTuple):
-    """The records of the first of the given batches."""
-
     octets: Bytes  # valid until the next call of ``unpack``
     starts: Longs  # where the records of each batch begin and end
     stops: Longs

@@ -184,7 +184,6 @@ class _Chains:
         return found.astype(np.int64)
 
     def places(self, columns: Sequence[int]) -> dict[int, Longs]:
-        """Return the positions of all elements of these columns."""
         counts = self._counts[columns]
         at, ends = _walk(self._data, self._begins[columns].ravel(), counts.ravel())
         self._reject((ends.reshape(counts.shape) != self._ends[columns]).any(axis=0))

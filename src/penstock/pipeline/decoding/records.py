@@ -37,7 +37,6 @@ class Unreadable(ValueError):
 
 
 def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """Return the values at these positions, and the positions after them."""
     byte = data.take(at, mode="clip")
     if not at.size or byte.max() < 0x80:
         low = byte.astype(np.int64)
@@ -87,8 +86,6 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Chains(NamedTuple):
-    """Chains in the order of their bytes, each with at least one record."""
-
     starts: Longs
     stops: Longs
     counts: Longs

@@ -77,8 +77,6 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A recorded root, and the records of a day from which it was computed."""
-
     date: Any
     node: str
     partition: int
@@ -89,7 +87,6 @@ class Statement:
 
 
 def transform(records: "DataFrame") -> "DataFrame":
-    """Convert rows of ``decode=audit`` to rows of ``audit_log``."""
     from pyspark.sql import functions as f
 
     names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
@@ -214,7 +211,6 @@ def _in_order(rows: "DataFrame") -> "DataFrame":
 def _days(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[tuple[Any, str, int], Iterator[tuple[int, int, bytes]]]]:
-    """Group sorted rows by day, node and partition."""
     rows = (
         row
         for batch in batches

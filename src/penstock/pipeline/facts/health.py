@@ -52,7 +52,6 @@ class Lag:
 
 
 def lag_of(points: Sequence[Point]) -> Lag:
-    """Compute the lag from at least one point, oldest first."""
     first, last = points[0], points[-1]
     records = max(0, last.log_end - last.committed)
     span_s = (last.at_ms - first.at_ms) / 1_000

@@ -68,8 +68,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The load and the node of one partition in one window."""
-
     id: PartitionId
     node: str
     load: Load
@@ -303,7 +301,6 @@ class _Draft:
 
 
 def publish(client: KafkaClient, plan: Plan) -> int:
-    """Append the plan, and return its offset. Raises KafkaTrouble."""
     client.retried(lambda: _make_topic(client))
     producer_id, epoch = client.producer_id()
     record = encode_record(

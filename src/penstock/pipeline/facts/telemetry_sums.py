@@ -192,7 +192,6 @@ _EMPTY_ROW: Final[dict[str, Any]] = {
 
 
 def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
-    """Return all rows of some records. Raises UnusualRecords."""
     columns = [each.columns for each in blocks]
     found = read_columns(columns, texts=TEXTS, numbers=_COLUMN_NUMBERS, signed=("partition",))
     _check_partitions(columns, found)
@@ -237,7 +236,6 @@ def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Colum
 
 
 def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
-    """Raises UnusualRecords."""
     lists: list[list[int]] = []
     for number, (each, count) in enumerate(zip(blocks, found.counts.tolist(), strict=True)):
         try:

@@ -69,8 +69,6 @@ _HOUR_US: Final = HOUR_MS * 1_000
 
 @dataclass(slots=True)
 class Written:
-    """The results of all tasks of a micro-batch."""
-
     partial: list[Part] = field(default_factory=list)
     reject: list[Part] = field(default_factory=list)
     flushes: list[FlushRange] = field(default_factory=list)
@@ -105,7 +103,6 @@ def write(
 def write_share(
     records: Iterable[pa.RecordBatch], *, seen: Flushes, turn: int, lake: Path
 ) -> Iterator[pa.RecordBatch]:
-    """Do the work of one task, and yield its results for the driver."""
     found = partials(records, seen)
     results: list[tuple[str, Any]] = [(FLUSH, asdict(each)) for each in found.flushes]
     rows = [*_sum_rows(found.sums, turn), *_flush_rows(found.flushes, turn)]
@@ -242,7 +239,6 @@ def seal_share(share: Share, lake: Path) -> list[Part]:
 
 
 def _partials(path: str, kind: str, through: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Yield the rows of one file that belong to these hours."""
     hours = pa.array([hour * _HOUR_US for hour in through]).cast(SUMS_SCHEMA.field("hour").type)
     turns = pa.array(list(through.values()), pa.int64())
     with pq.ParquetFile(path) as file:

@@ -100,8 +100,6 @@ class FlushRange:
 
 
 class Rejected(NamedTuple):
-    """A record that was not counted, because it is unreadable or a copy."""
-
     partition: int
     offset: int
     reason: str
@@ -131,8 +129,6 @@ def folding() -> Folding:
 
 @dataclass(slots=True)
 class _Counted:
-    """The flushes of one incarnation in one partition that one task has."""
-
     flushes: list[int] = field(default_factory=list)
     written_at_ms: int = 0
     hour_min: int = 1 << 60
@@ -219,7 +215,6 @@ class _RowsInvalid(Exception):
 
 
 def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
-    """Return all rows of some records as one table. Raises UnusualRecords."""
     found = read_columns([each.columns for each in blocks], texts=TEXTS, numbers=NUMBERS)
     is_known = pc.is_in(found.texts["kind"], _KINDS)
     if not pc.all(is_known).as_py():

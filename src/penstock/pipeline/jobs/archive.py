@@ -207,8 +207,6 @@ JOB: Final = Job(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for one partition."""
-
     topic: str
     partition: int
     first: int

@@ -216,7 +216,6 @@ def _damaged_files(paths: Sequence[str]) -> list[Mapping[str, Any]]:
 
 
 def _some(found: "DataFrame") -> tuple[list[Any], int]:
-    """Return the first faults, and the number of all."""
     first = found.limit(FAULTS_MAX + 1).collect()
     return first[:FAULTS_MAX], len(first) if len(first) <= FAULTS_MAX else found.count()
 

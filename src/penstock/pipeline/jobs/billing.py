@@ -155,7 +155,6 @@ def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, 
 
 
 def bill(spark: SparkSession, lake: Lake, card: RateCard, month: Month) -> int:
-    """Write the invoices of a month that are new or changed, and return their number."""
     usage, is_sealed = usage_of(spark, lake, month)
     status = "final" if is_sealed else "draft"
     rows = transform(usage, card.starts()).toLocalIterator()

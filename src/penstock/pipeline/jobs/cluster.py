@@ -119,14 +119,12 @@ class Cluster:
         self._until(is_whole, deadline, stopping, "not all workers have registered")
 
     def check(self) -> None:
-        """Raise ClusterFailed if a process has ended."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
                 raise ClusterFailed(f"the {name} exited with code {code}: {self._last_words(name)}")
 
     def stop(self) -> None:
-        """Stop the workers with their executors, then the master."""
         for is_master in (False, True):
             ending = {n: p for n, p in self._processes.items() if (n == "master") == is_master}
             for process in ending.values():
@@ -207,7 +205,6 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def up(context: JobContext) -> None:
-    """Run a cluster until the job is stopped or a process ends."""
     options = context.arguments
     workers = int(options.get("workers") or WORKERS_DEFAULT)
     cores = options.get("cores") or max(1, (os.cpu_count() or 1) // workers)

@@ -50,8 +50,6 @@ _LETTER: Final = schema_of(
 
 
 def transform(records: "DataFrame", *, error_name: str | None = None) -> "DataFrame":
-    """Convert records of dead-letter queues to rows of ``dead_letter``."""
-
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield letters(batch, error_name=error_name)

@@ -216,7 +216,6 @@ def _summary(result: Result) -> str:
 
 
 def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
-    """Return a failed result if the last record is too old, or if there is none."""
     assert rule.maximum is not None
     age_s = None if newest is None else (now_ms - newest) / 1_000
     return Result(rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s)

@@ -53,8 +53,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The records to replay, and their target."""
-
     source: str  # the archived topic, or the name of a table that was moved aside
     target: str
     since_ms: int | None
@@ -87,7 +85,6 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
 
 
 def _requested(context: JobContext) -> tuple[Choice, str]:
-    """Return the records to replay, and the name of the replay."""
     source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
     if not source or not target:
         raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
@@ -224,7 +221,6 @@ def _left(client: KafkaClient, replay: Replay, ends: Mapping[int, int]) -> dict[
 
 
 def _files(choice: Choice) -> str | None:
-    """Return a condition that skips the files of days outside the requested time."""
     times = ((choice.since_ms, ">="), (choice.until_ms, "<="))
     terms = [f"date {sign} '{utc(ms).date()}'" for ms, sign in times if ms is not None]
     return " AND ".join(terms) or None

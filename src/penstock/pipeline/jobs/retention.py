@@ -157,7 +157,6 @@ def _write(
     *,
     batch_id: int,
 ) -> None:
-    """Write the plan and its outcome, and replace the rows of the same plan."""
     made_at_us = time.time_ns() // 1_000
     rows = [
         {"plan_id": plan_id, "made_at": made_at_us, **_row(each, outcomes)} for each in decisions

@@ -71,7 +71,6 @@ _PLAN: Final = schema_of(
 
 
 def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add the column ``date`` of ``metrics_1m`` to rows by minute."""
     for batch in batches:
         date = batch.column("at").cast(pa.date32())
         yield pa.RecordBatch.from_arrays([*batch.columns, date], schema=MINUTES_SCHEMA)
@@ -86,7 +85,6 @@ def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
 
 
 def lags(rows: DataFrame) -> DataFrame:
-    """Return the lag of each group in each minute, from rows by minute."""
     keys = names_of(_LAG_KEYS)
     of_groups = rows.where(f"kind = '{facts.LAG}'")
     chosen = of_groups.selectExpr("at", *keys, "committed_max", "log_end_max")
@@ -130,7 +128,6 @@ def by_window(rows: DataFrame) -> DataFrame:
 
 
 def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
-    """Return the hot queues, partitions and nodes of one window."""
     rates: dict[str, dict[str, float]] = {"queue": {}, "partition": {}, "node": {}}
     for row in rows:
         name = f"{row.account}/{row.region}/{row.resource}"
@@ -218,7 +215,6 @@ class TelemetryTables:
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
-        """Update the derived tables from all complete minutes."""
         if not self._lake.exists(MINUTES):
             return
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")

@@ -180,7 +180,6 @@ class UsageTables:
         return commit.rows
 
     def seal(self) -> int:
-        """Close the complete hours, and return their number."""
         count = self._close_hours()
         last = self.sealed_through()
         done = self._lake.version_of(HOURLY, "seal")
@@ -216,7 +215,6 @@ class UsageTables:
 
 
 def _overlap(flushes: Sequence[FlushRange]) -> bool:
-    """Return whether two tasks have the same flush."""
     found: dict[Name, list[tuple[int, int]]] = {}
     for row in flushes:
         found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
@@ -228,7 +226,6 @@ def _overlap(flushes: Sequence[FlushRange]) -> bool:
 
 
 def _islands(flushes: DataFrame) -> DataFrame:
-    """Merge the flushes of many batches into few ranges."""
     of_one = "PARTITION BY node, incarnation, partition ORDER BY first_flush"
     before = f"max(last_flush) OVER ({of_one} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     marked = flushes.selectExpr("*", f"if(first_flush <= {before} + 1, 0, 1) AS begins")

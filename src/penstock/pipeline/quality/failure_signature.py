@@ -93,7 +93,6 @@ def signature_of(
 
 
 def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) -> str:
-    """Return a fingerprint of the message without its id."""
     digest = blake2b(digest_size=16)
     for part in (
         key or b"",

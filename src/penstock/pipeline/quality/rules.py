@@ -253,7 +253,6 @@ def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -
 
 
 def quarantined(marked: "DataFrame", rules: Sequence[Rule]) -> "DataFrame":
-    """Return the rows to quarantine, unchanged, with the names of all rules that they fail."""
     from pyspark.sql import functions as f
 
     of_rows = [(n, rule) for n, rule in enumerate(rules) if rule.check in OF_ROWS]
@@ -288,7 +287,6 @@ def _summed(rule: Rule, number: int, parts: Sequence[Any]) -> Result:
 
 
 def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
-    """Count the missing offsets, within the rows and between them and earlier batches."""
     failed, sample = 0, ""
     for part in sorted(parts, key=lambda each: int(each["partition"])):
         first = ends.get(part["partition"], part["first"])

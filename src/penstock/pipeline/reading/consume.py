@@ -133,7 +133,6 @@ class Leases:
         return self._sqs.waiting_count(self.queue_url)
 
     def take(self, batch: int, count: int) -> int:
-        """Lease up to ``count`` messages for a batch, and return how many were leased."""
         lease_s = self._options.lease_s
         found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
         if found and len(found) < count:
@@ -150,7 +149,6 @@ class Leases:
         return len(found)
 
     def _drain(self, count: int) -> list[dict[str, Any]]:
-        """Receive up to ``count`` messages, until the queue has none to deliver now."""
         lease_s = self._options.lease_s
         found: list[dict[str, Any]] = []
         with closing(Sqs(self._options.endpoint)) as sqs:

@@ -31,8 +31,6 @@ _AHEAD_RECORDS_MIN: Final = 20_000  # fewer are one fetch, for which a thread on
 
 
 class DataLoss(Exception):
-    """Offsets of the requested range do not exist."""
-
     def __init__(self, place: Place, begin: int, end: int, reason: str) -> None:
         super().__init__(place, begin, end, reason)
 
@@ -46,8 +44,6 @@ class DataLoss(Exception):
 
 
 class RangePartition(InputPartition):
-    """The ranges that one task reads, one after another."""
-
     def __init__(self, *ranges: Range) -> None:
         super().__init__(ranges)
         self.ranges = ranges

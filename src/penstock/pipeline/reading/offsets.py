@@ -28,8 +28,6 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class TopicsMissing(Exception):
-    """Topics that the user named do not exist."""
-
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = sorted(topics)
         super().__init__(self.topics)

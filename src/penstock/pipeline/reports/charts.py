@@ -25,7 +25,6 @@ Times = Sequence[datetime.datetime]
 
 
 def stacked(times: Times, series: Mapping[str, Sequence[float]], *, step_s: float) -> str:
-    """Draw stacked bars over time."""
     figure, axes = _empty()
     bottom = [0.0] * len(times)
     width = datetime.timedelta(seconds=step_s * 0.86)

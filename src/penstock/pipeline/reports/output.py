@@ -111,7 +111,6 @@ def _known(folder: Path, *, is_invoice: bool) -> list[tuple[Link, str]]:
 
 
 def _put(target: Path, text: str) -> None:
-    """Raises JobMisused."""
     try:
         with replacing(target, mode=0o644) as file:  # a user may be reading the old page
             file.write(text.encode())

@@ -40,7 +40,6 @@ def _scalars(at_ms: int) -> tuple[Any, Any]:
 
 
 def both(one: Any, other: Any) -> Any:
-    """Return the conjunction of two conditions, either of which may be None."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
@@ -67,7 +66,6 @@ def summed(
     sums: Sequence[str],
     where: Any = None,
 ) -> list[dict[str, Any]]:
-    """Return sums by keys."""
     folding, part = Folding(lambda found: add_up(found, keys, sums), FOLD_ROWS), None
     for batch in _dataset(lake, table).to_batches(columns=[*keys, *sums], filter=where):
         part = pa.Table.from_batches([batch])

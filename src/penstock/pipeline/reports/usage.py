@@ -67,7 +67,6 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict
 
 
 def by_key(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return sums over all hours, most requests first."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple(row[name] for name in _KEYS)

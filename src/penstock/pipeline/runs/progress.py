@@ -50,8 +50,6 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """The counts of one run of a job, over all its queries and restarts."""
-
     batches: int = 0
     last_batch: int | None = None
     rows: int = 0
@@ -154,7 +152,6 @@ class JobProgress:
         return self._batches_of.get(run, 0)
 
     def wait_batch(self, run: str, *, beyond: int, timeout_s: float) -> None:
-        """Wait until a query has finished more batches than ``beyond``, or until the timeout."""
         with self._moved:
             self._moved.wait_for(lambda: self._batches_of.get(run, 0) > beyond, timeout_s)
 

@@ -61,8 +61,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRunning(Exception):
-    """Another process holds the job's folder."""
-
     def __init__(self, folder: Path, pid: int | None) -> None:
         holder = f"process {pid}" if pid is not None else "another process"
         super().__init__(f"{holder} already runs this job on {folder}")
@@ -123,7 +121,6 @@ def read_status(folder: Path) -> Status | None:
 
 
 def statuses(root: Path) -> list[Status]:
-    """Return the statuses of all jobs that ran in one checkpoint folder, sorted by name."""
     if not root.is_dir():
         return []
     found = (read_status(folder) for folder in sorted(root.iterdir()) if folder.is_dir())

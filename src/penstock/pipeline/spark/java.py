@@ -96,7 +96,6 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes], seconds_max: float) -> None:
-    """Wait for a JVM that was asked to end, and kill it if it hangs."""
     try:
         process.wait(seconds_max)
     except subprocess.TimeoutExpired:

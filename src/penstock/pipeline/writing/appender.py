@@ -33,8 +33,6 @@ class RowInvalid(ValueError):
 
 
 class TopicMissing(Exception):
-    """A topic does not exist, and the server does not create it."""
-
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
         self.topic = topic
@@ -75,8 +73,6 @@ class Producer:
 
 @dataclass(slots=True)
 class _Open:
-    """A batch of one partition that still accepts records."""
-
     records: list[bytes] = field(default_factory=list)
     size: int = 0
     sequence: int = 0
@@ -114,7 +110,6 @@ class Appender:
         self.row_count += batch.num_rows
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
-        """Yield each topic with the indices of its rows."""
         if "topic" not in batch.schema.names:
             yield self._options.topic, np.arange(batch.num_rows)
             return

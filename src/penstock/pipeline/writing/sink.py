@@ -57,8 +57,6 @@ class TooManyTasks(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The open transaction of a task."""
-
     task: int
     producer_id: int
     epoch: int
@@ -158,8 +156,6 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    """Transactions of tasks were aborted before the batch was committed."""
-
     def __init__(self, query_id: str, tasks: Sequence[int]) -> None:
         super().__init__(query_id, tasks)
         self.tasks = tasks
@@ -173,8 +169,6 @@ class CommitLost(Exception):
 
 @dataclass
 class Done(WriterCommitMessage):
-    """The result of a task."""
-
     query_id: str
     row_count: int = 0
     topic: str = ""  # any topic that the task wrote to
