@@ -25,14 +25,14 @@ from benchmarks.pipeline.facts import BEGIN_MS, make_facts
 from benchmarks.pipeline.kills import send
 from benchmarks.pipeline.read import Cost, cost_of, least
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.client.options import parse_read_options
 from penstock.pipeline.decoding.packed_columns import read_columns
 from penstock.pipeline.facts.usage_files import write_share
 from penstock.pipeline.facts.usage_sums import READ_BYTES, Flushes, partials
 from penstock.pipeline.jobs import usage
 from penstock.pipeline.lake import Commit, Lake, Table
 from penstock.pipeline.reading.fetching import read_range
-from penstock.pipeline.reading.ranges import Range
+from penstock.pipeline.reading.offsets import Range
 from penstock.pipeline.session import close_session, open_session
 from penstock.wire.facts.usage import FORM, NUMBERS, TEXTS, encode
 

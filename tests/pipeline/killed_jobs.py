@@ -144,7 +144,7 @@ class AuditCase(Case):
         return {"batch_bytes": "1m" if is_last else "4k"}
 
     def judge(self, tally: Tally, told: Sequence[Told]) -> None:
-        from penstock.pipeline.jobs.audit_check import verify_audit
+        from penstock.pipeline.jobs.audit import verify_audit
 
         rows = self.rows("audit_log")
         end = self.lake.end_offsets("audit_log", "audit")["__audit"][0]

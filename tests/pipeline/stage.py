@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,23 +30,12 @@ QUERIES = {} if FULL else INTERPRETED
 class Notes:
     texts: list[str] = field(default_factory=list)
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    advanced: int = 0
-
-    def on_progress(self, callback: Callable[[Any], None]) -> None:
-        raise AssertionError("nobody asks for this here")
 
     def note(self, text: str) -> None:
         self.texts.append(text)
 
     def show(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self.rows += rows
-
-    def advance(self, count: int = 1) -> None:
-        self.advanced += count
-
-    @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Notes]:
-        yield self
 
     @contextmanager
     def tasks(self, label: str) -> Iterator[None]:

@@ -20,10 +20,10 @@ from penstock.net.kafka_client.client import Place
 from penstock.pipeline.archive import archive_source
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY
 from penstock.pipeline.archive.archive_source import ArchivingReader, Written
-from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.client.options import parse_read_options
 from penstock.pipeline.job import JobContext, JobMisused, Unsound
-from penstock.pipeline.jobs import archive, archive_check
-from penstock.pipeline.jobs.archive_check import verify
+from penstock.pipeline.jobs import archive
+from penstock.pipeline.jobs.archive import verify
 from penstock.pipeline.lake import Lake, RecordsRepeated, TopicRemade
 from penstock.pipeline.parts import Part, write_parts
 
@@ -104,7 +104,7 @@ def test_topics_are_archived_as_they_are_and_only_what_is_new_is_added(
         "topic:string,partition:int,offset:bigint,timestamp:timestamp,date:date,hour:int>"
     )
     notes = Notes()
-    archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
+    archive.run_verify(context_of(spark, server, lake, tmp_path / "v", notes))
     assert notes.texts == ["410 records in 3 partitions are archived exactly once"]
 
 
@@ -176,7 +176,7 @@ def test_verify_finds_what_is_missing_and_what_is_twice_and_forgives_the_logs_ow
     assert (verdict.repeated, verdict.is_sound) == (1, False)
     notes = Notes()
     with pytest.raises(Unsound, match="1 partitions"):
-        archive_check.run(context_of(spark, server, holes, tmp_path / "v", notes))
+        archive.run_verify(context_of(spark, server, holes, tmp_path / "v", notes))
     assert notes.rows[0]["missing"] == 2
     topics.cut(Place("gaps", 0), 4)  # the log forgets offset 3
     (verdict,) = verify(spark, holes, "gaps", context)
@@ -228,7 +228,7 @@ def test_a_topic_that_was_made_again_is_refused_until_its_table_is_moved_aside(
     values = [row.value for row in lake.read(spark, "archive/remade").orderBy("offset").collect()]
     assert values == topics.values("remade")
     notes = Notes()
-    archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
+    archive.run_verify(context_of(spark, server, lake, tmp_path / "v", notes))
     assert notes.texts == ["20 records in 3 partitions are archived exactly once"]
     with pytest.raises(TopicRemade):  # a driver that did not look, or looked before
         archive.commit_written(
@@ -293,4 +293,4 @@ def test_topics_have_to_be_named(spark: SparkSession, server: Server, lake: Lake
     with pytest.raises(JobMisused, match="--topics"):
         archive.run(context_of(spark, server, lake, Path("unused")))
     with pytest.raises(JobMisused, match="no archive"):
-        archive_check.run(context_of(spark, server, lake, Path("unused")))
+        archive.run_verify(context_of(spark, server, lake, Path("unused")))

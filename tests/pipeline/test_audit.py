@@ -18,9 +18,8 @@ from tests.harness.server import Server
 
 from penstock.pipeline.facts.audit_chain import CHANGED, MISSING, REPEATED, RESTARTED, UNREADABLE
 from penstock.pipeline.job import JobContext, Mode, Unsound
-from penstock.pipeline.jobs import audit, audit_check, audit_search
-from penstock.pipeline.jobs.audit import GAP, LOG, ROOT, AuditTables
-from penstock.pipeline.jobs.audit_check import Verdict, verify_audit
+from penstock.pipeline.jobs import audit
+from penstock.pipeline.jobs.audit import GAP, LOG, ROOT, AuditTables, Verdict, verify_audit
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.merkle import root_of
 from penstock.pipeline.reading.expand import expand_audit
@@ -39,15 +38,8 @@ class Notes:
 
     texts: list[str] = field(default_factory=list)
 
-    def on_progress(self, callback: Callable[[Any], None]) -> None:
-        raise AssertionError("nobody asks for this here")
-
     def note(self, text: str) -> None:
         self.texts.append(text)
-
-    @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Any]:
-        yield self
 
     @contextmanager
     def tasks(self, label: str) -> Iterator[None]:
@@ -333,15 +325,15 @@ def test_what_a_server_noted_is_found_once_and_can_be_searched(
     created = rows.where("action = 'sqs:CreateQueue'")
     names = [row.resource.rsplit(":", 1)[1] for row in created.orderBy("offset").collect()]
     assert names == [f"first-{n}" for n in range(12)] + [f"second-{n}" for n in range(5)]
-    audit_check.JOB.run(context)
+    audit.VERIFY.run(context)
     assert "the chain is intact" in context.progress.texts[-1]  # type: ignore[attr-defined]
-    found = audit_search.search(context.lake, {"action": "sqs:Create*"}, limit=7)
+    found = audit.search(context.lake, {"action": "sqs:Create*"}, limit=7)
     assert [row["resource"].rsplit(":", 1)[1] for row in found] == [
         *[f"second-{n}" for n in range(4, -1, -1)],
         "first-11",
         "first-10",
     ]
-    audit_search.JOB.run(context)
+    audit.SEARCH.run(context)
     assert len(shown) == rows.count()
 
 
@@ -369,4 +361,4 @@ def test_a_break_ends_the_run_as_unsound(
     with pytest.raises(Unsound, match="are broken"):
         audit.JOB.run(context)  # goes on at offset 3, with another chain than the table's
     with pytest.raises(Unsound):
-        audit_check.JOB.run(context)
+        audit.VERIFY.run(context)

@@ -21,7 +21,7 @@ from penstock.net.kafka_client.client import KafkaClient
 from penstock.pipeline.job import JobMisused, Unsound
 from penstock.pipeline.jobs import quality
 from penstock.pipeline.jobs.quality import QUARANTINE, RESULT, newest_ms
-from penstock.pipeline.quality.quality_checks import Result, count, mark, quarantined
+from penstock.pipeline.quality.rules import Result, count, mark, quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from penstock.pipeline.archive.replaying import (
     commit_position,
     send_partitions,
 )
-from penstock.pipeline.client.read_options import Connection
+from penstock.pipeline.client.options import Connection
 from penstock.pipeline.job import JobMisused
 from penstock.pipeline.jobs import archive, replay
 from penstock.pipeline.lake import Lake

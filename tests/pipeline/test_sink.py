@@ -17,13 +17,23 @@ from tests.pipeline.topics import Topics, topics_of
 
 from penstock.cli.messages.producing import murmur2
 from penstock.net.kafka_client.client import TRANSACTION, KafkaRefused
-from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.write_options import WriteOptions, check_columns, parse_write_options
-from penstock.pipeline.writing import sink_commit
+from penstock.pipeline.client.options import (
+    WriteOptions,
+    check_columns,
+    client_for,
+    parse_write_options,
+)
+from penstock.pipeline.writing import sink
 from penstock.pipeline.writing.appender import Appender, RowInvalid, TopicMissing, partition_count
-from penstock.pipeline.writing.sink import CommitLost, Done, commit_batch, write_task
-from penstock.pipeline.writing.sink_commit import Decision, Written
+from penstock.pipeline.writing.sink import (
+    CommitLost,
+    Decision,
+    Done,
+    Written,
+    commit_batch,
+    write_task,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +70,7 @@ class Query:
 
     def decide(self, *done: Done, batch: int = 0) -> None:
         written = tuple(each.written for each in done if each.written is not None)
-        sink_commit.decide(
+        sink.decide(
             client_for(self.options.connection),
             self.id,
             Decision(batch, written),
@@ -70,7 +80,7 @@ class Query:
     def end(self, done: Done) -> bool:
         assert done.written is not None
         client = client_for(self.options.connection)
-        return sink_commit.end(client, self.id, done.written, is_commit=True)
+        return sink.end(client, self.id, done.written, is_commit=True)
 
     def commit(self, *done: Done, batch: int = 0) -> None:
         commit_batch(done, self.options, batch_id=batch)
@@ -86,7 +96,7 @@ class Query:
         from penstock.wire.kafka.generated.describe_transactions import DescribeTransactionsRequest
 
         client = client_for(self.options.connection)
-        name = sink_commit.transactional_id(self.id, task)
+        name = sink.transactional_id(self.id, task)
         node = client.coordinator(name, kind=TRANSACTION)
         reply = client.call(65, DescribeTransactionsRequest([name]), node=node)
         return str(reply.transaction_states[0].transaction_state)
@@ -146,7 +156,7 @@ def test_a_batch_that_spark_forgot_to_have_committed_is_not_written_again(
 def test_a_task_that_is_tried_again_fences_its_earlier_attempt(topics: Topics, target: str) -> None:
     query = Query(topics, target)
     client = client_for(query.options.connection)
-    producer = sink_commit.begin(client, query.id, 0, timeout_ms=60_000)
+    producer = sink.begin(client, query.id, 0, timeout_ms=60_000)
     earlier = Appender(client, query.options, producer, turn=0)
     earlier.add(pa.RecordBatch.from_pydict({"value": ["half"]}))
     earlier.flush()
@@ -202,11 +212,11 @@ def test_a_straggler_of_an_earlier_batch_writes_nothing(topics: Topics, target: 
 def test_more_tasks_than_a_decision_can_name_are_refused(topics: Topics, target: str) -> None:
     query = Query(topics, target)
     many = [Done(query.id, 1, target, Written(n, 2**60 + n, 2**14)) for n in range(400)]
-    with pytest.raises(sink_commit.TooManyTasks, match="exactly-once allows 219"):
+    with pytest.raises(sink.TooManyTasks, match="exactly-once allows 219"):
         query.commit(*many)
-    most = many[: sink_commit.TASKS_MAX]
+    most = many[: sink.TASKS_MAX]
     query.decide(*most)
-    found = sink_commit.decided(client_for(query.options.connection), query.id)
+    found = sink.decided(client_for(query.options.connection), query.id)
     assert found == Decision(0, tuple(each.written for each in most if each.written))
 
 

@@ -13,8 +13,8 @@ from tests.harness.server import Server, penstock_command
 from tests.pipeline.topics import Topics, topics_of
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.client.read_options import parse_read_options
-from penstock.pipeline.reading.stream_offset import StreamOffset
+from penstock.pipeline.client.options import parse_read_options
+from penstock.pipeline.reading.offsets import StreamOffset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

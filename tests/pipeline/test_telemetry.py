@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -21,8 +21,8 @@ from tests.unit.pipeline.test_telemetry_sums import (
 
 from penstock.net.kafka_client.client import KafkaClient, Place
 from penstock.pipeline.facts import rebalance
-from penstock.pipeline.facts.plan_publisher import TOPIC as PLANS
-from penstock.pipeline.facts.plan_publisher import publish
+from penstock.pipeline.facts.rebalance import TOPIC as PLANS
+from penstock.pipeline.facts.rebalance import publish
 from penstock.pipeline.job import JobContext
 from penstock.pipeline.jobs import telemetry as job
 from penstock.pipeline.jobs.telemetry import TelemetryTables
@@ -150,19 +150,11 @@ def hours_of(hours: set[Any]) -> set[int]:
 class Quiet:
     """The port ``Progress`` for nobody."""
 
-    def on_progress(self, callback: Callable[[Any], None]) -> None: ...
-
     def note(self, text: str) -> None: ...
-
-    @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Any]:
-        yield self
 
     @contextmanager
     def tasks(self, label: str) -> Iterator[None]:
         yield
-
-    def advance(self, count: int = 1) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -2,5 +2,4 @@
 
 The pipeline is a client of the server and runs in separate processes. Only this package imports
 PySpark, PyArrow and Delta. Of Penstock it imports ``model``, ``record``, ``wire``, ``net`` and
-``telemetry``. Importing the package itself imports nothing.
-"""
+``telemetry``. Importing the package itself imports nothing."""

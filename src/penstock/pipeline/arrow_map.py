@@ -1,9 +1,6 @@
-"""Arrow schemas and batches, and ``map_in_arrow``, which applies a function to them in executors.
-
-``map_in_arrow`` is ``DataFrame.mapInArrow`` on an installation without pandas. PySpark's method
-never makes a pandas object, but fails if pandas is not installed, because it uses the decorator of
-pandas functions. This module builds the same plan without that decorator.
-"""
+"""Arrow schemas, batches and sums, and ``map_in_arrow``: ``DataFrame.mapInArrow`` without pandas.
+PySpark's method never makes a pandas object, but fails if pandas is not installed, because it uses
+the decorator of pandas functions. This module builds the same plan without that decorator."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ def schema_of(text: str) -> pa.Schema:
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows, which are tuples, as one batch."""
     import pyarrow as pa
 
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
@@ -43,12 +39,48 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def add_up(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table:
+    """Sum rows, or sums of rows, to one row for each set of keys."""
+    import pyarrow as pa
+
+    # A task has one core: threads would take time from other tasks.
+    grouped = rows.group_by(list(keys), use_threads=False)
+    summed = grouped.aggregate([(name, "sum") for name in sums])
+    # Results are named <name>_sum; the order of columns depends on the version of PyArrow.
+    columns = [summed.column(name) for name in keys]
+    columns += [summed.column(f"{name}_sum") for name in sums]
+    return pa.table(columns, names=[*keys, *sums])
+
+
+class Folding:
+    """Collects tables and folds them whenever they have ``rows_max`` new rows, so that memory
+    depends on the number of results and not of rows."""
+
+    def __init__(self, fold: Callable[[pa.Table], pa.Table], rows_max: int) -> None:
+        self._fold = fold
+        self._rows_max = rows_max
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        self._rows += table.num_rows
+        if self._rows >= self._rows_max:
+            self.result(table.schema)
+
+    def result(self, schema: pa.Schema) -> pa.Table:
+        import pyarrow as pa
+
+        folded = self._fold(pa.concat_tables([schema.empty_table(), *self._tables]))
+        self._tables, self._rows = [folded], 0
+        return folded
+
+
 def map_in_arrow(
     df: DataFrame,
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    """Apply ``function`` to the batches of each partition, in the executors."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.pandas import functions
     from pyspark.sql.pandas.types import from_arrow_schema

@@ -1,13 +1,10 @@
-"""The definition of a job, and the context in which it runs.
-
-A job is a value: a name, one line of help, and a function that gets a ``JobContext``. The function
-reads topics with ``context.read_options``, writes to ``context.lake``, keeps the offsets of each
-query in ``context.checkpoint_of(name)`` and waits for its end with ``context.follow(query)``.
-``runner.py`` starts, watches, restarts and stops jobs; the port ``Progress`` shows progress.
-"""
+"""The definition of a job: a name, one line of help, and a function that gets a ``JobContext``. The
+function reads topics with ``context.read_options``, writes to ``context.lake``, keeps the offsets
+of each query in ``context.checkpoint_of(name)`` and waits for its end with ``context.follow``."""
 
 from __future__ import annotations
 
+import datetime
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
+
 if TYPE_CHECKING:
-    import click
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.pipeline.lake import Lake
@@ -28,11 +25,12 @@ if TYPE_CHECKING:
 TRIGGER_S_DEFAULT = 10
 
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-
-
 def is_job_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", text) is not None
+
+
+def utc(at_ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC)
 
 
 class Mode(StrEnum):
@@ -49,8 +47,7 @@ class Stopped(Exception):
 
 
 class Unsound(Exception):
-    """Raised by a job that found faulty data, such as a broken chain or bad rows. The text is one
-    line. The command ends with a specific exit code and does not retry."""
+    """Raised, with one line of text, by a job that found faulty data. It is not retried."""
 
 
 class JobMisused(Exception):
@@ -78,21 +75,11 @@ def require_table(lake: Lake, table: str, *, job: str) -> None:
 class Progress(Protocol):
     """The port to which a job reports its progress. Methods may be called from any thread."""
 
-    def on_progress(self, callback: Callable[[StreamingQueryProgress], None]) -> None:
-        """Call back after every batch of any query, once its offsets are in the checkpoint."""
-
     def note(self, text: str) -> None:
         """Show one line to the user, and write it to the job's log."""
 
-    def steps(self, label: str, total: int | None = None) -> AbstractContextManager[Steps]:
-        """Show a progress bar for work that the job counts itself."""
-
     def tasks(self, label: str) -> AbstractContextManager[None]:
         """Show a progress bar for the tasks of Spark jobs that start within the context."""
-
-
-class Steps(Protocol):
-    def advance(self, count: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +105,6 @@ class JobContext:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """For ``writeStream.trigger(**context.trigger)``."""
         if self.mode is Mode.ONCE:
             return {"availableNow": True}
         return {"processingTime": f"{self.trigger_s} seconds"}
@@ -148,6 +134,12 @@ class JobContext:
             raise Stopped
 
 
+def option(name: str, metavar: str | None, help_text: str | None, **more: Any) -> click.Option:
+    """Return an option of a job; a default is shown in the help."""
+    more.setdefault("show_default", more.get("default") is not None)
+    return click.Option(name.split(), metavar=metavar, help=help_text, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     name: str
@@ -157,7 +149,7 @@ class Job:
     modes: frozenset[Mode] = frozenset(Mode)
     # Called before Spark starts, with a context that has no session. Raises JobMisused and
     # KafkaTrouble for errors in options, files, tables, topics and the server.
-    check: Callable[[JobContext], None] | None = None
+    check: Callable[[JobContext], object] | None = None
     needs_spark: bool = True  # False: the context has no usable session
     is_draining: bool = False  # the job checks context.stopping and ends at a safe point
 

@@ -4,12 +4,8 @@
     node(l, r) = SHA-256( 01 ‖ l ‖ r )
 
 The tree over n leaves splits at the largest power of two below n, as in RFC 6962: the root over the
-first leaves never depends on later ones, and a proof that a leaf is in the tree has at most as many
-hashes as the tree is high. The two prefixes prevent a leaf from being presented as a node.
-
-``Merkle`` holds one hash for each bit that is set in the number of leaves, so a day with any number
-of records takes a few hundred bytes. Pure.
-"""
+first leaves never depends on later ones. The two prefixes prevent a leaf from being presented as a
+node. ``Merkle`` holds one hash for each bit that is set in the number of leaves."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -85,5 +81,4 @@ def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequenc
 
 
 def _split(count: int) -> int:
-    """Return the largest power of two below ``count``."""
     return 1 << ((count - 1).bit_length() - 1)

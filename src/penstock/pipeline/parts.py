@@ -1,19 +1,12 @@
 """Writes rows to Parquet files in a table's folder, which are durable before a commit names them.
 
-This runs in an executor's Python worker (or in the driver for a few rows), without any knowledge
-of commits: readers ignore a file that the table's log does not name, so the files of a task that
-dies or runs twice are harmless orphans. ``lake.py`` commits.
-
-Each file has the rows of one combination of partition values, in their original order. For each
-file the writer returns its size, its number of rows, minima and maxima of plain columns (by which
-readers prune) and, for rows that come from a log, the span of offsets of each partition.
-
-Callers that have already grouped their rows pass them as pieces (``write_pieces``); other rows are
-grouped here by the values of their columns (``write_parts``).
+This runs in an executor's Python worker (or in the driver for a few rows). Readers ignore a file
+that the table's log does not name, so the files of a task that dies or runs twice are harmless
+orphans. Each file has the rows of one combination of partition values, in their original order. For
+rows that come from a log, the writer also returns the span of offsets of each partition.
 
 Row groups have about ``ROW_GROUP_BYTES``, and the number of open files is limited as well, so a
-task's memory does not depend on its input.
-"""
+task's memory does not depend on its input."""
 
 import contextlib
 import datetime
@@ -71,8 +64,6 @@ Spans = dict[tuple[str, int], Span]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One durable file that no commit names yet."""
-
     path: str  # in the table's folder, as in the file system
     size: int
     rows: int
@@ -106,12 +97,14 @@ def part_batches(
     batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> Iterator[pa.RecordBatch]:
     """Call ``write_parts`` and yield its result as one batch, for use with ``mapInArrow``."""
-    parts = write_parts(batches, root, partition_by, is_tracked=is_tracked)
-    yield batch_of([part.to_row() for part in parts], PART_SCHEMA)
+    yield batch_of_parts(write_parts(batches, root, partition_by, is_tracked=is_tracked))
+
+
+def batch_of_parts(parts: Iterable[Part]) -> pa.RecordBatch:
+    return batch_of([part.to_row() for part in parts], PART_SCHEMA)
 
 
 def read_parts(rows: "DataFrame") -> list[Part]:
-    """Run the tasks that yield ``part_batches``, and return their files."""
     return [Part.from_row(row) for row in rows.collect()]
 
 
@@ -128,7 +121,6 @@ def write_parts(
 
 
 def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str]) -> list[Part]:
-    """Write rows that are already grouped, as ``write_parts`` does."""
     done: list[Part] = []
     open_files: dict[tuple[str | None, ...], _PartFile] = {}
     try:
@@ -149,15 +141,17 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
         for file in open_files.values():
             file.drop()
     for folder in {(root / part.path).parent for part in done}:
-        _sync_folders(folder, root)
+        while folder not in (root, folder.parent):
+            sync(folder)
+            folder = folder.parent
+        sync(folder)
     return done
 
 
 def _by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Group a batch by the values of partition columns, which are stored in folder names and not in
-    files."""
+    """Group a batch by the values of partition columns, which are only stored in folder names."""
     if batch.num_rows == 0:
         return
     names = list(partition_by)
@@ -215,7 +209,8 @@ class _PartFile:
             compression="zstd",
             compression_level=1,
             metadata_collector=self._metadata,
-            use_dictionary=[f.name for f in schema if _repeats(f)],
+            # Names repeat; bodies and numbers rarely do.
+            use_dictionary=[f.name for f in schema if f.type in (pa.string(), pa.bool_())],
         )
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -242,17 +237,14 @@ class _PartFile:
 
     def finish(self) -> Part:
         try:
-            return self._finished()
+            self._write_group()
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
         except BaseException:
             self.drop()
             raise
-
-    def _finished(self) -> Part:
-        self._write_group()
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         (metadata,) = self._metadata
         return Part(
             path=self._relative,
@@ -265,17 +257,11 @@ class _PartFile:
         )
 
     def drop(self) -> None:
-        """Delete the file of a failed task."""
         with contextlib.suppress(OSError, pa.ArrowException):  # a full disk fails here as well
             self._writer.close()
         with contextlib.suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-def _repeats(column: pa.Field) -> bool:
-    """Return whether dictionary encoding helps: names repeat; bodies and numbers rarely do."""
-    return bool(pa.types.is_string(column.type) or pa.types.is_boolean(column.type))
 
 
 def _spans_of(rows: pa.RecordBatch) -> Spans:
@@ -295,7 +281,6 @@ def add_spans(spans: Spans, more: Spans) -> None:
 
 
 def spans_of_file(path: str) -> Spans:
-    """Return the spans of a file of a tracked table, read from its rows."""
     spans: Spans = {}
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
@@ -304,7 +289,6 @@ def spans_of_file(path: str) -> Spans:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return the number of rows, and the minimum and maximum of each plain column."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     unknown: set[str] = set()
@@ -364,18 +348,8 @@ def _stat(value: Any, *, is_max: bool) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sync_folders(folder: Path, root: Path) -> None:
-    """Sync all folders from ``folder`` up to ``root``, so that new files in it are durable."""
-    while True:
-        sync(folder)
-        if folder in (root, folder.parent):
-            return
-        folder = folder.parent

@@ -1,10 +1,8 @@
 """Finds jobs by the command that runs them, and by name.
 
 A new job needs a line in the table here; it declares its own options. A job's module is imported
-on first use, so ``--help`` and completion of names do not import all jobs, of which reports load a
-plotting library. Modules must not import PySpark before a job runs. Jobs of other packages are
-named ``package.module:ATTRIBUTE``.
-"""
+on first use, so ``--help`` and completion of names do not import all jobs. Modules must not import
+PySpark before a job runs. Jobs of other packages are named ``package.module:ATTRIBUTE``."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -12,33 +10,31 @@ from typing import Final, cast
 
 from penstock.pipeline.job import Job
 
-_MODULES: Final[Mapping[str, Mapping[str, str]]] = {
+# Modules of this package; the attribute is JOB unless it is named.
+_JOBS: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {
-        "archive": "penstock.pipeline.jobs.archive",
-        "audit": "penstock.pipeline.jobs.audit",
-        "audit-search": "penstock.pipeline.jobs.audit_search",
-        "billing": "penstock.pipeline.jobs.billing",
-        "dead-letters": "penstock.pipeline.jobs.dead_letters",
-        "quality": "penstock.pipeline.jobs.quality",
-        "replay": "penstock.pipeline.jobs.replay",
-        "retention": "penstock.pipeline.jobs.retention",
-        "telemetry": "penstock.pipeline.jobs.telemetry",
-        "usage": "penstock.pipeline.jobs.usage",
+        "archive": "jobs.archive",
+        "audit": "jobs.audit",
+        "audit-search": "jobs.audit:SEARCH",
+        "billing": "jobs.billing",
+        "dead-letters": "jobs.dead_letters",
+        "quality": "jobs.quality",
+        "replay": "jobs.replay",
+        "retention": "jobs.retention",
+        "telemetry": "jobs.telemetry",
+        "usage": "jobs.usage",
     },
     # Reports do not need Spark: they show sums of earlier jobs, which fit in memory.
     "report": {
-        "usage": "penstock.pipeline.reports.usage",
-        "billing": "penstock.pipeline.reports.billing",
-        "hotspots": "penstock.pipeline.reports.hotspots",
-        "invoice": "penstock.pipeline.reports.invoice",
+        "usage": "reports.usage",
+        "billing": "reports.billing",
+        "hotspots": "reports.hotspots",
+        "invoice": "reports.billing:INVOICES",
     },
     # A check reads the lake again, recomputes all derived values, shows the faults row by row, and
     # raises ``Unsound`` if there is any.
-    "verify": {
-        "archive": "penstock.pipeline.jobs.archive_check",
-        "audit": "penstock.pipeline.jobs.audit_check",
-    },
-    "cluster": {"up": "penstock.pipeline.jobs.cluster"},
+    "verify": {"archive": "jobs.archive:VERIFY", "audit": "jobs.audit:VERIFY"},
+    "cluster": {"up": "jobs.cluster"},
 }
 
 
@@ -47,22 +43,23 @@ class NoSuchJob(Exception):
 
 
 class _LazyJobs(Mapping[str, Job]):
-    def __init__(self, modules: Mapping[str, str]) -> None:
-        self._modules = modules
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
 
     def __getitem__(self, name: str) -> Job:
-        return cast(Job, import_module(self._modules[name]).JOB)
+        module, _, attribute = self._places[name].partition(":")
+        return cast(Job, getattr(import_module(f"penstock.pipeline.{module}"), attribute or "JOB"))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._places)
 
 
 def jobs_of(command: str) -> Mapping[str, Job]:
     """Return the jobs of ``penstock pipeline COMMAND NAME``, by name."""
-    return _LazyJobs(_MODULES[command])
+    return _LazyJobs(_JOBS[command])
 
 
 def find_job(command: str, name: str) -> Job:

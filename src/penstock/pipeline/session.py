@@ -1,12 +1,10 @@
-"""Opens a Spark session with settings for Penstock: ``open_session``.
-
-This module starts the JVM itself, instead of PySpark, for three reasons: the Java is the one that
-``java.py`` found, the caller chooses where the output of the JVM goes, and the caller handles
-Ctrl-C. All ports are bound to the loopback address, unless executors run on other machines.
+"""Opens a Spark session with settings for Penstock. This module starts the JVM itself, instead of
+PySpark: the Java is the one that ``java.py`` found, the caller chooses where the output of the JVM
+goes, and the caller handles Ctrl-C. All ports are bound to the loopback address, unless executors
+run on other machines.
 
 The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
-retried; with ``local[*]`` the query would fail.
-"""
+retried; with ``local[*]`` the query would fail."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.spark.class_archive import archive_options
-from penstock.pipeline.spark.java import Java, find_java, wait_or_kill
+from penstock.pipeline.spark.java import Java, archive_options, find_java, wait_or_kill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,11 +55,10 @@ def open_session(
     output: int | None = None,
     log_level: str = "error",
 ) -> SparkSession:
-    """Open the session of this process, or return the one that is already open.
-
-    ``is_short`` saves start-up time at the cost of throughput, for tests and jobs of seconds.
-    ``output`` is a file descriptor for the output of the JVM; the default is our stderr. ``conf``
-    overrides the settings chosen here, but options for the JVM are added to ours."""
+    """Open the session of this process, or return the one that is already open. ``is_short`` saves
+    start-up time at the cost of throughput. ``output`` is a file descriptor for the output of the
+    JVM; the default is our stderr. ``conf`` overrides the settings chosen here, but options for the
+    JVM are added to ours."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -70,12 +66,8 @@ def open_session(
         return active
     java = find_java()
     settings = session_conf(app, master=master, conf=conf or {})
-    settings[_JAVA_OPTIONS] = " ".join(
-        [
-            *_java_options(java, is_short=is_short, log_level=log_level),
-            settings.get(_JAVA_OPTIONS, ""),
-        ]
-    ).strip()
+    ours = _java_options(java, is_short=is_short, log_level=log_level)
+    settings[_JAVA_OPTIONS] = " ".join([*ours, settings.get(_JAVA_OPTIONS, "")]).strip()
     spark = _start(java, settings, output)
     if not is_local(master):
         from penstock.pipeline.spark.code_archive import code_zip
@@ -91,18 +83,14 @@ def is_local(master: str) -> bool:
 
 def session_conf(app: str, *, master: str, conf: Mapping[str, str]) -> dict[str, str]:
     settings = {**_STATIC_CONF, "spark.app.name": app, "spark.master": master}
-    if is_local(master):
-        settings["spark.sql.shuffle.partitions"] = str(_shuffle_partitions(master))
+    match = _LOCAL.match(master)
+    if match is not None:
+        cores = (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+        partitions = max(1, min(cores, _SHUFFLE_PARTITIONS_MAX))
+        settings["spark.sql.shuffle.partitions"] = str(partitions)
     if is_local(master) or _LOOPBACK_MASTER.match(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
     return settings | dict(conf)
-
-
-def _shuffle_partitions(master: str) -> int:
-    match = _LOCAL.match(master)
-    cores = match[1] if match is not None else None
-    count = (os.cpu_count() or 1) if cores == "*" else int(cores or 1)
-    return max(1, min(count, _SHUFFLE_PARTITIONS_MAX))
 
 
 def _java_options(java: Java, *, is_short: bool, log_level: str) -> list[str]:
@@ -148,7 +136,6 @@ def _start(java: Java, settings: Mapping[str, str], output: int | None) -> Spark
 
 
 def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
-    """Set the environment that the JVM and its Python workers inherit."""
     os.environ["JAVA_HOME"] = str(java.home)
     # For the short-lived JVM that only composes Spark's command line.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -165,6 +152,7 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
     """End the session and its JVM, even one that has died. A JVM that has not ended after
     ``seconds_max`` is killed."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     try:
@@ -176,7 +164,9 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
         if process is not None:
             process.stdin.close()  # the JVM ends when its standard input is closed
             wait_or_kill(process, seconds_max)
-        _forget()
+        # Clear the JVM in PySpark's classes, so that the next session starts a new one.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def jvm_pid() -> int | None:
@@ -186,15 +176,3 @@ def jvm_pid() -> int | None:
     gateway: Any = SparkContext._gateway
     process = gateway.proc if gateway is not None else None
     return process.pid if process is not None and process.poll() is None else None
-
-
-def _forget() -> None:
-    """Clear the JVM in PySpark's classes, so that the next session starts a new one."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    SparkSession._activeSession = None

@@ -1,9 +1,7 @@
-"""Merges histograms of durations from ``__telemetry``, and computes percentiles. Pure.
-
-A histogram is a list: the number of its first bucket, followed by the counts of this and the next
-buckets (``wire/facts/telemetry.py`` defines buckets). Merging is exact, in any order. A percentile
-is the upper bound of its bucket: never less than the true value, and at most 9 % more.
-"""
+"""Merges histograms of durations from ``__telemetry``, and computes percentiles. Pure. A histogram
+is a list: the number of its first bucket, followed by the counts of this and the next buckets
+(``wire/facts/telemetry.py``). Merging is exact, in any order. A percentile is the upper bound of
+its bucket: never less than the true value, and at most 9 % more."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -30,8 +28,8 @@ def count_of(hist: Sequence[int]) -> int:
 
 
 def percentile(hist: Sequence[int], q: float) -> float | None:
-    """Return the seconds that a share ``q`` of the observations did not exceed, or None if the
-    histogram is empty."""
+    """Return the seconds that a share ``q`` of the observations did not exceed; None without
+    any."""
     count = count_of(hist)
     if not count:
         return None

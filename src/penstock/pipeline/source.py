@@ -1,18 +1,17 @@
 """``spark.read.format("penstock")``: the data source for Spark, and the batch read.
 
 Options are parsed here, on the driver, so that a mistake is reported in one line and not by a
-failed task. Ranges are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has
-the streaming read, ``sink`` the writers.
-"""
+failed task. Ranges are planned once; tasks fetch and decode. ``stream_source`` has the streaming
+read, ``sink`` the writers."""
 
 # ruff: noqa: N802 - Spark names these methods
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -25,21 +24,28 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.net.kafka_client.client import KafkaTrouble
-from penstock.pipeline.client.connections import client_for
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
-from penstock.pipeline.client.write_options import WriteOptions, check_columns, parse_write_options
+from penstock.pipeline.client.options import (
+    ReadOptions,
+    WriteOptions,
+    check_columns,
+    client_for,
+    parse_read_options,
+    parse_write_options,
+)
 from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
 from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
 from penstock.pipeline.reading.expand import expansion_for
 from penstock.pipeline.reading.fetching import RangePartition, read_range
-from penstock.pipeline.reading.positions import TopicsMissing, look_up, resolve
-from penstock.pipeline.reading.pushdown import Bounds, bounds_from
-from penstock.pipeline.reading.ranges import Range, split
+from penstock.pipeline.reading.offsets import (
+    Range,
+    TopicsMissing,
+    look_up,
+    narrowed,
+    resolve,
+    split,
+)
 from penstock.pipeline.writing.appender import TopicMissing, partition_count
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Spark sets these for the Python processes that it starts.
 _IS_PLANNER = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
@@ -57,15 +63,21 @@ class PenstockSource(DataSource):
 
         if is_consuming(self.options):
             return from_arrow_schema(CONSUMED)
+        # Only the columns are needed; whether the read is a stream is not known yet.
+        options = {
+            name: value
+            for name, value in self.options.items()
+            if not name.lower().startswith(("starting", "ending"))
+        }
         with in_one_line():
-            options = self._options(is_streaming=True, is_probing=True)
-        return from_arrow_schema(expansion_for(options).schema)
+            found = parse_read_options(options, is_streaming=True)
+            return from_arrow_schema(expansion_for(found).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with in_one_line():
             if is_consuming(self.options):
                 raise OptionInvalid("mode=consume deletes messages that were read: use readStream")
-            options = self._options(is_streaming=False)
+            options = parse_read_options(self.options, is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))
 
@@ -75,7 +87,7 @@ class PenstockSource(DataSource):
         with in_one_line():
             if is_consuming(self.options):
                 return ConsumingReader(parse_consume_options(self.options))
-            options = self._options(is_streaming=True)
+            options = parse_read_options(self.options, is_streaming=True)
         return StreamReader(options, _inner_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -103,17 +115,6 @@ class PenstockSource(DataSource):
             partition_count(client_for(options.connection), options.topic)
         return options
 
-    def _options(self, *, is_streaming: bool, is_probing: bool = False) -> ReadOptions:
-        options: Mapping[str, str] = self.options
-        if is_probing:
-            # Only the columns are needed; whether the read is a stream is not known yet.
-            options = {
-                name: value
-                for name, value in options.items()
-                if not name.lower().startswith(("starting", "ending"))
-            }
-        return parse_read_options(options, is_streaming=is_streaming)
-
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
@@ -127,7 +128,7 @@ def in_one_line() -> Iterator[None]:
         raise error from None
 
 
-def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None":
+def _inner_schema(options: ReadOptions, schema: StructType) -> pa.Schema | None:
     """Return the user's schema of the rows within records, which only ``decode=arrow`` needs."""
     if options.decode != "arrow":
         return None
@@ -139,8 +140,8 @@ def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None
 @dataclass
 class BatchReader(DataSourceReader):
     options: ReadOptions
-    schema: "pa.Schema | None" = None
-    bounds: Bounds = field(default_factory=Bounds)
+    schema: pa.Schema | None = None
+    filters: Sequence[Filter] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
         with in_one_line():
@@ -156,15 +157,14 @@ class BatchReader(DataSourceReader):
         begins = resolve(client, options.starting, found.places, is_committed=is_committed)
         ends = resolve(client, options.ending, found.places, is_committed=is_committed)
         wanted = [Range(place, begins[place], ends[place]) for place in found.places]
-        wanted = self.bounds.applied(wanted, client)
         parts = split(
-            wanted,
+            narrowed(wanted, self.filters, client),
             partitions_min=options.partitions_min,
             records_max=options.records_per_partition_max,
         )
         return [RangePartition(each) for each in parts]
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
         expansion = expansion_for(self.options, self.schema)
         for wanted in partition.ranges:
@@ -177,6 +177,6 @@ class PushdownReader(BatchReader):
     ``pushFilters`` unless its setting for filter pushdown is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        self.bounds = bounds_from(filters)
+        self.filters = filters
         # Spark evaluates all filters again: ranges contain more records than filters select.
         yield from filters

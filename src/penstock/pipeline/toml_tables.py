@@ -1,8 +1,5 @@
 """Reads TOML files of repeated tables, such as ``[[rule]]``, and reports mistakes with their table.
-
-Values are checked and removed from a table one by one; a key that is left at the end is a misspelt
-name. The caller defines the names, their meaning, and the exception.
-"""
+The caller defines the names, their meaning, and the exception."""
 
 import tomllib
 from collections.abc import Sequence
@@ -36,7 +33,6 @@ def parse_toml(text: str, error: type[Exception]) -> dict[str, Any]:
 def tables_of(
     text: str, names: Sequence[str], error: type[Exception]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of each name, in their order."""
     data = parse_toml(text, error)
     for name, tables in data.items():
         is_list = isinstance(tables, list) and all(isinstance(each, dict) for each in tables)

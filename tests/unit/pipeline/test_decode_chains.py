@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from tests.harness.decoding import decode_batches
 from tests.unit.pipeline.test_decode import BASE_MS, Made, batch, expected, logs, rows_of
 
-from penstock.pipeline.decoding.batch_headers import complete_batches, read_batch_headers
+from penstock.pipeline.decoding.batches import (
+    FULL_BYTES,
+    Unpacker,
+    complete_batches,
+    read_batch_headers,
+)
 from penstock.pipeline.decoding.columns import TYPES
 from penstock.pipeline.decoding.decoder import Decoder
-from penstock.pipeline.decoding.decompression import FULL_BYTES, Unpacker
-from penstock.pipeline.decoding.record_bounds import Chains, cut
+from penstock.pipeline.decoding.records import Chains, cut
 from penstock.record.batch import HEADER_BYTES, encode_batch, parse_header
 from penstock.record.compression import Codec
 from penstock.record.malformed import MalformedBatch

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.messages.producing import murmur2
-from penstock.pipeline.writing.key_hashes import hashes
+from penstock.pipeline.writing.appender import hashes
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.jobs.quality import judge_age, judge_volume
-from penstock.pipeline.quality.quality_checks import Result
-from penstock.pipeline.quality.rules import Rule, RulesInvalid, parse_rules, read_rules
+from penstock.pipeline.quality.rules import Result, Rule, RulesInvalid, parse_rules
+from penstock.pipeline.toml_tables import read_text
 
 NOON_MS = 1_772_366_400_000
 
@@ -55,10 +55,10 @@ def test_no_rules_a_missing_file_and_a_topic_that_is_none_are_told(tmp_path: Pat
         with pytest.raises(RulesInvalid, match=want):
             parse_rules(text)
     with pytest.raises(RulesInvalid, match="cannot read"):
-        read_rules(tmp_path / "none")
+        read_text(tmp_path / "none", RulesInvalid)
     (tmp_path / "latin").write_bytes(b"\xff")
     with pytest.raises(RulesInvalid, match="UTF-8"):
-        read_rules(tmp_path / "latin")
+        read_text(tmp_path / "latin", RulesInvalid)
 
 
 def test_age_and_volume_are_judged_at_their_bounds() -> None:

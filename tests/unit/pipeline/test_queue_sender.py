@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.archive.queue_sender import NotSendable, entry_of
+from penstock.pipeline.archive.replaying import NotSendable, entry_of
 
 
 def test_what_cannot_be_a_message_is_told_with_its_place() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.net.kafka_client.client import Place
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.read_options import OnDataLoss, parse_read_options
-from penstock.pipeline.reading.ranges import Range, limited_ends, packed, split
+from penstock.pipeline.client.options import OnDataLoss, parse_read_options
+from penstock.pipeline.reading.offsets import Range, limited_ends, packed, split
 
 GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 

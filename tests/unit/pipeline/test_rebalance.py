@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.facts import lag, outliers, rebalance
-from penstock.pipeline.facts.lag import Point, State, lag_of
+from penstock.pipeline.facts import health, rebalance
+from penstock.pipeline.facts.health import Point, State, lag_of
 from penstock.pipeline.facts.rebalance import Action, Load, PartitionId, Placed, Plan, plan
 
 NODES = [f"n{number}" for number in range(4)]
@@ -153,23 +153,23 @@ def test_a_plan_never_makes_it_worse_and_is_always_the_same(
 
 def test_what_gets_far_more_than_its_like_is_hot() -> None:
     rates = {f"q{n}": 10.0 + n % 3 for n in range(30)} | {"busy": 400.0}
-    [found] = outliers.hot(rates)
+    [found] = health.hot(rates)
     assert found.name == "busy"
     assert found.share == pytest.approx(400 / sum(rates.values()))
     assert found.reason == "36 times the median"
 
 
 def test_nothing_is_hot_among_equals_or_alone() -> None:
-    assert outliers.hot({f"q{n}": 10.0 + n % 5 for n in range(30)}) == []
-    assert outliers.hot({"only": 500.0}) == []
-    assert outliers.hot({}) == []
-    assert outliers.hot({"a": 0.0, "b": 0.0}) == []
+    assert health.hot({f"q{n}": 10.0 + n % 5 for n in range(30)}) == []
+    assert health.hot({"only": 500.0}) == []
+    assert health.hot({}) == []
+    assert health.hot({"a": 0.0, "b": 0.0}) == []
 
 
 def test_what_is_hot_but_tiny_has_no_row_and_rows_have_a_bound() -> None:
-    assert outliers.hot({"a": 0.5, "b": 0.01, "c": 0.01, "d": 0.01}) == []
+    assert health.hot({"a": 0.5, "b": 0.01, "c": 0.01, "d": 0.01}) == []
     many = {f"q{n}": 0.0 for n in range(300)} | {f"h{n}": 100.0 + n for n in range(99)}
-    found = outliers.hot(many, hot_max=10)
+    found = health.hot(many, hot_max=10)
     assert [each.name for each in found] == [f"h{98 - n}" for n in range(10)]
 
 
@@ -199,7 +199,7 @@ def test_a_group_that_falls_behind_is_slow() -> None:
 
 
 def test_a_group_that_does_not_move_is_stalled_but_not_at_once() -> None:
-    assert lag_of(points((0, 5, 100), (lag.STALLED_MS // 1_000, 5, 100))).state is State.STALLED
+    assert lag_of(points((0, 5, 100), (health.STALLED_MS // 1_000, 5, 100))).state is State.STALLED
     assert lag_of(points((0, 5, 100), (20, 5, 100))).state is State.OK
 
 

@@ -6,7 +6,7 @@ import csv
 import datetime
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +23,7 @@ from penstock.pipeline.jobs import telemetry as telemetry_job
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.registry import jobs_of
 from penstock.pipeline.reports import billing, charts, hotspots, numbers
-from penstock.pipeline.reports.series import over_time
+from penstock.pipeline.reports.rows import over_time
 from penstock.wire.facts.telemetry import bucket_of, packed
 
 JOBS = jobs_of("report")
@@ -41,20 +41,12 @@ class Notes:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def on_progress(self, callback: Callable[[Any], None]) -> None: ...
-
     def note(self, text: str) -> None:
         self.texts.append(text)
 
     @contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[Any]:
-        yield self
-
-    @contextmanager
     def tasks(self, label: str) -> Iterator[None]:
         yield
-
-    def advance(self, count: int = 1) -> None: ...
 
 
 def context(lake: Lake, tmp_path: Path, **arguments: Any) -> JobContext:

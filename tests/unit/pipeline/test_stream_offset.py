@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.reading.stream_offset import OffsetUnreadable, StreamOffset
+from penstock.pipeline.reading.offsets import OffsetUnreadable, StreamOffset
 
 
 def test_an_offset_of_another_version_is_refused() -> None:

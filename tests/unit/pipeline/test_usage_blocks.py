@@ -17,17 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.client.read_options import parse_read_options
+from penstock.pipeline.client.options import parse_read_options
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, read_columns
 from penstock.pipeline.facts import usage_sums
-from penstock.pipeline.facts.usage_files import PARTIAL_BY, PARTIAL_SCHEMA
-from penstock.pipeline.facts.usage_seal import PartialFile, Share, first_hour, seal_share, shares_of
+from penstock.pipeline.facts.usage_files import (
+    PARTIAL_BY,
+    PARTIAL_SCHEMA,
+    PartialFile,
+    Share,
+    first_hour,
+    seal_share,
+    shares_of,
+)
 from penstock.pipeline.facts.usage_sums import HOUR_MS, Flushes, partials
 from penstock.pipeline.parts import write_parts
 from penstock.pipeline.reading.expand import _usage_at_once, _usage_one_by_one, expand_usage
 from penstock.pipeline.reading.fetching import RangePartition
-from penstock.pipeline.reading.range_source import RangeReader
-from penstock.pipeline.reading.stream_offset import StreamOffset
+from penstock.pipeline.reading.offsets import StreamOffset
+from penstock.pipeline.reading.stream_source import RangeReader
 from penstock.wire.facts.usage import (
     FORM,
     NUMBERS,

@@ -2,9 +2,8 @@
 
 Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
 of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a
-hole, and the driver merges the islands of all tasks. A union counts repeated rows once; a sum would
-not. Arrow reads the files by row groups, because converting rows to JVM rows and back would take
-most of the time.
+hole, and the driver merges the islands of all tasks. Arrow reads the files by row groups, because
+converting rows to JVM rows and back would take most of the time.
 
 Dropping an island to save memory is safe: its cursor then seems to need more records, never fewer.
 """
@@ -36,7 +35,6 @@ _SCHEMA: Final = schema_of("topic string, partition int, cursor string, first lo
 
 
 def islands_of(first: Longs, last: Longs) -> Islands:
-    """Return the union of the ranges as islands."""
     if not len(first):
         return first, last
     low, high = int(first.min()), int(last.max())
@@ -62,7 +60,6 @@ def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
 
 
 def merge_acks(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Islands]:
-    """Return the islands of all rows, by topic, partition and cursor."""
     found: dict[Key, Islands] = {}
     for batch in batches:
         for key, first, last in _by_key(batch):
@@ -87,7 +84,9 @@ def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Long
         names.append(coded.dictionary.to_pylist())
         indices = pc.fill_null(coded.indices, len(names[-1])).to_numpy(zero_copy_only=False)
         codes = codes * (len(names[-1]) + 1) + indices
-    first, last = (_numbers(table.column(name)) for name in COLUMNS[3:])
+    # -1 for null: no range has this offset.
+    filled = (pc.fill_null(table.column(name).cast(pa.int64()), -1) for name in COLUMNS[3:])
+    first, last = (np.asarray(each.to_numpy(), np.int64) for each in filled)
     good = np.flatnonzero((last >= first) & (first >= 0))
     for code, rows in _grouped(codes[good]):
         key = _key(code, names)
@@ -96,7 +95,6 @@ def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Long
 
 
 def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
-    """Yield each code with the indices of its rows."""
     if not len(codes):
         return
     if codes.min() == codes.max():
@@ -122,12 +120,6 @@ def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
     return topic, partition, cursor
 
 
-def _numbers(column: pa.ChunkedArray) -> Longs:
-    """Return the values, with −1 for null: no range has this offset."""
-    filled = pc.fill_null(column.cast(pa.int64()), -1)
-    return np.asarray(filled.to_numpy(), np.int64)
-
-
 def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:
     counts = np.array([len(first) for first, _ in found.values()], np.int64)
     rows = pa.array(np.repeat(np.arange(len(found)), counts))
@@ -140,7 +132,6 @@ def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:
 def read_ack_files(
     spark: "SparkSession", paths: Sequence[str], *, tasks: int
 ) -> dict[Key, Islands]:
-    """Return the islands of Parquet files, which executors read."""
     groups = [(path, g) for path in paths for g in range(pq.ParquetFile(path).num_row_groups)]
     if not groups:
         return {}

@@ -1,12 +1,9 @@
 """The schema of an archive table, and how records are divided among its files.
 
 Rows are the decoded records, divided by the hour (UTC) of their timestamps. Nearly all batches lie
-within one hour, which the least and the greatest timestamp show; other batches are sorted by hour
-once. A batch is of one partition and in the order of its log, so its first and last row give its
-offsets, without a sum over rows.
-
-A producer may send any timestamp. Records with one outside the calendar have a null date.
-"""
+within one hour; other batches are sorted by hour once. A batch is of one partition and in the order
+of its log, so its first and last row give its offsets. A producer may send any timestamp: records
+with one outside the calendar have a null date."""
 
 import datetime
 from collections.abc import Iterable, Iterator
@@ -31,7 +28,6 @@ _DAYS_MAX: Final = (datetime.date.max - _EPOCH).days
 
 
 def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
-    """Divide by hour the batches of one partition, which come in the order of its log."""
     where = (place.topic, place.partition)
     for batch in batches:
         if not batch.num_rows:
@@ -48,8 +44,8 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
         edges = np.flatnonzero(np.diff(hours[order])) + 1
         for rows in np.split(order, edges):
             span = Span(int(offsets[rows[0]]), int(offsets[rows[-1]]), len(rows))
-            piece = batch.take(pa.array(rows))
-            yield Piece(_values(int(hours[rows[0]])), piece, {where: span})
+            hour = int(hours[rows[0]])
+            yield Piece(_values(hour), batch.take(pa.array(rows)), {where: span})
 
 
 def _values(hour: int) -> tuple[str | None, ...]:

@@ -1,38 +1,30 @@
 """The source of the job ``archive``, whose tasks write the records that they fetch to files.
 
-Offsets are planned as by ``format("penstock")`` (``stream_source.py``), so limits, checkpoints and
-data loss are handled alike. Only ``read`` differs: records stay in the worker that decoded them,
-which writes part files (``parts.py``, divided by ``archive_rows.py``). Spark gets one row for each
-record; the first row of each file has the file's description, the others are null. So the query's
-progress still counts records, and almost no bytes go to the JVM. The job commits the files
-(``jobs/archive.py``); no commit names the files of failed or duplicate attempts of a task.
-
-A large batch with fewer partitions than cores is divided among all cores.
-"""
+Offsets are planned as by ``format("penstock")``. Only ``read`` differs: records stay in the worker
+that decoded them, which writes part files. Spark gets one row for each record; the first row of
+each file has the file's description, the others are null. So the query's progress still counts
+records, and almost no bytes go to the JVM. The job commits the files; no commit names the files of
+failed or duplicate attempts of a task. A large batch is divided among all cores."""
 
 # ruff: noqa: N802 - Spark names these methods
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from penstock.pipeline.archive.archive_rows import PARTITION_BY, by_hour, known_id
-from penstock.pipeline.client.read_options import ReadOptions, parse_read_options
+from penstock.pipeline.client.options import ReadOptions, parse_read_options
+from penstock.pipeline.lake import Table
 from penstock.pipeline.parts import Part, write_pieces
 from penstock.pipeline.reading.fetching import RangePartition, read_range
-from penstock.pipeline.reading.range_source import one_row_per_record
-from penstock.pipeline.reading.ranges import Range, split
-from penstock.pipeline.reading.stream_offset import StreamOffset
-from penstock.pipeline.reading.stream_source import StreamReader
-from penstock.pipeline.table import Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+from penstock.pipeline.reading.offsets import Range, StreamOffset
+from penstock.pipeline.reading.stream_source import StreamReader, one_row_per_record
 
 NAME: Final = "penstock-archive"
 _OWN: Final = ("folder", "tasks")  # options that reading a topic does not have
@@ -56,8 +48,7 @@ class Written(NamedTuple):
         return cls(topic, topic_id, Part.from_row(part))
 
 
-def read_written(batch: "DataFrame") -> list[Written]:
-    """Run the tasks of a micro-batch, and return the files that they have written."""
+def read_written(batch: DataFrame) -> list[Written]:
     rows = batch.where("part IS NOT NULL").collect()
     return [Written.from_text(row.part) for row in rows]
 
@@ -70,7 +61,7 @@ class ArchiveSource(DataSource):
     def schema(self) -> str:
         return "part string"
 
-    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         given: Mapping[str, str] = self.options
         reading = {name: value for name, value in given.items() if name.lower() not in _OWN}
         options = parse_read_options(reading, is_streaming=True)
@@ -78,8 +69,6 @@ class ArchiveSource(DataSource):
 
 
 class TopicRange(RangePartition):
-    """The range of a topic that one task archives."""
-
     def __init__(self, wanted: Range, topic_id: str) -> None:
         super().__init__(wanted)
         self.topic_id = topic_id
@@ -93,9 +82,7 @@ class ArchivingReader(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ids = StreamOffset.from_json(end).ids
-        ranges = self.ranges(start, end)
-        if sum(each.count for each in ranges) >= self._tasks * _TASK_RECORDS_MIN:
-            ranges = split(ranges, partitions_min=self._tasks, records_max=None)
+        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
         return [TopicRange(each, known_id(ids.get(each.place.topic, ""))) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -103,16 +90,7 @@ class ArchivingReader(StreamReader):
         (wanted,) = partition.ranges
         topic = wanted.place.topic
         table = Table(self._folder, topic)  # rejects a name that would be outside the folder
-        for part in write_range(wanted, self._options, table.path):
-            yield from _rows(Written(topic, partition.topic_id, part))
-
-
-def write_range(wanted: Range, options: ReadOptions, root: Path) -> list[Part]:
-    """Write the records of a range to files in a table's folder, durable on return. Raises
-    KafkaTrouble, DataLoss, CorruptBatch."""
-    pieces = by_hour(read_range(wanted, options), wanted.place)
-    return write_pieces(pieces, root, PARTITION_BY)
-
-
-def _rows(written: Written) -> Iterator[pa.RecordBatch]:
-    return one_row_per_record(written.to_text(), written.part.rows, _SCHEMA)
+        pieces = by_hour(read_range(wanted, self._options), wanted.place)
+        for part in write_pieces(pieces, table.path, PARTITION_BY):
+            text = Written(topic, partition.topic_id, part).to_text()
+            yield from one_row_per_record(text, part.rows, _SCHEMA)

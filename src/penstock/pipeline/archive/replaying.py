@@ -4,37 +4,167 @@ Delivery is exactly once even after kills, without transactions, so that the tar
 standard queue. Each archived partition has its own producer, whose id is stored when the job
 starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
 with this sequence number; after the reply, the position advances. If a task is killed before that,
-the next task sends the same chunk with the same sequence number, and the broker, which remembers
-the last batches of a producer, drops it as a duplicate. Only count and size limit a chunk, so the
-next task forms the same chunks.
+the next task sends the same chunk with the same sequence number, and the broker drops it as a
+duplicate. Only count and size limit a chunk, so the next task forms the same chunks.
 
 Positions are committed offsets of consumer groups, one group for each archived partition: they are
 as durable as the sent records, and tools that show groups show the progress of a replay.
 
-FIFO queues do not accept records from Kafka producers; they get messages (``queue_sender.py``) with
-a deduplication id of job, partition and offset.
-"""
+FIFO queues do not accept records from Kafka producers; they get messages. A record's key becomes
+the message group, so that order is kept; its headers become attributes. The deduplication id
+consists of replay, partition and offset: the queue drops a message that is sent again within its
+deduplication window. A record that cannot be a message ends the replay with an error."""
 
+import base64
+import hashlib
+import http
 import json
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
-from penstock.pipeline.archive.queue_sender import QueueAddress, QueueSender
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
 from penstock.pipeline.arrow_map import batch_of, schema_of
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.group_offsets import Committed, commit_offsets, committed_offsets
-from penstock.pipeline.client.read_options import Connection
+from penstock.pipeline.client.options import Connection, client_for
+from penstock.pipeline.client.sqs_client import Endpoint, Sqs, SqsRefused, SqsUnreachable
 from penstock.record.batch import encode_batch
-from penstock.record.message import SYSTEM_HEADER
+from penstock.record.message import SYSTEM_HEADER, TYPE_PREFIX
 from penstock.record.record import encode_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_GROUP: Final = re.compile(r"[!-~]{1,128}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_TYPE_PREFIX: Final = TYPE_PREFIX.decode()
+_TRIES: Final = 8
+T = TypeVar("T")
+_PAUSE_S: Final = 0.1
+
+
+class NotSendable(Exception):
+    """A record cannot be a message of this queue, or the queue rejected it."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAddress:
+    endpoint: str
+    region: str
+    key_id: str
+    secret_file: str  # a path, because plans are logged and must not contain secrets
+
+
+class QueueSender:
+    """A sender of the records of ``job`` to a queue, which drops copies without reporting them."""
+
+    def __init__(self, queue: str, address: QueueAddress, job: str) -> None:
+        self._queue = queue
+        self._job = job
+        secret = Path(address.secret_file).read_text(encoding="utf-8").strip()
+        self._sqs = Sqs(Endpoint(address.endpoint, address.region, address.key_id, secret))
+        self._queue_url = ""
+        self._pause = threading.Event()
+
+    def send(self, rows: Sequence[Any]) -> None:
+        if not self._queue_url:
+            self._queue_url = self._call("GetQueueUrl", {"QueueName": self._queue})["QueueUrl"]
+        entries = (entry_of(self._job, row) for row in rows)
+        limits = {"count_max": BATCH_ENTRIES_MAX, "bytes_max": MESSAGE_BYTES_MAX}
+        for some in _grouped(entries, lambda each: len(json.dumps(each).encode()), **limits):
+            self._send_all([{"Id": str(number), **each} for number, each in enumerate(some)])
+
+    def _send_all(self, entries: list[dict[str, Any]]) -> None:
+        for attempt in range(_TRIES):
+            body = {"QueueUrl": self._queue_url, "Entries": entries}
+            failed = self._call("SendMessageBatch", body).get("Failed", [])
+            if not failed:
+                return
+            if any(each["SenderFault"] for each in failed):
+                raise NotSendable(f"{self._queue} rejected a message: {failed[0].get('Message')}")
+            # Retry from the first failed entry on, to keep the order of later ones.
+            first = min(int(each["Id"]) for each in failed)
+            entries = [entry for entry in entries if int(entry["Id"]) >= first]
+            self._pause.wait(_PAUSE_S * 2**attempt)
+        raise NotSendable(f"{self._queue} rejects messages after {_TRIES} attempts")
+
+    def _call(self, action: str, request: Mapping[str, Any]) -> Any:
+        reason = ""
+        for attempt in range(_TRIES):
+            try:
+                return self._sqs.call(action, request)
+            except SqsRefused as error:
+                if error.status < 500 and error.status != http.HTTPStatus.TOO_MANY_REQUESTS:
+                    raise NotSendable(f"{action} was rejected: {error.message}") from None
+                reason = error.message
+            except SqsUnreachable as error:
+                reason = str(error)
+            self._pause.wait(_PAUSE_S * 2**attempt)
+        raise NotSendable(f"{action} failed {_TRIES} times: {reason}")
+
+
+def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable."""
+    partition, offset, _, key, value, headers = row
+    where = f"partition {partition}, offset {offset}"
+    try:
+        body = (value or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        raise NotSendable(f"{where}: the value is not UTF-8, but a message must be") from None
+    if not body:
+        raise NotSendable(f"{where}: a message cannot be empty")
+    group = (key or b"").decode("utf-8", "replace")
+    if not _GROUP.fullmatch(group):
+        group = f"partition-{partition}" if not key else hashlib.sha256(key).hexdigest()
+    return {
+        "MessageBody": body,
+        "MessageGroupId": group,
+        "MessageDeduplicationId": f"replay-{job}-{partition}-{offset}",
+        "MessageAttributes": _attributes(headers or ()),
+    }
+
+
+def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
+    given = {h["key"]: h["value"] or b"" for h in headers if h["key"] != SYSTEM_HEADER.decode()}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.startswith(_TYPE_PREFIX) or not _NAME.fullmatch(name) or not value:
+            continue
+        kind = given.get(_TYPE_PREFIX + name, b"").decode("utf-8", "replace")
+        try:
+            text = value.decode("utf-8")
+        except UnicodeDecodeError:
+            if not kind.startswith("Binary"):
+                kind = "Binary"
+        if kind.startswith("Binary"):
+            found[name] = {"DataType": kind, "BinaryValue": base64.b64encode(value).decode()}
+        else:
+            found[name] = {"DataType": kind or "String", "StringValue": text}
+    return found
+
+
+def _grouped(
+    items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int
+) -> Iterator[list[T]]:
+    """Divide items into lists, each with at most these numbers of items and bytes."""
+    group: list[T] = []
+    size = 0
+    for item in items:
+        own = size_of(item)
+        if group and (len(group) == count_max or size + own > bytes_max):
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += own
+    if group:
+        yield group
+
 
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 768 * 1_024  # less than the default maximum of a batch, 1 MB
@@ -49,8 +179,6 @@ class ProgressLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The parameters of one replay that a task needs."""
-
     job: str
     connection: Connection
     topic: str  # or queue
@@ -70,8 +198,6 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of one archived partition."""
-
     next_offset: int
     producer_id: int
     producer_epoch: int
@@ -84,9 +210,6 @@ class Position:
 
 # Sends rows of a partition at a position; returns whether the target reports a duplicate.
 Sender = Callable[[int, Sequence[Any], Position], bool]
-
-
-# ── Positions in the cluster ─────────────────────────────────────────────────────────────────
 
 
 def read_position(client: KafkaClient, replay: Replay, partition: int) -> Position | None:
@@ -103,46 +226,33 @@ def read_position(client: KafkaClient, replay: Replay, partition: int) -> Positi
 
 
 def commit_position(client: KafkaClient, replay: Replay, partition: int, at: Position) -> None:
-    """Raises KafkaTrouble."""
     text = json.dumps([at.producer_id, at.producer_epoch, at.sequence])
     offsets = {replay.target_of(partition): Committed(at.next_offset, text)}
     commit_offsets(client, replay.group_of(partition), offsets)
 
 
-# ── In the executors ─────────────────────────────────────────────────────────────────────────
-
-
 def send_partitions(
     batches: "Iterable[pa.RecordBatch]", replay: Replay
 ) -> "Iterator[pa.RecordBatch]":
-    """Send rows, sorted by partition and offset, and yield a row for each partition."""
     client = client_for(replay.connection)
     sender = _sender(client, replay)
-    done = []
-    for number, rows in groupby(_rows(batches), key=lambda row: row[0]):
-        partition = _Partition(number, client, sender, replay)
-        for row in rows:
-            partition.add(row)
-        done.append(partition.finish())
+    done = [
+        _send_partition(number, rows, client, sender, replay)
+        for number, rows in groupby(_rows(batches), key=lambda row: row[0])
+    ]
     yield batch_of(done, DONE_SCHEMA)
 
 
 def _rows(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[Any, ...]]:
-    import pyarrow as pa
-
     for batch in batches:
-        columns = []
-        for name in COLUMNS:
-            column = batch.column(name)
-            if name == "timestamp":
-                column = column.cast(pa.int64())  # microseconds
-            columns.append(column.to_pylist())
-        yield from zip(*columns, strict=True)
+        found = {name: batch.column(name) for name in COLUMNS}
+        found["timestamp"] = found["timestamp"].cast("int64")  # microseconds
+        yield from zip(*(column.to_pylist() for column in found.values()), strict=True)
 
 
 def _sender(client: KafkaClient, replay: Replay) -> Sender:
     if replay.queue is None:
-        return TopicSender(client, replay).send
+        return _topic_sender(client, replay)
     queue = QueueSender(replay.topic, replay.queue, replay.job)
 
     def send(_partition: int, rows: Sequence[Any], _position: Position) -> bool:
@@ -152,69 +262,46 @@ def _sender(client: KafkaClient, replay: Replay) -> Sender:
     return send
 
 
-class _Partition:
-    """An archived partition, whose rows are collected in chunks, sent, and then committed."""
-
-    def __init__(self, number: int, client: KafkaClient, sender: Sender, replay: Replay) -> None:
-        position = read_position(client, replay, number)
-        if position is None:
-            raise ProgressLost(
-                f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
-            )
-        self.number = number
-        self._position = position
-        self._client = client
-        self._sender = sender
-        self._replay = replay
-        self._chunk: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._sent = 0
-        self._repeated = 0
-        self._began_at = time.monotonic()
-        self._pause = threading.Event()
-
-    def add(self, row: tuple[Any, ...]) -> None:
-        if row[1] < self._position.next_offset:
-            return
-        size = len(row[3] or b"") + len(row[4] or b"") + 64
-        size += sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row[5] or ())
-        is_full = len(self._chunk) == CHUNK_RECORDS or self._bytes + size > CHUNK_BYTES
-        if self._chunk and is_full:
-            self._send()
-        self._chunk.append(row)
-        self._bytes += size
-
-    def _send(self) -> None:
-        chunk, self._chunk, self._bytes = self._chunk, [], 0
-        was_there = self._sender(self.number, chunk, self._position)
-        self._position = self._position.after(chunk[-1][1], len(chunk))
-        commit_position(self._client, self._replay, self.number, self._position)
-        self._sent += len(chunk)
-        self._repeated += len(chunk) if was_there else 0
-        if self._replay.rate is not None:
-            due_s = self._began_at + self._sent / self._replay.rate - time.monotonic()
-            if due_s > 0:
-                self._pause.wait(due_s)
-
-    def finish(self) -> tuple[int, int, int]:
-        if self._chunk:
-            self._send()
-        return self.number, self._sent, self._repeated
+def _send_partition(
+    number: int,
+    rows: Iterable[tuple[Any, ...]],
+    client: KafkaClient,
+    sender: Sender,
+    replay: Replay,
+) -> tuple[int, int, int]:
+    """Send the rows from the position on, and return partition, sent and repeated rows."""
+    position = read_position(client, replay, number)
+    if position is None:
+        raise ProgressLost(
+            f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
+        )
+    sent = repeated = 0
+    began_at, pause = time.monotonic(), threading.Event()
+    first = position.next_offset
+    left = (row for row in rows if row[1] >= first)
+    for chunk in _grouped(left, _size, count_max=CHUNK_RECORDS, bytes_max=CHUNK_BYTES):
+        was_there = sender(number, chunk, position)
+        position = position.after(chunk[-1][1], len(chunk))
+        commit_position(client, replay, number, position)
+        sent += len(chunk)
+        repeated += len(chunk) if was_there else 0
+        if replay.rate is not None:
+            pause.wait(max(0.0, began_at + sent / replay.rate - time.monotonic()))
+    return number, sent, repeated
 
 
-class TopicSender:
-    """A sender to a topic or a standard queue; each chunk is one idempotent batch."""
+def _size(row: tuple[Any, ...]) -> int:
+    headers = sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row[5] or ())
+    return len(row[3] or b"") + len(row[4] or b"") + 64 + headers
 
-    def __init__(self, client: KafkaClient, replay: Replay) -> None:
-        self._client = client
-        self._replay = replay
-        self._begun: set[int] = set()
 
-    def send(self, partition: int, rows: Sequence[Any], position: Position) -> bool:
-        times = [
-            row[2] // 1_000 if self._replay.is_original_time else self._replay.now_ms
-            for row in rows
-        ]
+def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
+    """Return a sender to a topic or a standard queue; each chunk is one idempotent batch."""
+    begun: set[int] = set()
+
+    def send(partition: int, rows: Sequence[Any], position: Position) -> bool:
+        is_original = replay.is_original_time
+        times = [row[2] // 1_000 if is_original else replay.now_ms for row in rows]
         base = times[0]
         records = [
             encode_record(
@@ -236,15 +323,13 @@ class TopicSender:
             producer_epoch=position.producer_epoch,
             base_sequence=position.sequence,
         )
-        place = self._replay.target_of(partition)
+        place = replay.target_of(partition)
         # Only the first chunk of a task may have been sent before, by a task that was killed.
-        end = self._client.offsets({place: LATEST})[place] if self._is_first(partition) else 0
-        return self._client.produce({place: batch}, is_repeatable=True)[place] < end
+        end = 0 if partition in begun else client.offsets({place: LATEST})[place]
+        begun.add(partition)
+        return client.produce({place: batch}, is_repeatable=True)[place] < end
 
-    def _is_first(self, partition: int) -> bool:
-        is_first = partition not in self._begun
-        self._begun.add(partition)
-        return is_first
+    return send
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:

@@ -1,4 +1,4 @@
-"""Decides which stretches of logs can be deleted, and the reason to keep each of the others. Pure.
+"""Decides which stretches of logs can be deleted, and the reason to keep each of the others.
 
 A stretch is kept if any of these is true:
 
@@ -14,18 +14,31 @@ A cursor needs all records from the first that it has not finished: for a consum
 committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has
 read one partition of a topic needs all others, which it may read later.
 
-A plan is advice. The job collects the facts again before it deletes, and the server checks too.
-"""
+Facts come from the server (``gather``). Kafka's API has no segments, so a log is divided at the
+offsets where a decision can change: the first record that the policy keeps by age, and the offsets
+of each cursor and of the archive. The bytes of a stretch are estimated by its share of the log's
+offsets. A plan is advice: the job collects the facts again before it deletes, and the server checks
+too."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, pairwise
 from typing import Any, Final
 
-from penstock.net.kafka_client.client import Place
-from penstock.pipeline.toml_tables import TomlTable, read_text, tables_of
+from penstock.model.names import is_bookkeeping_group
+from penstock.net.kafka_client.client import (
+    EARLIEST,
+    LATEST,
+    KafkaClient,
+    KafkaRefused,
+    Place,
+    by_topic,
+)
+from penstock.net.kafka_client.group_offsets import committed_offsets, share_starts
+from penstock.pipeline.toml_tables import TomlTable, tables_of
+from penstock.wire.kafka.faults import ErrorCode
 
 DELETE: Final = "delete"
 KEEP: Final = "keep"
@@ -73,8 +86,6 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The state of logs and readers at one moment."""
-
     segments: Sequence[Segment]
     needs: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)  # cursor: first offset
     archived: Mapping[Place, int] = field(default_factory=dict)  # the archive's end
@@ -102,11 +113,8 @@ def plan(
             if is_after_kept and not reason:
                 reason = "after records that are kept"
             is_after_kept = is_after_kept or bool(reason)
-            made.append(
-                Decision(segment, KEEP, reason)
-                if reason
-                else Decision(segment, DELETE, "no longer needed")
-            )
+            action = KEEP if reason else DELETE
+            made.append(Decision(segment, action, reason or "no longer needed"))
     return made
 
 
@@ -121,14 +129,8 @@ def cuts(decisions: Iterable[Decision]) -> dict[Place, int]:
 
 
 def _reason_to_keep(
-    segment: Segment,
-    policy: Policy | None,
-    holds: Sequence[Hold],
-    facts: Facts,
-    *,
-    now_ms: int,
+    segment: Segment, policy: Policy | None, holds: Sequence[Hold], facts: Facts, *, now_ms: int
 ) -> str:
-    """Return the reason to keep a segment, or "" if there is none."""
     place = segment.place
     if policy is None:
         return "no policy"
@@ -140,10 +142,7 @@ def _reason_to_keep(
         return "within retention"
     if policy.is_archive_required and facts.archived.get(place, 0) < segment.end:
         return "not archived"
-    return _needed(segment, policy, facts.needs.get(place, {}))
-
-
-def _needed(segment: Segment, policy: Policy, needs: Mapping[str, int]) -> str:
+    needs = facts.needs.get(place, {})
     if policy.groups is None and not needs:
         return "no known reader"
     # Groups that the policy names must have committed; all other readers count as well.
@@ -154,21 +153,11 @@ def _needed(segment: Segment, policy: Policy, needs: Mapping[str, int]) -> str:
 
 
 def savings(decisions: Iterable[Decision]) -> dict[str, int]:
-    """Return the bytes to be freed, by topic."""
-    freed: dict[str, int] = {}
+    freed: Counter[str] = Counter()
     for each in decisions:
         if each.action == DELETE:
-            topic = each.segment.place.topic
-            freed[topic] = freed.get(topic, 0) + each.segment.bytes
+            freed[each.segment.place.topic] += each.segment.bytes
     return freed
-
-
-# ── Parsing of policies ──────────────────────────────────────────────────────────────────────────
-
-
-def read_policies(path: str | Path) -> tuple[list[Policy], list[Hold]]:
-    """Raises PoliciesInvalid."""
-    return parse_policies(read_text(path, PoliciesInvalid))
 
 
 def parse_policies(text: str) -> tuple[list[Policy], list[Hold]]:
@@ -199,3 +188,161 @@ def _hold(number: int, table: dict[str, Any]) -> Hold:
     )
     given.finish()
     return made
+
+
+_LIST_GROUPS, _DELETE_RECORDS, _DESCRIBE_CONFIGS, _DESCRIBE_LOG_DIRS = 16, 21, 32, 35
+_TOPIC: Final = 2  # resource type in config requests
+_SHARE: Final = "share"
+A_QUEUE: Final = "a queue: it deletes acked messages itself"
+COMPACTED: Final = "compacted: compaction deletes its records"
+
+
+def gather(
+    client: KafkaClient,
+    policies: Sequence[Policy],
+    holds: Sequence[Hold],
+    *,
+    now_ms: int,
+    archived: Mapping[Place, int],
+    acked: Mapping[Place, Mapping[str, int]],
+) -> Facts:
+    """Collect the facts. ``acked``: first offsets needed by cursors that the server does not know.
+    Raises KafkaTrouble."""
+    places = _places(client, policies)
+    needs = _joined(_committed(client, places), acked)
+    firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
+    ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True) if places else {}
+    kept_ms = {
+        place: now_ms - 1_000 * next(p.keep_s for p in policies if p.matches(place.topic))
+        for place in places
+    }
+    young = client.offsets({place: max(0, at) for place, at in kept_ms.items()}) if places else {}
+    sizes = log_bytes(client, places)
+    segments: list[Segment] = []
+    for place in places:
+        first, end = firsts[place], ends[place]
+        old_end = end if young[place] < 0 else young[place]  # -1: all records are older
+        edges = {old_end, archived.get(place, 0), *needs.get(place, {}).values()}
+        edges |= {hold.from_offset for hold in holds if hold.matches(place.topic)}
+        cut = sorted({first, end, *(edge for edge in edges if first < edge < end)})
+        for base, until in pairwise(cut):
+            share = (until - base) * sizes.get(place, 0) // max(1, end - first)
+            at_ms = kept_ms[place] - 1 if until <= old_end else now_ms
+            segments.append(Segment(place, base, until, share, at_ms))
+    uncuttable = _uncuttable(client, sorted({place.topic for place in places}))
+    return Facts(segments, needs, archived, uncuttable)
+
+
+def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
+    """Return the partitions of topics that have a policy, without internal topics."""
+    found = []
+    for topic in client.retried(client.metadata).topics:
+        is_ours = not topic.is_internal and not topic.name.startswith("__")
+        if is_ours and any(policy.matches(topic.name) for policy in policies):
+            found += [Place(topic.name, part.partition_index) for part in topic.partitions]
+    return sorted(found)
+
+
+def _joined(
+    one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
+) -> dict[Place, dict[str, int]]:
+    """Merge the needs; if both have a cursor, the lower offset counts."""
+    found = {place: dict(needs) for place, needs in one.items()}
+    for place, needs in other.items():
+        into = found.setdefault(place, {})
+        for cursor, offset in needs.items():
+            into[cursor] = min(offset, into.get(cursor, offset))
+    return found
+
+
+def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict[str, int]]:
+    needs: dict[Place, dict[str, int]] = {}
+    for name, kind in _groups(client):
+        if kind == _SHARE:
+            offsets = share_starts(client, name)
+        else:
+            found = committed_offsets(client, name)
+            offsets = {place: each.offset for place, each in found.items()}
+        topics = {place.topic for place in offsets}
+        for place in places:
+            if place.topic in topics:  # a partition without a committed offset is needed from 0
+                needs.setdefault(place, {})[name] = offsets.get(place, 0)
+    return needs
+
+
+def _groups(client: KafkaClient) -> list[tuple[str, str]]:
+    from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+
+    found: dict[str, str] = {}
+    for node in client.nodes():
+        reply = client.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
+        _check(reply.error_code, "groups")
+        found |= {
+            each.group_id: each.group_type.lower()
+            for each in reply.groups
+            if not is_bookkeeping_group(each.group_id)
+        }
+    return sorted(found.items())
+
+
+def log_bytes(client: KafkaClient, places: Sequence[Place]) -> dict[Place, int]:
+    from penstock.wire.kafka.generated import describe_log_dirs as api
+
+    topics = [api.DescribableLogDirTopic(name, parts) for name, parts in by_topic(places).items()]
+    found: dict[Place, int] = {}
+    if not topics:
+        return found
+    for node in client.nodes():
+        reply = client.call(_DESCRIBE_LOG_DIRS, api.DescribeLogDirsRequest(topics), node=node)
+        _check(reply.error_code, "sizes of logs")
+        for folder in reply.results:
+            for topic in folder.topics:
+                for part in topic.partitions:
+                    place = Place(topic.name, part.partition_index)
+                    found[place] = max(part.partition_size, found.get(place, 0))
+    return found
+
+
+def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
+    from penstock.wire.kafka.generated import describe_configs as api
+
+    if not topics:
+        return {}
+    resources = [api.DescribeConfigsResource(_TOPIC, name, None) for name in topics]
+    found = {}
+    for each in client.call(_DESCRIBE_CONFIGS, api.DescribeConfigsRequest(resources)).results:
+        _check(each.error_code, f"configs of {each.resource_name}")
+        configs = {config.name: config.value for config in each.configs}
+        if configs.get("penstock.queue") == "true":
+            found[each.resource_name] = A_QUEUE
+        elif "delete" not in (configs.get("cleanup.policy") or "delete"):
+            found[each.resource_name] = COMPACTED
+    return found
+
+
+def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
+    """Delete all records below these offsets. Return for each partition the server's error, or ""
+    for success. The server itself checks whether records of the topic may be deleted."""
+    from penstock.wire.kafka.generated import delete_records as api
+
+    def request(places: Sequence[Place]) -> Any:
+        topics = [
+            api.DeleteRecordsTopic(
+                name, [api.DeleteRecordsPartition(part, cuts[Place(name, part)]) for part in parts]
+            )
+            for name, parts in by_topic(places).items()
+        ]
+        return api.DeleteRecordsRequest(topics, client.timeout_ms)
+
+    errors: dict[Place, str] = {}
+    for reply in client.at_leaders(_DELETE_RECORDS, sorted(cuts), request) if cuts else ():
+        for topic in reply.topics:
+            for part in topic.partitions:
+                place = Place(topic.name, part.partition_index)
+                errors[place] = "" if not part.error_code else str(KafkaRefused(part.error_code))
+    return {place: errors.get(place, "no reply") for place in cuts}
+
+
+def _check(code: int, subject: str) -> None:
+    if code != ErrorCode.NONE:
+        raise KafkaRefused(code, subject=subject)

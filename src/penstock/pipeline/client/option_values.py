@@ -1,12 +1,9 @@
 """Parses the texts of single options as numbers, choices, sizes, durations, and JSON of offsets.
-
-Each error is one line with the option, its value and the allowed values. ``read_options``
-and ``write_options`` list the options.
-"""
+Each error is one line with the option, its value and the allowed values."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -67,7 +64,6 @@ class Options:
             raise OptionInvalid(f"option {name} must be one of {known}, not '{text}'") from None
 
     def size(self, name: str) -> int | None:
-        """Return a number of bytes, given as 64m, for example."""
         return self._quantity(name, _SIZES, "a size such as 64m")
 
     def duration_ms(self, name: str, default_ms: int) -> int:
@@ -96,11 +92,11 @@ class Options:
         found = [
             Place(topic, number)
             for topic, numbers in self._json(name).items()
-            if _is_list(numbers)
+            if isinstance(numbers, list)
             for number in numbers
         ]
         shape = '{"topic":[0,1]}'
-        if not found or any(not _is_count(place.partition) for place in found):
+        if not found or any(type(n) is not int or n < 0 for _, n in found):
             raise OptionInvalid(f"option {name} must be JSON like {shape}, not '{self.text(name)}'")
         return sorted(set(found))
 
@@ -130,11 +126,3 @@ class Options:
         if not isinstance(found, dict):
             raise OptionInvalid(f"option {name} is not a JSON object: '{self.text(name)[:80]}'")
         return found
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,15 +1,13 @@
-"""A blocking SQS client for jobs: AWS JSON over HTTP, one connection, one call at a time.
+"""A blocking SQS client for jobs: AWS JSON over one HTTP connection, which belongs to one thread.
 
-A connection belongs to one thread. If the connection is lost, the call is retried once: a repeated
-receive only leases more messages, deletes and extensions are idempotent, and a repeated send to a
-FIFO queue has the same deduplication id.
-"""
+If the connection is lost, a call is retried once: a repeated receive only leases more messages,
+deletes and extensions are idempotent, and a repeated send to a FIFO queue has the same
+deduplication id."""
 
 import http.client
 import json
-import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,8 +20,6 @@ _REPLY_BYTES_MAX: Final = 64 * 1_048_576
 
 
 class SqsRefused(Exception):
-    """The server replied with an error."""
-
     def __init__(self, action: str, code: str, message: str, status: int = 400) -> None:
         super().__init__(action, code, message, status)
         self.action = action
@@ -66,8 +62,6 @@ class Sqs:
             self._link.close()
             self._link = None
 
-    # ── Calls ────────────────────────────────────────────────────────────────────────────────
-
     def queue_url(self, name: str) -> str:
         return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
 
@@ -93,18 +87,16 @@ class Sqs:
 
     def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
         """Delete messages, and return the receipts that failed: their leases have expired."""
-        return self._each(queue_url, "DeleteMessageBatch", receipts, {})
+        return self._each(queue_url, "DeleteMessageBatch", receipts)
 
     def extend(self, queue_url: str, receipts: Sequence[str], *, lease_s: int) -> list[str]:
-        return self._each(
-            queue_url, "ChangeMessageVisibilityBatch", receipts, {"VisibilityTimeout": lease_s}
-        )
+        action = "ChangeMessageVisibilityBatch"
+        return self._each(queue_url, action, receipts, VisibilityTimeout=lease_s)
 
-    def _each(
-        self, queue_url: str, action: str, receipts: Sequence[str], more: Mapping[str, Any]
-    ) -> list[str]:
+    def _each(self, queue_url: str, action: str, receipts: Sequence[str], **more: int) -> list[str]:
         failed: list[str] = []
-        for some in _tens(receipts):
+        for start in range(0, len(receipts), BATCH_MAX):
+            some = receipts[start : start + BATCH_MAX]
             entries = [
                 {"Id": str(number), "ReceiptHandle": receipt, **more}
                 for number, receipt in enumerate(some)
@@ -112,8 +104,6 @@ class Sqs:
             reply = self.call(action, {"QueueUrl": queue_url, "Entries": entries})
             failed += [some[int(each["Id"])] for each in reply.get("Failed") or ()]
         return failed
-
-    # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
 
     def call(self, action: str, request: Mapping[str, Any], *, wait_s: int = 0) -> Any:
         body = json.dumps(request).encode()
@@ -137,9 +127,8 @@ class Sqs:
 
     def _exchange(self, action: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         if self._link is None:
-            if self._is_tls:
-                context = ssl.create_default_context()
-                self._link = http.client.HTTPSConnection(self._host, context=context)
+            if self._is_tls:  # the default context checks certificates and names
+                self._link = http.client.HTTPSConnection(self._host)
             else:
                 self._link = http.client.HTTPConnection(self._host)
         self._link.timeout = timeout_s
@@ -160,8 +149,3 @@ class Sqs:
         return self._signer.sign(
             host=self._host, path="/", headers=headers, body=body, timestamp=timestamp
         )
-
-
-def _tens(receipts: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(receipts), BATCH_MAX):
-        yield receipts[start : start + BATCH_MAX]

@@ -1,11 +1,9 @@
-"""The columns of a read, and how each is made from the positions of the fields of records.
-
-Names and types are those of Spark's Kafka connector, so a query migrates by changing the name of
-the format. Arrow types must match exactly: ``binary`` and ``string``, microseconds in UTC.
+"""The columns of a read, and how each is made from the positions of the fields of records. Names
+and types are those of Spark's Kafka connector, so a query migrates by changing the name of the
+format.
 
 Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
-offsets are begin, end, begin, end…, and every second element of this array is dropped.
-"""
+offsets are begin, end, begin, end…, and every second element of this array is dropped."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.decoding.records import Fields, HeaderFields
-from penstock.pipeline.decoding.varints import Longs
+from penstock.pipeline.decoding.records import Fields, HeaderFields, Longs
 
 HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TYPES: Final[dict[str, pa.DataType]] = {

@@ -1,18 +1,13 @@
 """Decodes fetched record batches into Arrow, without a Python object for each record.
 
 The decoder does the work of Kafka's consumer for a whole chunk: it drops control batches, batches
-of aborted transactions, and records before the requested offset or at and after the end. Gaps left
-by compaction are allowed, and an incomplete last batch is left to the next fetch. Batches of a
-chunk may have different codecs. ``batch_headers`` reads the headers, ``decompression``
-decompresses, ``records`` finds the fields, ``columns`` makes the arrays.
+of aborted transactions, and records outside the requested offsets. Gaps left by compaction are
+allowed, and an incomplete last batch is left to the next fetch. Compressed batches are decompressed
+a few at a time, so output is bounded. A read that only needs columns from batch headers does not
+parse records at all.
 
-Large chunks make decoding fast: some hundred batches, 8 to 16 MB. Output is bounded: compressed
-batches are decompressed a few at a time, never the whole chunk. A read that only needs columns from
-batch headers (to count records, for example) does not parse records at all.
-
-The error for an unreadable batch names topic, partition and offset. ``OnCorrupt.SKIP`` counts and
-skips the batch, unless its length is invalid: the position of the next batch is then unknown.
-"""
+``OnCorrupt.SKIP`` counts and skips an unreadable batch, unless its length is invalid: the position
+of the next batch is then unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -22,23 +17,32 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pipeline.decoding import columns as made
-from penstock.pipeline.decoding.batch_headers import (
+from penstock.pipeline.decoding.batches import (
     BatchHeaders,
     Flags,
     InvalidLength,
+    Unpacker,
     complete_batches,
     read_batch_headers,
 )
-from penstock.pipeline.decoding.decompression import Unpacker
 from penstock.pipeline.decoding.records import (
     RECORD_BYTES_MIN,
+    Bytes,
     Fields,
+    Longs,
+    Unreadable,
     read_fields,
     read_headers,
     without_system_header,
 )
-from penstock.pipeline.decoding.varints import Bytes, Longs, Unreadable
-from penstock.record.batch import HEADER_BYTES, check_header, parse_header
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_CONTROL,
+    ATTR_TRANSACTIONAL,
+    HEADER_BYTES,
+    check_header,
+    parse_header,
+)
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
@@ -72,8 +76,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """A decoder for one partition's batches, from ``begin`` up to ``end``. ``next_offset``, the
-    offset to fetch next, advances when a chunk has been decoded completely."""
+    """A decoder for one partition's batches. ``next_offset``, the offset to fetch next, advances
+    when a chunk has been decoded completely."""
 
     def __init__(
         self,
@@ -115,8 +119,6 @@ class Decoder:
             if len(batches.at):
                 self._advance(int(batches.next_offset.max()))
 
-    # ── Batches ──────────────────────────────────────────────────────────────────────────────
-
     def _complete(self, buffer: Buffer) -> list[int]:
         try:
             return complete_batches(buffer)
@@ -138,19 +140,21 @@ class Decoder:
     def _is_wanted(
         self, buffer: Buffer, batches: BatchHeaders, begin: int, aborted: set[Aborted]
     ) -> Flags:
-        """Return which batches have records for the reader."""
         is_wanted: Flags = (
-            ~batches.is_control
+            ~batches.has(ATTR_CONTROL)
             & (batches.next_offset > begin)
             & (batches.base_offset < self._end)
             & (batches.counts > 0)
         )
         if aborted:
-            for index in np.flatnonzero(batches.is_transactional).tolist():
+            for index in np.flatnonzero(batches.has(ATTR_TRANSACTIONAL)).tolist():
                 batch = batches.chosen(slice(index, index + 1))
-                if batch.is_control[0]:
+                if batch.has(ATTR_CONTROL)[0]:
                     self._end_aborted(buffer, batch, aborted)
-                elif _is_aborted(batch, aborted):
+                elif any(
+                    producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
+                    for producer_id, first in aborted
+                ):
                     is_wanted[index] = False
         return is_wanted
 
@@ -176,8 +180,6 @@ class Decoder:
 
     def _corrupt(self, offset: int, reason: str) -> CorruptBatch:
         return CorruptBatch(self._topic, self._partition, offset, reason)
-
-    # ── Records ──────────────────────────────────────────────────────────────────────────────
 
     def _decoded(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
@@ -213,8 +215,8 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Return the records of the first batches, and the number of these batches. A list, not a
-        generator: no row may be yielded before all its batches are known to be readable."""
+        """Return the records of the first batches, and the number of these batches. No row may be
+        yielded before all its batches are known to be readable."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))
@@ -279,7 +281,7 @@ class Decoder:
                 return pa.array(offset)
             case _:
                 assert name == "timestampType", "unknown column"
-                return pa.array(batches.is_append_time.astype(np.int32)[batch_of])
+                return pa.array(batches.has(ATTR_APPEND_TIME).astype(np.int32)[batch_of])
 
 
 def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
@@ -290,25 +292,14 @@ def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
 def _headers_suffice(batches: BatchHeaders) -> bool:
     """Return whether headers give the number and the offsets of all records. The count of a
     compressed batch is not trusted: a few bytes could claim two billion records."""
-    return bool(
-        (
-            batches.is_dense
-            & (batches.codec == 0)
-            & (batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES)
-        ).all()
-    )
+    is_dense = batches.counts == batches.last_delta + 1  # compaction has removed no record
+    is_possible = batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES
+    return bool((is_dense & (batches.codec == 0) & is_possible).all())
 
 
 def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
-    is_append_time = batches.is_append_time
+    is_append_time = batches.has(ATTR_APPEND_TIME)
     times: Longs = np.where(is_append_time, batches.max_ms, batches.base_ms)[batch_of]
     if not is_append_time.any():
         return times + fields.time_delta
     return times + fields.time_delta * ~is_append_time[batch_of]
-
-
-def _is_aborted(batch: BatchHeaders, aborted: set[Aborted]) -> bool:
-    return any(
-        producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
-        for producer_id, first in aborted
-    )

@@ -1,14 +1,12 @@
 """Decodes MessagePack columns of many records at once into arrays.
 
-A record of a fact topic contains a table, and each of its columns is one MessagePack array. Each
-element encodes its length, so an array is a chain that must be followed element by element. But
-each column of each record is a separate chain: one step of NumPy moves all chains by one element,
-as ``record_bounds`` does with record batches, without a Python object for each element.
+A record of a fact topic contains a table, and each of its columns is one MessagePack array: a chain
+that must be followed element by element. One step of NumPy moves all chains by one element, as
+``records`` does with record batches.
 
 This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
 ``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
-other values, which may be valid; callers decode these one by one with ``wire/facts``.
-"""
+other values, which may be valid; callers decode these one by one with ``wire/facts``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pipeline.decoding.columns import binary_column
-from penstock.pipeline.decoding.record_bounds import plan_steps
-from penstock.pipeline.decoding.varints import Bytes, Longs
+from penstock.pipeline.decoding.records import Bytes, Longs, plan_steps
 
 _ARRAY: Final = b"\x90"  # an empty array
 _PADDING: Final = bytes(16)  # reads of some bytes after an element stay in the buffer
@@ -62,14 +59,11 @@ class UnusualRecords(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The rows of all records, in the order of the records."""
-
     counts: Longs  # rows of each record
     texts: Mapping[str, pa.Array]
     numbers: Mapping[str, Longs]
 
     def records_of(self, rows: Longs) -> list[int]:
-        """Return the indices of the records that contain these rows."""
         return _records_of(rows, self.counts)
 
 
@@ -81,8 +75,7 @@ def read_columns(
     signed: Sequence[str] = (),
 ) -> Columns:
     """Decode the columns with these names. If a record lacks one of ``numbers``, its values are 0.
-    Numbers that are also in ``signed`` may be negative. The first of ``texts`` gives the number of
-    rows of a record. Raises UnusualRecords."""
+    The first of ``texts`` gives the number of rows of a record. Raises UnusualRecords."""
     chains = _Chains(records, (*texts, *numbers))
     chains.check_counts(len(texts))
     found_numbers: dict[str, Longs] = {}
@@ -131,7 +124,6 @@ class RecordBuffer(Generic[Record]):
             self.read()
 
     def read(self) -> None:
-        """Decode all buffered records."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         while waiting:
             try:
@@ -192,7 +184,6 @@ class _Chains:
         return found.astype(np.int64)
 
     def places(self, columns: Sequence[int]) -> dict[int, Longs]:
-        """Return the positions of all elements of these columns."""
         counts = self._counts[columns]
         at, ends = _walk(self._data, self._begins[columns].ravel(), counts.ravel())
         self._reject((ends.reshape(counts.shape) != self._ends[columns]).any(axis=0))
@@ -321,8 +312,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Convert columns that are lists, of a record that ``read_columns`` does not read. Raises
-    OverflowError for a number that does not fit."""
+    """Convert the lists of a record that ``read_columns`` does not read. Raises OverflowError."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

@@ -1,10 +1,8 @@
 """The audit trail as tables: its rows, the faults of their hash chain, and the root of each day.
 
-Functions from DataFrames to DataFrames, without tables or servers. A record's hash depends only on
-the record's bytes, which contain the previous hash; so all hashes are computed at once, and only
-the comparison with the previous record needs an order. ``wire/facts/audit.py`` describes the chain;
-``jobs/audit.py`` the tables, and when they are written.
-"""
+Functions from DataFrames to DataFrames. A record's hash depends only on the record's bytes, which
+contain the previous hash; so all hashes are computed at once, and only the comparison with the
+previous record needs an order. ``wire/facts/audit.py`` describes the chain."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,19 +44,39 @@ _NUMBER: Final = schema_of("number long")
 _TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash string")
 
 
+# Without an earlier record a link is not judged: retention may have removed records.
+_GAPS: Final = """
+    WITH linked AS (
+        SELECT /*+ BROADCAST(tails) */ topic, partition, offset, node, seq, prev_hash, hash, error,
+            coalesce(last(if(hash IS NULL, NULL, seq), true) OVER earlier, tail_seq) AS seq_before,
+            coalesce(last(hash, true) OVER earlier, tail_hash) AS hash_before
+        FROM {rows} LEFT JOIN {ends} AS tails USING (partition, node)
+        WINDOW earlier AS (PARTITION BY partition, node ORDER BY offset
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ), judged AS (
+        SELECT *, CASE WHEN hash IS NULL THEN {UNREADABLE}
+            WHEN seq_before IS NULL THEN NULL
+            WHEN seq > seq_before + 1 THEN {MISSING}
+            WHEN seq = 1 AND seq_before > 0 THEN {RESTARTED}
+            WHEN seq <= seq_before THEN {REPEATED}
+            WHEN prev_hash <> hash_before THEN {CHANGED} END AS kind
+        FROM linked
+    )
+    SELECT topic, partition, offset, node, kind, seq, seq_before,
+        if(kind = {MISSING}, seq - seq_before - 1, 0L) AS missing, coalesce(error, '') AS error
+    FROM judged WHERE kind IS NOT NULL"""
+
+
 class Tail(NamedTuple):
-    """The end of a node's chain in a partition: sequence number and hash of the last readable
-    record, and the newest day up to it."""
+    """The last readable record of a node's chain in a partition."""
 
     seq: int
     hash: str
-    day: datetime.date | None = None
+    day: datetime.date | None = None  # the newest up to this record
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A recorded root, and the records of a day from which it was computed."""
-
     date: Any
     node: str
     partition: int
@@ -69,7 +87,6 @@ class Statement:
 
 
 def transform(records: "DataFrame") -> "DataFrame":
-    """Convert rows of ``decode=audit`` to rows of ``audit_log``."""
     from pyspark.sql import functions as f
 
     names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
@@ -100,52 +117,18 @@ def moment_of() -> "Column":
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     """Return one row for each broken link. ``tails``: the chains' ends before these rows."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    before = Window.partitionBy("partition", "node").orderBy("offset")
-    before = before.rowsBetween(Window.unboundedPreceding, -1)
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
-    is_readable = f.col("hash").isNotNull()
-    seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
-    hash_before = f.last("hash", ignorenulls=True).over(before)
-    linked = rows.join(f.broadcast(ends), ["partition", "node"], "left").select(
-        "topic",
-        "partition",
-        "offset",
-        "node",
-        "seq",
-        "prev_hash",
-        "hash",
-        "error",
-        f.coalesce(seq_before, "tail_seq").alias("seq_before"),
-        f.coalesce(hash_before, "tail_hash").alias("hash_before"),
-    )
-    kind = (
-        f.when(f.col("hash").isNull(), UNREADABLE)
-        .when(f.col("seq_before").isNull(), None)  # retention may have removed earlier records
-        .when(f.col("seq") > f.col("seq_before") + 1, MISSING)
-        .when((f.col("seq") == 1) & (f.col("seq_before") > 0), RESTARTED)
-        .when(f.col("seq") <= f.col("seq_before"), REPEATED)
-        .when(f.col("prev_hash") != f.col("hash_before"), CHANGED)
-    )
-    missing = f.when(f.col("kind") == MISSING, f.col("seq") - f.col("seq_before") - 1).otherwise(0)
-    return (
-        linked.withColumn("kind", kind)
-        .where("kind IS NOT NULL")
-        .select(
-            "topic",
-            "partition",
-            "offset",
-            "node",
-            "kind",
-            "seq",
-            "seq_before",
-            missing.cast("long").alias("missing"),
-            f.coalesce("error", f.lit("")).alias("error"),
-        )
+    return rows.sparkSession.sql(
+        _GAPS,
+        rows=rows,
+        ends=ends,
+        UNREADABLE=UNREADABLE,
+        MISSING=MISSING,
+        RESTARTED=RESTARTED,
+        REPEATED=REPEATED,
+        CHANGED=CHANGED,
     )
 
 
@@ -164,9 +147,6 @@ def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
 
-# ── Days ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def roots(rows: "DataFrame") -> "DataFrame":
     """Return a root for each day, node and partition, over the hashes in the order of the log."""
 
@@ -174,12 +154,10 @@ def roots(rows: "DataFrame") -> "DataFrame":
         found = []
         for key, days_rows in _days(batches):
             tree = Merkle()
-            first: tuple[int, int] | None = None
-            offset = seq = 0
+            first, offset, seq = (-1, -1), 0, 0
             for offset, seq, digest in days_rows:
-                first = first or (offset, seq)
+                first = first if tree.count else (offset, seq)
                 tree.add(digest)
-            assert first is not None, "every day has at least one row"
             root = tree.root().hex()
             found.append((*key, first[1], seq, first[0], offset, tree.count, root))
         yield batch_of(found, _ROOT)
@@ -233,7 +211,6 @@ def _in_order(rows: "DataFrame") -> "DataFrame":
 def _days(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[tuple[Any, str, int], Iterator[tuple[int, int, bytes]]]]:
-    """Group sorted rows by day, node and partition."""
     rows = (
         row
         for batch in batches
@@ -241,9 +218,6 @@ def _days(
     )
     for key, run in groupby(rows, key=lambda row: row[:3]):
         yield key, ((offset, seq, bytes.fromhex(digest)) for *_, offset, seq, digest in run)
-
-
-# ── Rows against their own bytes ─────────────────────────────────────────────────────────────────
 
 
 def differences(rows: "DataFrame") -> "DataFrame":

@@ -21,11 +21,11 @@ usage is priced by the version that was valid in its hour.
     send = ["sqs:SendMessage", "kafka:Write"]
 
 The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
-order is correct, but it must always be the same.
-"""
+order is correct, but it must always be the same."""
 
 import datetime
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,6 +38,9 @@ MILLION: Final = 1_000_000
 MINUTES_PER_DAY: Final = 1_440
 VERSIONS_MAX: Final = 1_000
 OTHER: Final = "other"
+_AMOUNTS: Final = (
+    "free_requests", "free_bytes_out", "free_storage_bytes", "bytes_out_micros", "storage_micros",
+)  # fmt: skip
 
 
 class RatesInvalid(Exception):
@@ -45,8 +48,6 @@ class RatesInvalid(Exception):
 
 
 class RequestsBy(StrEnum):
-    """The unit in which requests are counted."""
-
     REQUESTS = "requests"
     UNITS_64K = "units64k"
 
@@ -93,9 +94,6 @@ class Version:
     bytes_out_micros: int = 0
     storage_micros: int = 0
 
-    def class_of(self, op: str) -> str:
-        return self.classes.get(op, OTHER)
-
 
 @dataclass(frozen=True, slots=True)
 class RateCard:
@@ -106,18 +104,13 @@ class RateCard:
         return [version.valid_from for version in self.versions]
 
 
-# ── Pricing ──────────────────────────────────────────────────────────────────────────────────
-
-
 def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
     """Return the lines of one tenant for one month, which has ``days`` days."""
-    by_version: dict[int, list[Use]] = {}
-    for use in uses:
-        by_version.setdefault(use.version, []).append(use)
     lines: list[Line] = []
     spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of the free amounts
-    for number in sorted(by_version):
-        lines += _lines_of_version(by_version[number], card.versions[number], number, spent, days)
+    ordered = sorted(uses, key=lambda use: use.version)
+    for number, own in itertools.groupby(ordered, key=lambda use: use.version):
+        lines += _lines_of_version(list(own), card.versions[number], number, spent, days)
     return lines
 
 
@@ -134,15 +127,20 @@ def _lines_of_version(
         billable = quantity - refused
         given = min(billable, max(0, free - spent[kind]))
         spent[kind] += given
-        amount = _rounded((billable - given) * price, per)
+        amount = (2 * (billable - given) * price + per) // (2 * per)  # rounded half up
         lines.append(Line(item, number, quantity, refused, given, price, amount))
 
-    requests, refused = _requests_by_class(uses, version)
+    requests, refused = Counter[str](), Counter[str]()
+    for use in uses:
+        name = version.classes.get(use.op, OTHER)
+        count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
+        requests[name] += count
+        # A refused request is one unit: its body was not accepted.
+        refused[name] += 0 if version.bills_refused else min(use.refused, count)
     for name in sorted(requests):
         price = version.request_micros.get(name, version.request_micros[OTHER])
-        free = version.free_requests
-        count, without = requests[name], refused[name]
-        add(f"requests:{name}", "requests", count, without, price, MILLION, free)
+        free, count = version.free_requests, requests[name]
+        add(f"requests:{name}", "requests", count, refused[name], price, MILLION, free)
     out = sum(use.bytes_out for use in uses)
     add("bytes_out", "bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
     minutes = days * MINUTES_PER_DAY
@@ -150,29 +148,6 @@ def _lines_of_version(
     free_stored = version.free_storage_bytes * minutes
     add("storage", "storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
     return lines
-
-
-def _requests_by_class(
-    uses: Sequence[Use], version: Version
-) -> tuple[dict[str, int], dict[str, int]]:
-    counts: dict[str, int] = {}
-    refused: dict[str, int] = {}
-    for use in uses:
-        name = version.class_of(use.op)
-        count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
-        counts[name] = counts.get(name, 0) + count
-        # A refused request is one unit: its body was not accepted.
-        without = 0 if version.bills_refused else min(use.refused, count)
-        refused[name] = refused.get(name, 0) + without
-    return counts, refused
-
-
-def _rounded(numerator: int, denominator: int) -> int:
-    """Divide and round half up; amounts are never negative."""
-    return (2 * numerator + denominator) // (2 * denominator)
-
-
-# ── Reading a card ───────────────────────────────────────────────────────────────────────────
 
 
 def parse(text: str) -> RateCard:
@@ -211,11 +186,7 @@ def _version(number: int, raw: Any) -> Version:
         classes=_classes(given, prices),
         requests_by=given.choice("requests_by", RequestsBy, RequestsBy.REQUESTS),
         bills_refused=given.flag("bills_refused", default=False),
-        free_requests=given.whole("free_requests", 0),
-        free_bytes_out=given.whole("free_bytes_out", 0),
-        free_storage_bytes=given.whole("free_storage_bytes", 0),
-        bytes_out_micros=given.whole("bytes_out_micros", 0),
-        storage_micros=given.whole("storage_micros", 0),
+        **{name: given.whole(name, 0) for name in _AMOUNTS},
     )
     given.finish()
     return version

@@ -1,5 +1,5 @@
-"""Plans moves of partitions, so that no node has far more load than the others. Pure and
-deterministic: the same loads give the same plan, including its id.
+"""Plans moves of partitions, so that no node has far more load than the others. ``plan`` is pure
+and deterministic: the same loads give the same plan, including its id.
 
 Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
 the three totals, so that no unit outweighs another.
@@ -14,16 +14,32 @@ than the goal is split; if no partition fits, so is one with more than half of t
 the plan has the move that leaves the lowest maximum of giver and receiver. The moves and bytes of a
 plan are limited; the next plan continues.
 
-A plan is advice: placement checks that it is still valid before it moves a partition.
-"""
+A plan is advice: placement checks that it is still valid before it moves a partition. Plans are
+published in the compacted topic ``__plans``, which the first plan creates. The key of a record is
+the kind of the plan, so a newer plan replaces the older one of its kind."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
+from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
+from penstock.record.batch import encode_batch
+from penstock.record.compression import Codec
+from penstock.record.record import encode_record
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+
+TOPIC: Final = "__plans"
+REBALANCE: Final = b"rebalance"
+SCHEMA_HEADER: Final = (b"schema", b"plan/1")
+_CREATE_TOPICS: Final = 19
 OVER: Final = 1.2
 GOAL: Final = 1.1
 SPLIT_SHARE: Final = 0.5
@@ -52,8 +68,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The load and the node of one partition in one window."""
-
     id: PartitionId
     node: str
     load: Load
@@ -116,7 +130,9 @@ def plan(
     scored = [_scores(window) for window in windows[-WINDOWS_MIN:]]
     over = set(all_nodes)
     for window, scores in zip(windows[-WINDOWS_MIN:], scored, strict=True):
-        over &= _over(_by_node(window, scores, all_nodes))
+        loads = _by_node(window, scores, all_nodes)
+        mean = sum(loads.values()) / len(loads)
+        over &= {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
     if not over:
         return None
     drafting = _Draft(windows[-1], _mean(scored), all_nodes, moves_max, bytes_max)
@@ -134,25 +150,16 @@ def plan(
     )
 
 
-# ── Scores ───────────────────────────────────────────────────────────────────────────────────
-
 Scores = list[tuple[PartitionId, float]]
 
 
 def _scores(window: Sequence[Placed]) -> Scores:
-    totals = [
-        sum(getattr(placed.load, name) for placed in window) for name in Load.__dataclass_fields__
-    ]
-    used = [
-        (name, total)
-        for name, total in zip(Load.__dataclass_fields__, totals, strict=True)
-        if total > 0
-    ]
-    if not used:
-        return [(placed.id, 0.0) for placed in window]
+    names = Load.__dataclass_fields__
+    totals = {name: sum(getattr(placed.load, name) for placed in window) for name in names}
+    used = {name: total for name, total in totals.items() if total > 0}
     return [
-        (placed.id, sum(getattr(placed.load, name) / total for name, total in used) / len(used))
-        for placed in window
+        (each.id, sum(getattr(each.load, n) / used[n] for n in used) / max(1, len(used)))
+        for each in window
     ]
 
 
@@ -174,14 +181,6 @@ def _by_node(window: Sequence[Placed], scores: Scores, nodes: Sequence[str]) -> 
 def _skew(loads: Mapping[str, float]) -> float:
     mean = sum(loads.values()) / len(loads)
     return max(loads.values()) / mean if mean > 0 else 1.0
-
-
-def _over(loads: Mapping[str, float]) -> set[str]:
-    mean = sum(loads.values()) / len(loads)
-    return {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
-
-
-# ── Steps ────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Draft:
@@ -274,12 +273,7 @@ class _Draft:
         return False
 
     def _add(
-        self,
-        action: Action,
-        partition: PartitionId,
-        giver: str,
-        receiver: str,
-        score: float,
+        self, action: Action, partition: PartitionId, giver: str, receiver: str, score: float
     ) -> None:
         is_move = action is Action.MOVE
         size = self._sizes[partition] if is_move else 0
@@ -296,10 +290,7 @@ class _Draft:
             Step(
                 seq=len(self._steps) + 1,
                 action=action,
-                account=partition.account,
-                region=partition.region,
-                resource=partition.resource,
-                partition=partition.partition,
+                **asdict(partition),
                 source=giver,
                 target=receiver,
                 gain=round(before - self.skew, 4),
@@ -307,3 +298,41 @@ class _Draft:
                 reason=reason,
             )
         )
+
+
+def publish(client: KafkaClient, plan: Plan) -> int:
+    client.retried(lambda: _make_topic(client))
+    producer_id, epoch = client.producer_id()
+    record = encode_record(
+        offset_delta=0,
+        timestamp_delta=0,
+        key=REBALANCE,
+        value=plan.to_json(),
+        headers=(SCHEMA_HEADER,),
+    )
+    batch = encode_batch(
+        [record],
+        base_offset=0,
+        leader_epoch=0,
+        base_timestamp=plan.created_at_ms,
+        max_timestamp=plan.created_at_ms,
+        attributes=Codec.NONE,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+    )
+    place = Place(TOPIC, 0)
+    return client.produce({place: batch}, is_repeatable=True)[place]
+
+
+def _make_topic(client: KafkaClient) -> None:
+    wanted = CreatableTopic(
+        name=TOPIC,
+        num_partitions=1,
+        replication_factor=-1,
+        configs=(CreatableTopicConfig("cleanup.policy", "compact"),),
+    )
+    reply: Any = client.call(_CREATE_TOPICS, CreateTopicsRequest(topics=(wanted,)))
+    for topic in reply.topics:
+        if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise KafkaRefused(topic.error_code, topic.error_message or "", TOPIC)

@@ -1,13 +1,10 @@
 """Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
-in the executors of the job ``telemetry``.
-
-Both are the same step: rows with equal ``KEYS`` become one row, with the sums of counters, the
-maxima or minima of levels, and merged histograms. So rollups of rollups, and of parts in any
-order, equal one rollup of all rows.
+in the executors of the job ``telemetry``: rows with equal ``KEYS`` become one row, with the sums of
+counters, the maxima or minima of levels, and merged histograms. So rollups of rollups, and of parts
+in any order, equal one rollup of all rows.
 
 Two kinds of rows are added to those of nodes: ``source`` has the end offset of a batch in one
-partition; ``reject`` has the reason for which records could not be read, and their number.
-"""
+partition; ``reject`` has the reason for which records could not be read, and their number."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.pipeline.arrow_map import Folding
 from penstock.pipeline.decoding.packed_columns import (
     Columns,
     RecordBuffer,
@@ -24,7 +22,7 @@ from penstock.pipeline.decoding.packed_columns import (
     listed,
     read_columns,
 )
-from penstock.pipeline.decoding.varints import Longs
+from penstock.pipeline.decoding.records import Longs
 from penstock.pipeline.sketch import merge_groups
 from penstock.wire.facts.telemetry import (
     BUCKET_LAST,
@@ -95,17 +93,10 @@ def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Merge rows of ``OUT`` with equal keys, which must all be in one task."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
+    folding = Folding(fold, FOLD_ROWS)
     for batch in batches:
-        waiting.append(batch.cast(OUT))
-        rows += batch.num_rows
-        if rows >= FOLD_ROWS:
-            # One batch again, with one row for each set of keys.
-            waiting = fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
-            rows = 0
-    if waiting:
-        yield from fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
+        folding.add(pa.Table.from_batches([batch.cast(OUT)]))
+    yield from folding.result(OUT).combine_chunks().to_batches()
 
 
 def fold(table: pa.Table) -> pa.Table:
@@ -145,8 +136,7 @@ _Record = tuple[TelemetryBlock, bytes]  # with its encoded value
 class _Task:
     def __init__(self) -> None:
         self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._tables = [OUT.empty_table()]  # new rows, and folded rows
-        self._rows = 0
+        self._folding = Folding(fold, FOLD_ROWS)
         self._ends: dict[int, int] = {}
         self._rejects: dict[str, int] = {}
         self._newest_ms = 0
@@ -169,28 +159,17 @@ class _Task:
         self._rejects[reason] = self._rejects.get(reason, 0) + 1
 
     def _read(self, records: Sequence[_Record]) -> None:
-        self._keep(_rows_of([block for block, _ in records]))
+        self._folding.add(_rows_of([block for block, _ in records]))
 
     def _read_slowly(self, record: _Record) -> None:
         try:
-            self._keep(_rows_of_lists(decode(record[1])))
+            self._folding.add(_rows_of_lists(decode(record[1])))
         except TelemetryUnreadable as error:
             self._reject(str(error))
 
-    def _keep(self, rows: pa.Table) -> None:
-        self._tables.append(rows)
-        self._rows += rows.num_rows
-        if self._rows >= FOLD_ROWS:
-            self._fold()
-
-    def _fold(self) -> pa.Table:
-        folded = fold(pa.concat_tables(self._tables))
-        self._tables, self._rows = [folded], 0
-        return folded
-
     def result(self) -> Iterator[pa.RecordBatch]:
         self._gathering.read()
-        folded = self._fold()
+        folded = self._folding.result(OUT)
         minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
         rows = [
             {**_EMPTY_ROW, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
@@ -212,11 +191,7 @@ _EMPTY_ROW: Final[dict[str, Any]] = {
 }
 
 
-# ── Many records at once ─────────────────────────────────────────────────────────────────────
-
-
 def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
-    """Return all rows of some records. Raises UnusualRecords."""
     columns = [each.columns for each in blocks]
     found = read_columns(columns, texts=TEXTS, numbers=_COLUMN_NUMBERS, signed=("partition",))
     _check_partitions(columns, found)
@@ -261,7 +236,6 @@ def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Colum
 
 
 def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
-    """Raises UnusualRecords."""
     lists: list[list[int]] = []
     for number, (each, count) in enumerate(zip(blocks, found.counts.tolist(), strict=True)):
         try:
@@ -294,9 +268,6 @@ def _are_invalid(values: Longs, ends: Longs) -> Any:
     wrong = np.flatnonzero((values < 0) | (values >= _NUMBER_END))
     is_unusual[np.searchsorted(ends[1:], wrong, side="right")] = True
     return is_unusual
-
-
-# ── One record, as lists ─────────────────────────────────────────────────────────────────────
 
 
 def _rows_of_lists(facts: TelemetryFacts) -> pa.Table:

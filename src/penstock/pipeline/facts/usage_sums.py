@@ -1,8 +1,5 @@
-"""Sums records of ``__usage`` by hour, in the tasks of the job ``usage``.
-
-This runs in the executors that decode records. The number of rows that a task returns depends on
-the number of resources and operations, not of facts.
-"""
+"""Sums records of ``__usage`` by hour, in the tasks of the job ``usage``. The number of rows that a
+task returns depends on the number of resources and operations, not of facts."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.pipeline.arrow_map import Folding, add_up
 from penstock.pipeline.decoding.packed_columns import (
     Columns,
     RecordBuffer,
@@ -59,16 +57,16 @@ class Flushes:
     """The flushes that were counted: ranges of numbers for each incarnation of a node."""
 
     def __init__(self) -> None:
-        self._ranges: dict[Name, list[tuple[int, int]]] = {}
+        self.ranges: dict[Name, list[tuple[int, int]]] = {}
 
     def has(self, name: Name, flush: int) -> bool:
-        ranges = self._ranges.get(name, ())
+        ranges = self.ranges.get(name, ())
         at = bisect.bisect_right(ranges, flush, key=lambda each: each[0]) - 1
         return at >= 0 and flush <= ranges[at][1]
 
     def add(self, name: Name, first: int, last: int) -> None:
         """Add a range, and merge adjacent ranges, so that memory does not grow with time."""
-        ranges = self._ranges.setdefault(name, [])
+        ranges = self.ranges.setdefault(name, [])
         bisect.insort(ranges, (first, last))
         merged = ranges[:1]
         for begin, end in ranges[1:]:
@@ -76,19 +74,13 @@ class Flushes:
                 merged[-1] = merged[-1][0], max(end, merged[-1][1])
             else:
                 merged.append((begin, end))
-        self._ranges[name] = merged
-
-    def ranges(self, name: Name) -> Sequence[tuple[int, int]]:
-        return tuple(self._ranges.get(name, ()))
-
-    def names(self) -> Iterable[Name]:
-        return self._ranges.keys()
+        self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
         """Return the number of flushes missing between others, where it is not 0."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
-            for name, of in self._ranges.items()
+            for name, of in self.ranges.items()
         }
         return {name: count for name, count in found.items() if count}
 
@@ -108,8 +100,6 @@ class FlushRange:
 
 
 class Rejected(NamedTuple):
-    """A record that was not counted, because it is unreadable or a copy."""
-
     partition: int
     offset: int
     reason: str
@@ -133,21 +123,12 @@ def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Partials:
     return task.result()
 
 
-def add_up(rows: pa.Table) -> pa.Table:
-    """Sum rows, or sums of rows, to one row for each set of keys."""
-    # A task has one core: threads would take time from other tasks.
-    grouped = rows.group_by(list(KEYS), use_threads=False)
-    summed = grouped.aggregate([(name, "sum") for name in SUMS])
-    # Results are named <name>_sum; the order of columns depends on the version of PyArrow.
-    columns = [summed.column(name) for name in KEYS]
-    columns += [summed.column(f"{name}_sum") for name in SUMS]
-    return pa.table(columns, schema=SUMS_SCHEMA)
+def folding() -> Folding:
+    return Folding(lambda rows: add_up(rows, KEYS, SUMS), FOLD_ROWS)
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The flushes of one incarnation in one partition that one task has."""
-
     flushes: list[int] = field(default_factory=list)
     written_at_ms: int = 0
     hour_min: int = 1 << 60
@@ -156,8 +137,6 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record that waits to be decoded together with others."""
-
     block: UsageBlock
     partition: int
     offset: int
@@ -170,8 +149,7 @@ class _Task:
         self._own = Flushes()  # of this task: a copy may be in the same batch
         self._counted: dict[tuple[str, str, int], _Counted] = {}
         self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._tables = [SUMS_SCHEMA.empty_table()]  # rows, and sums of rows
-        self._rows = 0
+        self._sums = folding()
         self._rejected: list[Rejected] = []
 
     def add(self, partition: int, offset: int, value: bytes) -> None:
@@ -186,8 +164,8 @@ class _Task:
         elif not 1 <= block.flush < 1 << 53:
             self._reject(partition, offset, f"flush {block.flush} cannot be", value)
         elif self._seen.has(name, block.flush) or self._own.has(name, block.flush):
-            what = f"{block.node}/{block.incarnation}/{block.flush}"
-            self._reject(partition, offset, f"a copy of {what}", b"")
+            copied = f"a copy of {block.node}/{block.incarnation}/{block.flush}"
+            self._reject(partition, offset, copied, b"")
         else:
             self._own.add(name, block.flush, block.flush)
             self._gathering.add(_Record(block, partition, offset, value), len(value))
@@ -200,14 +178,12 @@ class _Task:
 
     def _read_slowly(self, record: _Record) -> None:
         try:
-            facts = FORM.decode(record.value)
-            self._count([record], _rows_of_lists(facts))
+            self._count([record], _rows_of_lists(FORM.decode(record.value)))
         except (UsageUnreadable, _RowsInvalid) as error:
             self._reject(record.partition, record.offset, str(error), record.value)
 
     def _count(self, records: Sequence[_Record], rows: pa.Table) -> None:
-        self._tables.append(rows)
-        self._rows += rows.num_rows
+        self._sums.add(rows)
         for each in records:
             block = each.block
             key = block.node, block.incarnation, each.partition
@@ -216,24 +192,18 @@ class _Task:
             counted.written_at_ms = max(counted.written_at_ms, block.written_at_ms)
             counted.hour_min = min(counted.hour_min, block.minute_ms // HOUR_MS)
             counted.end_offset = max(counted.end_offset, each.offset + 1)
-        if self._rows >= FOLD_ROWS:
-            self._fold()
-
-    def _fold(self) -> pa.Table:
-        sums = add_up(pa.concat_tables(self._tables))
-        self._tables, self._rows = [sums], sums.num_rows
-        return sums
 
     def result(self) -> Partials:
         self._gathering.read()
-        return Partials(self._fold(), list(self._flush_ranges()), self._rejected)
+        sums = self._sums.result(SUMS_SCHEMA)
+        return Partials(sums, list(self._flush_ranges()), self._rejected)
 
     def _flush_ranges(self) -> Iterator[FlushRange]:
         for (node, incarnation, partition), counted in self._counted.items():
             ranges = Flushes()
             for flush in counted.flushes:
                 ranges.add((node, incarnation), flush, flush)
-            for first, last in ranges.ranges((node, incarnation)):
+            for first, last in ranges.ranges[node, incarnation]:
                 yield FlushRange(
                     *(node, incarnation, first, last, counted.written_at_ms),
                     *(partition, counted.end_offset, counted.hour_min),
@@ -245,7 +215,6 @@ class _RowsInvalid(Exception):
 
 
 def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
-    """Return all rows of some records as one table. Raises UnusualRecords."""
     found = read_columns([each.columns for each in blocks], texts=TEXTS, numbers=NUMBERS)
     is_known = pc.is_in(found.texts["kind"], _KINDS)
     if not pc.all(is_known).as_py():

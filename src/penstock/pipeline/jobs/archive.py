@@ -2,41 +2,45 @@
 
     topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
-A query plans offsets and keeps them in its checkpoint. Its source
-(``pipeline/archive/archive_source.py``) writes part files in the tasks that fetch records, and
-returns only the files' names, which this job commits. Tables are tracked (``lake.py``): they know
-the end offset of each partition, so no record is added twice, and a query whose checkpoint is lost
-continues at these offsets. Rows are in folders by date and hour of the record's timestamp, in the
-order of the log. When an hour is over, its small files are merged into a few large ones
-(``compact_closed``). ``pipeline/jobs/archive_check.py`` checks that a table has the same records as
-the log.
+The source of the query (``archive_source.py``) writes part files in the tasks that fetch records,
+and returns only the files' names, which this job commits. Tables are tracked (``lake.py``), so no
+record is added twice, and a query whose checkpoint is lost continues at their end offsets. Rows are
+in folders by date and hour of the record's timestamp, in the order of the log. When an hour is
+over, its small files are merged into a few large ones (``compact_closed``).
 
 Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
 their records in the log, including the header ``penstock``.
 
 A table belongs to one topic id. If a topic was deleted and created again, the job fails at start
-and explains how to keep both. The job no longer writes to a table that was moved aside for this;
-the table can still be read and checked by its new name.
-"""
+and explains how to keep both. A table that was moved aside for this can still be read and checked
+by its new name.
+
+``verify archive`` checks that the offsets of each partition run from the first to the end without
+duplicates, and without a gap that the log does not have as well: compaction removes records, and
+markers of transactions and cursors are between records. So where a table has a gap, the log is read
+again, and each of its records must be in the table. Records that retention has removed from the
+log, and those of a table that was moved aside, are reported as unknown."""
 
 import datetime
+import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import click
-
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaRefused, Place
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.client.options import Subscription
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound, Unsound, option
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
 from penstock.pipeline.lake import Ends, Lake, TopicRemade
+from penstock.pipeline.reading.offsets import look_up
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.net.kafka_client.client import KafkaClient
     from penstock.pipeline.archive.archive_source import Written
     from penstock.pipeline.parts import Part
 
@@ -60,13 +64,8 @@ def topic_of(table: str) -> str:
 
 def archived_ends(lake: Lake) -> Ends:
     """Return the end offsets of all archive tables, except those that were moved aside."""
-    ends: Ends = {}
-    for name in lake.tables(FOLDER):
-        topic = topic_of(name)
-        of_topic = lake.end_offsets(name, NAME).get(topic)
-        if of_topic is not None:
-            ends[topic] = of_topic
-    return ends
+    found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
+    return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
@@ -76,8 +75,8 @@ def ends_of(lake: Lake, name: str) -> dict[int, int]:
 
 
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
-    """Commit the files of a batch, with one commit for each table. A batch that was interrupted is
-    repeated; tables that have its commit already skip it."""
+    """Commit the files of a batch, with one commit for each table. If a batch is repeated, tables
+    that have its commit already skip it."""
     parts: dict[str, list[Part]] = {}
     ids: dict[str, str] = {}
     for topic, topic_id, part in written:
@@ -104,14 +103,13 @@ def compact_closed(lake: Lake, *, now_ms: int) -> int:
 
 
 class _Upkeep:
-    """A maintenance task: compaction at most every ``UPKEEP_S`` seconds, vacuum once a day."""
-
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._compacted_at = time.monotonic()
         self._vacuumed_at = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
+        """Compact at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
         now = time.monotonic()
         if not is_last and now - self._compacted_at < UPKEEP_S:
             return 0
@@ -124,7 +122,7 @@ class _Upkeep:
         return saved
 
 
-def _topics(context: JobContext) -> str:
+def _topics(context: JobContext) -> Subscription:
     topics = str(context.arguments.get("topics") or "")
     if not topics:
         raise JobMisused(
@@ -134,13 +132,9 @@ def _topics(context: JobContext) -> str:
         re.compile(topics)
     except re.error as error:
         raise JobMisused(f"--topics '{topics}' is not a regular expression: {error}") from None
-    return topics
-
-
-def check(context: JobContext) -> None:
-    topics = _topics(context)
-    is_named = _way(topics) == "subscribe"
-    check_topics(context, [each.strip() for each in topics.split(",")] if is_named else [])
+    if _PATTERN_SIGNS.search(topics):
+        return Subscription(pattern=topics)
+    return Subscription(topics=tuple(each.strip() for each in topics.split(",")))
 
 
 def run(context: JobContext) -> None:
@@ -163,10 +157,10 @@ def run(context: JobContext) -> None:
             context.progress.note(f"{saved} small files fewer")
 
 
-def _options(context: JobContext, topics: str) -> dict[str, str]:
+def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
     options = {
         **context.read_options,
-        _way(topics): topics,
+        "subscribePattern" if topics.pattern else "subscribe": str(context.arguments["topics"]),
         "columns": ",".join(COLUMNS),
         "folder": str(context.lake.path / FOLDER),
         "tasks": str(context.spark.sparkContext.defaultParallelism),
@@ -179,7 +173,8 @@ def _options(context: JobContext, topics: str) -> dict[str, str]:
     ends = archived_ends(context.lake)
     if ends:
         with client_of(context) as client:
-            chosen = _chosen(client, topics)
+            ids = look_up(client, topics).ids
+            chosen = {name: known_id(text) for name, text in ids.items()}
             check_ids(context.lake, {name: chosen[name] for name in ends if name in chosen})
             if not (Path(context.checkpoint_of()) / "metadata").exists():
                 options.pop("startingTimestamp", None)
@@ -196,43 +191,135 @@ def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
             raise TopicRemade(table.path, topic, before=before, now=now)
 
 
-def _chosen(client: "KafkaClient", topics: str) -> dict[str, str]:
-    """Return the existing topics that ``topics`` names, with their ids."""
-    return {
-        topic.name: known_id(bytes(topic.topic_id).hex())
-        for topic in client.metadata().topics
-        if _is_chosen(topic.name, topics)
-    }
-
-
-def _way(topics: str) -> str:
-    return "subscribePattern" if _PATTERN_SIGNS.search(topics) else "subscribe"
-
-
-def _is_chosen(name: str, topics: str) -> bool:
-    if _way(topics) == "subscribe":
-        return name in [each.strip() for each in topics.split(",")]
-    return re.fullmatch(topics, name) is not None
-
-
 JOB: Final = Job(
     name=NAME,
     summary="Archive the records of topics in tables of the lake.",
     run=run,
-    check=check,
+    check=lambda context: check_topics(context, _topics(context).topics),
     options=(
-        click.Option(
-            ["--topics"],
-            metavar="NAMES",
-            required=True,
-            help="names of topics, separated by commas, or a pattern",
+        option(
+            "--topics", "NAMES", "names of topics, separated by commas, or a pattern", required=True
         ),
-        click.Option(
-            ["--batch-bytes"],
-            metavar="SIZE",
-            default=BATCH_BYTES,
-            show_default=True,
-            help="bytes to read per commit",
-        ),
+        option("--batch-bytes", "SIZE", "bytes to read per commit", default=BATCH_BYTES),
     ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    topic: str
+    partition: int
+    first: int
+    end: int
+    rows: int
+    repeated: int
+    missing: int  # records in the log but not in the table
+    unknown: int  # offsets in gaps that the log no longer has
+    is_end_known: bool
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.repeated and not self.missing and self.is_end_known
+
+
+def spans(rows: "DataFrame") -> "DataFrame":
+    """Return for each partition the first and last offset, the number of rows and of repeated
+    offsets, and the offsets between which all gaps are (null without gaps)."""
+    before = "lag(offset) OVER (PARTITION BY partition ORDER BY offset) AS before"
+    query = """
+        SELECT partition, min(offset) AS first, max(offset) AS last, count(*) AS rows,
+            count_if(offset = before) AS repeated,
+            min(CASE WHEN offset > before + 1 THEN before + 1 END) AS gap_first,
+            max(CASE WHEN offset > before + 1 THEN offset END) AS gap_end
+        FROM {marked} GROUP BY partition"""
+    marked = rows.selectExpr("partition", "offset", before)
+    return rows.sparkSession.sql(query, marked=marked)
+
+
+def verify(
+    spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
+) -> list[Verdict]:
+    """Check each partition. Without a context the log is not read: all gaps count as unknown."""
+    rows = lake.read(spark, table_of(topic)).select("partition", "offset")
+    ends = ends_of(lake, topic)
+    if topic not in lake.end_offsets(table_of(topic), NAME):
+        context = None  # the table was moved aside: no log has these records any more
+    found = []
+    for span in spans(rows).orderBy("partition").collect():
+        missing, unknown = 0, 0
+        if span.gap_first is not None:
+            missing, unknown = _compare(spark, context, topic, rows, span)
+        place, end = (topic, span.partition), span.last + 1
+        counts = (span.rows, span.repeated, missing, unknown)
+        found.append(Verdict(*place, span.first, end, *counts, ends.get(span.partition) == end))
+    return found
+
+
+def _compare(
+    spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
+) -> tuple[int, int]:
+    """Return how many records the table lacks, and how many offsets the log no longer has."""
+    first, end = span.gap_first, span.gap_end
+    begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
+    unknown = begin - first
+    if context is None or begin >= end:
+        return 0, unknown
+    place = {topic: {str(span.partition): begin}}
+    log = (
+        spark.read.format("penstock")
+        .options(**context.read_options)
+        .option("assign", json.dumps({topic: [span.partition]}))
+        .option("startingOffsets", json.dumps(place))
+        .option("endingOffsets", json.dumps({topic: {str(span.partition): end}}))
+        .option("columns", "partition,offset")
+        .load()
+    )
+    archived = rows.where(f"partition = {span.partition}")
+    return log.join(archived, ["partition", "offset"], "left_anti").count(), unknown
+
+
+def _log_start(context: JobContext, topic: str, span: Any) -> int:
+    place = Place(topic, span.partition)
+    with client_of(context) as client:
+        try:
+            start = client.offsets({place: EARLIEST})[place]
+            end = client.offsets({place: LATEST})[place]
+        except KafkaRefused:
+            return int(span.gap_end)  # the topic was deleted, its archive was not
+    return int(span.gap_end) if end < span.gap_end else start
+
+
+def _archived_topics(context: JobContext) -> Sequence[str]:
+    wanted = str(context.arguments.get("topics") or "")
+    if wanted:
+        return [each.strip() for each in wanted.split(",")]
+    topics = [topic_of(name) for name in context.lake.tables(FOLDER)]
+    if not topics:
+        raise NotFound(
+            f"the lake {context.lake.path} has no archive", "penstock pipeline run archive"
+        )
+    return topics
+
+
+def run_verify(context: JobContext) -> None:
+    topics = _archived_topics(context)
+    verdicts = [v for topic in topics for v in verify(context.spark, context.lake, topic, context)]
+    bad = [verdict for verdict in verdicts if not verdict.is_sound]
+    if bad:
+        context.show([asdict(verdict) for verdict in bad])
+        raise Unsound(f"{len(bad)} partitions of the archive differ from the log")
+    rows, unknown = sum(v.rows for v in verdicts), sum(v.unknown for v in verdicts)
+    context.progress.note(
+        f"{rows} records in {len(verdicts)} partitions are archived exactly once"
+        + (f"; {unknown} offsets in gaps are no longer in the log" if unknown else "")
+    )
+
+
+VERIFY: Final = Job(
+    name=NAME,
+    summary="Verify that every offset is archived exactly once.",
+    run=run_verify,
+    check=_archived_topics,
+    options=(option("--topics", "NAMES", "topics, separated by commas"),),
+    modes=frozenset({Mode.ONCE}),
 )

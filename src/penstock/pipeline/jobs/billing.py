@@ -3,35 +3,31 @@
     usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
 
 An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
-and a **draft** before. Sealed hours do not change, so the same month and rate card always give the
-same invoice, and an invoice equal to the last one is not written again. Late records or another
-rate card make a new revision; old revisions are kept. Amounts are whole millionths
-(``pipeline/facts/rates.py``); totals of requests and messages are exactly those of the frontends.
+and a **draft** before. An invoice equal to the last one is not written again. Late records or
+another rate card make a new revision; old revisions are kept. Amounts are whole millionths
+(``rates.py``); totals of requests and messages are exactly those of the frontends.
 
 Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
-has an invoice, with totals and without an amount, so that the sum of all invoices is complete.
-"""
+has an invoice, with totals and without an amount, so that the sum of all invoices is complete."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import click
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.facts.rates import RateCard, RatesInvalid, Use, lines_of, parse
 from penstock.pipeline.facts.usage_sums import KEYS, SUMS
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, require_table
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option, require_table, utc
 from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.wire.facts.usage import CALLS, STORAGE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 INVOICE, INVOICE_LINE = "invoice", "invoice_line"
 UNBILLED: Final = ("", "*")  # tenant values: unknown, and all beyond the maximum number
@@ -49,8 +45,6 @@ _LINE: Final = schema_of(
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """A month in UTC."""
-
     year: int
     month: int
 
@@ -78,18 +72,13 @@ class Month:
         return f"{self.year:04d}-{self.month:02d}"
 
 
-# ── Pure transforms ──────────────────────────────────────────────────────────────────────────
-
-
 def used(
-    hourly: "DataFrame | None",
-    adjustment: "DataFrame | None",
-    partial: "DataFrame",
-    sealed: "DataFrame | None",
-) -> "DataFrame":
+    hourly: DataFrame | None,
+    adjustment: DataFrame | None,
+    partial: DataFrame,
+    sealed: DataFrame | None,
+) -> DataFrame:
     """Return all usage once: sealed hours, late additions to them, and hours still open."""
-    from pyspark.sql import functions as f
-
     columns = [*KEYS, *SUMS]
     rows = partial.where(f.col("kind").isin(CALLS, STORAGE))
     if sealed is not None:
@@ -101,10 +90,8 @@ def used(
     return rows
 
 
-def transform(usage: "DataFrame", starts: Sequence[datetime.date]) -> "DataFrame":
+def transform(usage: DataFrame, starts: Sequence[datetime.date]) -> DataFrame:
     """Return usage by tenant, operation and version of the rate card, sorted by tenant."""
-    from pyspark.sql import functions as f
-
     version = f.lit(-1)
     for number, day in enumerate(starts):
         version = f.when(f.to_date("hour") >= f.lit(day), number).otherwise(version)
@@ -120,11 +107,7 @@ def invoices(
     for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
         uses = [
             Use(
-                tenant=tenant,
-                op=row.op,
-                version=row.version,
-                requests=row.requests,
-                units64k=row.units64k,
+                *(tenant, row.op, row.version, row.requests, row.units64k),
                 refused=row.throttled + row.denied + row.failed,
                 messages=row.messages,
                 bytes_in=row.bytes_in,
@@ -140,29 +123,20 @@ def invoices(
         head["amount_micros"] = sum(line.amount_micros for line in lines)
         for name in ("requests", "refused", "messages", "bytes_in", "bytes_out", "byte_minutes"):
             head[name] = sum(getattr(use, name) for use in uses)
+        place = {"month": head["month"], "tenant": tenant}
+        valid_from = card.starts()
         yield (
             head,
-            [
-                {
-                    **asdict(line),
-                    "month": head["month"],
-                    "tenant": tenant,
-                    "valid_from": card.versions[line.version].valid_from,
-                }
-                for line in lines
-            ],
+            [{**asdict(line), **place, "valid_from": valid_from[line.version]} for line in lines],
         )
 
 
-# ── The job ──────────────────────────────────────────────────────────────────────────────────
-
-
-def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFrame, bool]":
+def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, bool]:
     """Return the usage of a month, and whether all of its hours are sealed."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
 
-    def part(table: str, files: str | None) -> "DataFrame | None":
+    def part(table: str, files: str | None) -> DataFrame | None:
         return lake.read(spark, table, where, files=files) if lake.exists(table) else None
 
     require_table(lake, PARTIAL, job="usage")
@@ -180,8 +154,7 @@ def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFram
     return used(part(HOURLY, files), part(ADJUSTMENT, files), partial, hours), is_sealed
 
 
-def bill(spark: "SparkSession", lake: Lake, card: RateCard, month: Month) -> int:
-    """Write the invoices of a month that are new or changed, and return their number."""
+def bill(spark: SparkSession, lake: Lake, card: RateCard, month: Month) -> int:
     usage, is_sealed = usage_of(spark, lake, month)
     status = "final" if is_sealed else "draft"
     rows = transform(usage, card.starts()).toLocalIterator()
@@ -204,7 +177,7 @@ def _write(
     lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> None:
     """Write lines before invoices, so that each invoice has all its lines. Each write has its own
-    table partition; a write replaces the lines of a write that was killed before its invoices."""
+    table partition; it replaces the lines of a write that was killed before its invoices."""
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)
@@ -220,7 +193,7 @@ def _write(
     lake.append(heads, INVOICE, app=app, batch_id=writing, partition_by=("month",))
 
 
-def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
+def _last_invoices(spark: SparkSession, lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
     if not lake.exists(INVOICE):
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -240,7 +213,9 @@ def _requested(context: JobContext) -> tuple[RateCard, Month]:
         raise JobMisused(f"cannot read the rate card {path}: {error.strerror}") from None
     except (RatesInvalid, UnicodeDecodeError) as error:
         raise JobMisused(f"{path}: {error}") from None
-    return card, Month.parse(str(context.arguments.get("month") or _month_of(context)))
+    now = datetime.datetime.now(datetime.UTC)
+    day = now if context.since_ms is None else utc(context.since_ms)
+    return card, Month.parse(str(context.arguments.get("month") or f"{day:%Y-%m}"))
 
 
 def check(context: JobContext) -> None:
@@ -257,13 +232,6 @@ def run(context: JobContext) -> None:
     context.progress.note(f"{count} invoices written for {month}")
 
 
-def _month_of(context: JobContext) -> Month:
-    at_ms = context.since_ms
-    now = datetime.datetime.now(datetime.UTC)
-    day = now if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC)
-    return Month(day.year, day.month)
-
-
 JOB: Final = Job(
     name="billing",
     summary="Create the invoices of a month from the usage of tenants and a rate card.",
@@ -271,7 +239,7 @@ JOB: Final = Job(
     check=check,
     modes=frozenset((Mode.ONCE,)),
     options=(
-        click.Option(["--rates"], metavar="FILE", help="rate card, TOML", required=True),
-        click.Option(["--month"], metavar="YYYY-MM", help="month to bill [default: this month]"),
+        option("--rates", "FILE", "rate card, TOML", required=True),
+        option("--month", "YYYY-MM", "month to bill [default: this month]"),
     ),
 )

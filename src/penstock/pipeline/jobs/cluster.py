@@ -1,16 +1,11 @@
 """A Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
 
 One master and several workers of Spark's standalone cluster, from the installed PySpark, on the
-loopback address. It is for testing a job on a cluster, including executors that die, and for
-machines with more cores than one JVM uses well. Larger clusters (YARN, Kubernetes) are started by
-other tools; ``--master`` names them as well.
+loopback address, for tests and for machines with more cores than one JVM uses well.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not
-authenticate by default. Spark's REST port for submissions is off.
-
-The processes end with this process: it stops them in order when it stops, and the kernel ends them
-when it is killed.
-"""
+authenticate by default. Spark's REST port for submissions is off. The processes end with this
+process: it stops them in order when it stops, and the kernel ends them when it is killed."""
 
 import contextlib
 import http.client
@@ -29,13 +24,14 @@ from typing import Final, Self
 import click
 
 from penstock.net.child_process import start_child
-from penstock.pipeline.job import Job, JobContext, Mode, Stopped
+from penstock.pipeline.job import Job, JobContext, Mode, Stopped, option
 from penstock.pipeline.spark.java import find_java, wait_or_kill
 
 HOST: Final = "127.0.0.1"
 PORT_DEFAULT: Final = 7_077
 WORKERS_DEFAULT: Final = 2
-WORKERS_MAX: Final = 64
+_WORKERS: Final = click.IntRange(1, 64)
+_PORTS: Final = click.IntRange(1, 65_535)
 START_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
 _LOOK_S: Final = 0.2
@@ -67,13 +63,16 @@ class Cluster:
         memory: str = "1g",
         port: int = 0,
     ) -> None:
-        """``folder``: for logs and files of executors. ``cores`` and ``memory``: of each worker,
-        for its executors. ``port``: 0 is any free port."""
+        """``cores`` and ``memory``: of each worker. ``port``: 0 is any free port."""
         self._folder = folder
         self._worker_count = workers
         self._cores = cores
         self._memory = memory
-        free, self._page_port = _free_ports()
+        # Both sockets are open at once, so that the ports differ.
+        with socket.socket() as one, socket.socket() as other:
+            one.bind((HOST, 0))
+            other.bind((HOST, 0))
+            free, self._page_port = (int(each.getsockname()[1]) for each in (one, other))
         self._port = port or free
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -113,17 +112,19 @@ class Cluster:
             size = ("--cores", str(self._cores), "--memory", self._memory)
             place = ("--work-dir", str(self._folder / name), "--webui-port", "0")
             self._launch(name, _WORKER, *shared, *size, *place, self.url)
-        self._until(self._is_whole, deadline, stopping, "not all workers have registered")
+
+        def is_whole() -> bool:
+            return self.alive_workers() >= self._worker_count
+
+        self._until(is_whole, deadline, stopping, "not all workers have registered")
 
     def check(self) -> None:
-        """Raise ClusterFailed if a process has ended."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
                 raise ClusterFailed(f"the {name} exited with code {code}: {self._last_words(name)}")
 
     def stop(self) -> None:
-        """Stop the workers with their executors, then the master."""
         for is_master in (False, True):
             ending = {n: p for n, p in self._processes.items() if (n == "master") == is_master}
             for process in ending.values():
@@ -132,8 +133,6 @@ class Cluster:
             for process in ending.values():
                 wait_or_kill(process, max(0.1, deadline - time.monotonic()))
         self._processes.clear()
-
-    # ── Processes ────────────────────────────────────────────────────────────────────────────
 
     def _launch(self, name: str, main: str, *arguments: str) -> None:
         import pyspark
@@ -172,9 +171,6 @@ class Cluster:
         except OSError:
             return False
 
-    def _is_whole(self) -> bool:
-        return self.alive_workers() >= self._worker_count
-
     def alive_workers(self) -> int:
         """Return the number of live workers according to the master."""
         connection = http.client.HTTPConnection(HOST, self._page_port, timeout=_ANSWER_S_MAX)
@@ -208,16 +204,7 @@ def _environment(home: Path) -> dict[str, str]:
     }
 
 
-def _free_ports() -> tuple[int, int]:
-    # Both sockets are open at once, so that the ports differ.
-    with socket.socket() as one, socket.socket() as other:
-        one.bind((HOST, 0))
-        other.bind((HOST, 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
-
-
 def up(context: JobContext) -> None:
-    """Run a cluster until the job is stopped or a process ends."""
     options = context.arguments
     workers = int(options.get("workers") or WORKERS_DEFAULT)
     cores = options.get("cores") or max(1, (os.cpu_count() or 1) // workers)
@@ -245,26 +232,10 @@ JOB: Final = Job(
     summary="Run a Spark master and workers on this machine until Ctrl-C.",
     run=up,
     options=(
-        click.Option(
-            ["--workers"],
-            type=click.IntRange(1, WORKERS_MAX),
-            default=WORKERS_DEFAULT,
-            show_default=True,
-            help="number of workers",
-        ),
-        click.Option(
-            ["--cores"], type=click.IntRange(1), help="cores per worker [default: equal parts]"
-        ),
-        click.Option(
-            ["--memory"], default="1g", show_default=True, metavar="SIZE", help="per worker"
-        ),
-        click.Option(
-            ["--port"],
-            type=click.IntRange(1, 65_535),
-            default=PORT_DEFAULT,
-            show_default=True,
-            help="port of the master",
-        ),
+        option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
+        option("--cores", None, "cores per worker [default: equal parts]", type=click.IntRange(1)),
+        option("--memory", "SIZE", "per worker", default="1g"),
+        option("--port", None, "port of the master", type=_PORTS, default=PORT_DEFAULT),
     ),
     modes=frozenset((Mode.ONCE,)),
     needs_spark=False,

@@ -8,12 +8,8 @@
 copied, only their shape and a fingerprint. The other two tables are computed from it again by each
 run, in one commit for each queue, so the next run corrects a run that was killed.
 
-The broker moves a message with its id, attributes and sending time, and adds its source queue and
-its number of attempts (``cursor/leases/redrive.py``). Groups are better if consumers store the
-reason in an attribute. A redrive sends the message again with a new id. If the same content from
-the same queue, sent after its first move to the dead-letter queue, is moved again, it **came back**
-and counts as poison.
-"""
+A redrive sends a message again with a new id. If the same content from the same queue, sent after
+its first move to the dead-letter queue, is moved again, it **came back** and counts as poison."""
 
 import csv
 import re
@@ -27,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option
 from penstock.pipeline.jobs.queries import check_topics, process, topic_stream
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.quality.failure_signature import content_of, signature_of, suggestion_for
@@ -53,12 +49,7 @@ _LETTER: Final = schema_of(
 )
 
 
-# ── Letters ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def transform(records: "DataFrame", *, error_name: str | None = None) -> "DataFrame":
-    """Convert records of dead-letter queues to rows of ``dead_letter``."""
-
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield letters(batch, error_name=error_name)
@@ -116,71 +107,45 @@ def _system(raw: bytes) -> _System:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NOTHING
     fields += [None] * (8 - len(fields))
-    message_id, attempts, source, sent_at_ms = fields[0], fields[5], fields[6], fields[7]
+    message_id, source = fields[0], fields[6]
     if not isinstance(message_id, bytes):
         return _NOTHING
-    return _System(
-        message_id=message_id.hex(),
-        attempts=attempts if isinstance(attempts, int) and 0 <= attempts < _INT64_MAX else 0,
-        source=source.rsplit(":", 1)[-1] if isinstance(source, str) else "",
-        sent_at_ms=sent_at_ms
-        if isinstance(sent_at_ms, int) and 0 <= sent_at_ms < _INT64_MAX
-        else None,
+    attempts, sent_at_ms = (
+        each if isinstance(each, int) and 0 <= each < _INT64_MAX else None
+        for each in (fields[5], fields[7])
     )
-
-
-# ── Groups ───────────────────────────────────────────────────────────────────────────────────────
+    source = source.rsplit(":", 1)[-1] if isinstance(source, str) else ""
+    return _System(message_id.hex(), attempts or 0, source, sent_at_ms)
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
     """Add ``is_return``: the same content was in the queue before this message was sent."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    same = Window.partitionBy("topic", "source", "content").orderBy(
-        "died_at", "partition", "offset"
-    )
-    first_died = f.first("died_at").over(same)
-    first_id = f.first("message_id").over(same)
-    is_return = (f.col("message_id") != first_id) & (
-        f.col("sent_at_ms") >= f.unix_millis(first_died)
-    )
-    return rows.withColumn("is_return", f.coalesce(is_return, f.lit(False)))
+    same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
+    is_other = f"message_id <> first(message_id) {same}"
+    is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
+    return rows.selectExpr("*", f"coalesce({is_other} AND {is_later}, false) AS is_return")
 
 
 def groups(rows: "DataFrame") -> "DataFrame":
     """Return causes with their counts; ``ranked`` adds the suggestion."""
-    from pyspark.sql import functions as f
-
-    content = f.when(f.col("is_return"), f.col("content"))
-    first_id, last_id = (f.min_by("message_id", "died_at"), f.max_by("message_id", "died_at"))
-    return (
-        with_returns(rows)
-        .groupBy("topic", "signature")
-        .agg(
-            f.first("source").alias("source"),
-            f.min("error").alias("error"),
-            f.min("shape").alias("shape"),
-            f.count("*").alias("letters"),
-            f.count_distinct(f.when(~f.col("is_return"), f.col("message_id"))).alias(
-                "distinct_messages"
-            ),
-            f.min("died_at").alias("first_at"),
-            f.max("died_at").alias("last_at"),
-            f.max("attempts").alias("attempts_max"),
-            f.count_if("is_return").alias("returned"),
-            f.count_distinct(content).alias("poison"),
-            f.array_distinct(f.array(first_id, last_id)).alias("sample_ids"),
-        )
-    )
+    query = """
+        SELECT topic, signature, first(source) AS source, min(error) AS error, min(shape) AS shape,
+            count(*) AS letters,
+            count(DISTINCT CASE WHEN NOT is_return THEN message_id END) AS distinct_messages,
+            min(died_at) AS first_at, max(died_at) AS last_at, max(attempts) AS attempts_max,
+            count_if(is_return) AS returned,
+            count(DISTINCT CASE WHEN is_return THEN content END) AS poison,
+            array_distinct(array(min_by(message_id, died_at), max_by(message_id, died_at)))
+                AS sample_ids
+        FROM {rows} GROUP BY topic, signature"""
+    return rows.sparkSession.sql(query, rows=with_returns(rows))
 
 
 def hourly(rows: "DataFrame") -> "DataFrame":
-    from pyspark.sql import functions as f
-
-    hour = f.date_trunc("hour", f.col("died_at")).alias("hour")
-    counted = rows.groupBy("topic", hour, "signature", "source")
-    return counted.agg(f.count("*").alias("letters"))
+    query = """
+        SELECT topic, date_trunc('hour', died_at) AS hour, signature, source, count(*) AS letters
+        FROM {rows} GROUP BY ALL"""
+    return rows.sparkSession.sql(query, rows=rows)
 
 
 def ranked(
@@ -220,8 +185,8 @@ _GROUP: Final = schema_of(
 
 
 def _ranked_row(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
-    first_ms, last_ms = (_ms(row.first_at), _ms(row.last_at))
-    found = {**row.asDict(), "rank": rank, "first_at": row.first_at, "last_at": row.last_at}
+    first_ms, last_ms = (int(at.timestamp() * 1_000) for at in (row.first_at, row.last_at))
+    found = {**row.asDict(), "rank": rank}
     found["suggestion"] = suggestion_for(
         row.error,
         shape=row.shape,
@@ -232,13 +197,6 @@ def _ranked_row(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
     return {name: found[name] for name in _GROUP.names}
 
 
-def _ms(at: Any) -> int:
-    return int(at.timestamp() * 1_000)
-
-
-# ── The job ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def summarise(
     spark: "SparkSession", lake: Lake, queue: str, *, now_ms: int
 ) -> list[dict[str, Any]]:
@@ -247,23 +205,19 @@ def summarise(
     rows = lake.read(spark, LETTER, f"queue = '{queue}'").persist()
     try:
         found = ranked(groups(rows).orderBy("signature").collect(), now_ms=now_ms)
-        app, where = f"{NAME}:{table.metadata().id}:{queue}", f"topic = '{queue}'"
-        lake.append(
-            pa.Table.from_pylist(found, schema=_GROUP),
-            GROUP,
-            app=app,
-            batch_id=table.version(),
-            partition_by=("topic",),
-            replace_where=where if lake.exists(GROUP) else None,
-        )
-        lake.append(
-            hourly(rows).coalesce(1),
-            HOURLY,
-            app=app,
-            batch_id=table.version(),
-            partition_by=("topic",),
-            replace_where=where if lake.exists(HOURLY) else None,
-        )
+        derived = {
+            GROUP: pa.Table.from_pylist(found, schema=_GROUP),
+            HOURLY: hourly(rows).coalesce(1),
+        }
+        for name, derived_rows in derived.items():
+            lake.append(
+                derived_rows,
+                name,
+                app=f"{NAME}:{table.metadata().id}:{queue}",
+                batch_id=table.version(),
+                partition_by=("topic",),
+                replace_where=f"topic = '{queue}'" if lake.exists(name) else None,
+            )
     finally:
         rows.unpersist()
     return found
@@ -342,17 +296,9 @@ JOB: Final = Job(
     run=run,
     check=lambda context: check_topics(context, _queues(context)),
     options=(
-        click.Option(
-            ["--queue"], multiple=True, metavar="NAME", help="dead-letter queue; repeatable"
-        ),
-        click.Option(
-            ["--error-attribute"],
-            metavar="NAME",
-            help="attribute with the reason [default: common names]",
-        ),
-        click.Option(
-            ["--top"], type=click.IntRange(1, GROUPS_MAX), default=SHOWN, show_default=True
-        ),
-        click.Option(["--csv"], metavar="PATH", help="CSV file to write all groups to"),
+        option("--queue", "NAME", "dead-letter queue; repeatable", multiple=True),
+        option("--error-attribute", "NAME", "attribute with the reason [default: common names]"),
+        option("--top", None, None, type=click.IntRange(1, GROUPS_MAX), default=SHOWN),
+        option("--csv", "PATH", "CSV file to write all groups to"),
     ),
 )

@@ -4,13 +4,12 @@
             └► dq_result       result of each rule: checked, failed, first failure
 
 Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``pipeline/quality/quality_checks.py``);
-after that, the server is queried for freshness and volume of the topic.
+once, even if it is retried. Rows are checked in one pass (``quality/rules.py``); after that, the
+server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
 rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
-is committed, so the next run checks the batch again.
-"""
+is committed, so the next run checks the batch again."""
 
 import json
 import time
@@ -18,22 +17,31 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
 from penstock.pipeline.arrow_map import schema_of
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
-from penstock.pipeline.jobs.queries import check_topics, client_of, process, starting_offsets
-from penstock.pipeline.quality.quality_checks import (
+from penstock.pipeline.job import Job, JobContext, Mode, Unsound, option
+from penstock.pipeline.jobs.queries import (
+    check_topics,
+    client_of,
+    parsed_option,
+    process,
+    starting_offsets,
+)
+from penstock.pipeline.quality.rules import (
     COLUMNS,
+    Check,
+    OnFail,
     Result,
+    Rule,
+    RulesInvalid,
     count,
     ends_of,
     mark,
+    parse_rules,
     quarantined,
 )
-from penstock.pipeline.quality.rules import Check, OnFail, Rule, RulesInvalid, read_rules
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -52,8 +60,6 @@ _RESULT: Final = schema_of(
 
 
 class QualityRun:
-    """One run of the rules over their topics."""
-
     def __init__(self, context: JobContext, rules: Sequence[Rule]) -> None:
         self._context = context
         self._lake = context.lake
@@ -96,8 +102,6 @@ class QualityRun:
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
 
-    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
-
     def _batch(
         self,
         rows: "DataFrame",
@@ -114,7 +118,9 @@ class QualityRun:
         try:
             results = count(marked, rules, ends)
             reached = ends_of(marked)
-            stopping = [each for each in results if _stops(each)]
+            stopping = [
+                each for each in results if each.rule.on_fail is OnFail.STOP and not each.is_ok
+            ]
             if stopping:
                 # A different app, because the batch is not done: the next run checks it again.
                 self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
@@ -156,8 +162,6 @@ class QualityRun:
         )
         return history
 
-    # ── The topic as a whole ─────────────────────────────────────────────────────────────────
-
     def _check_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
         of_topics = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
         if not of_topics:
@@ -171,8 +175,6 @@ class QualityRun:
                 for rule in of_topics
             ]
         self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
-
-    # ── The table ────────────────────────────────────────────────────────────────────────────
 
     def _known_ends(self, topic: str) -> dict[int, int]:
         """Return the end offsets of earlier runs, from the table of results."""
@@ -207,21 +209,13 @@ class QualityRun:
         self.results += results
 
 
-def _stops(result: Result) -> bool:
-    return result.rule.on_fail is OnFail.STOP and not result.is_ok
-
-
 def _summary(result: Result) -> str:
     rule = result.rule
     where = f", first at {result.sample}" if result.sample else ""
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
 
 
-# ── Freshness and volume of topics ───────────────────────────────────────────────────────────────
-
-
 def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
-    """Return a failed result if the last record is too old, or if there is none."""
     assert rule.maximum is not None
     age_s = None if newest is None else (now_ms - newest) / 1_000
     return Result(rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s)
@@ -237,17 +231,18 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
     """Return the timestamp of the newest batch, or None if the topic is empty."""
     firsts = client.offsets(dict.fromkeys(places, EARLIEST))
     lasts = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
-    last_offsets = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
-    newest: int | None = None
-    for place, at in last_offsets.items():
-        fetched = client.fetch({place: at}, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
+    times = []
+    for place in places:
+        if lasts[place] <= firsts[place]:
+            continue
+        last = {place: lasts[place] - 1}
+        fetched = client.fetch(last, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
         for piece in fetched.values():
             try:
-                at_ms = parse_header(bytes(piece.records[:61])).max_timestamp
+                times.append(parse_header(bytes(piece.records[:61])).max_timestamp)
             except MalformedBatch:
                 continue  # an unreadable batch counts as missing
-            newest = at_ms if newest is None else max(newest, at_ms)
-    return newest
+    return max(times, default=None)
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
@@ -257,17 +252,8 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
 
 
-# ── The job ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def _rules(context: JobContext) -> Sequence[Rule]:
-    path = context.arguments.get("rules")
-    if not path:
-        raise JobMisused("--rules is required: a TOML file")
-    try:
-        return read_rules(path)
-    except RulesInvalid as error:
-        raise JobMisused(str(error)) from None
+    return parsed_option(context, "rules", parse_rules, RulesInvalid)
 
 
 def check(context: JobContext) -> None:
@@ -309,8 +295,6 @@ JOB: Final = Job(
     summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
-    options=(
-        click.Option(["--rules"], metavar="PATH", required=True, help="file with the rules, TOML"),
-    ),
+    options=(option("--rules", "PATH", "file with the rules, TOML", required=True),),
     modes=frozenset({Mode.ONCE}),
 )

@@ -3,24 +3,33 @@
 A query without a checkpoint begins after the records that its table has: a tracked table of the
 lake knows its end offsets, so it replaces a checkpoint that was lost. Partitions that the table
 does not know begin at their first record, and so does a partition whose log begins after the
-table's end: the job itself must notice the missing records.
-"""
+table's end: the job itself must notice the missing records."""
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient
-from penstock.pipeline.client.connections import new_client
 from penstock.pipeline.client.option_values import Options
-from penstock.pipeline.client.read_options import Subscription, parse_connection
-from penstock.pipeline.job import JobContext, NotFound
+from penstock.pipeline.client.options import (
+    Subscription,
+    new_client,
+    parse_connection,
+    parse_read_options,
+)
+from penstock.pipeline.job import JobContext, JobMisused, NotFound, option
 from penstock.pipeline.lake import Ends, query_app
-from penstock.pipeline.reading.positions import look_up
+from penstock.pipeline.reading.offsets import look_up
+from penstock.pipeline.toml_tables import read_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamReader
+
+T = TypeVar("T")
 
 
 def client_of(context: JobContext) -> KafkaClient:
@@ -38,6 +47,19 @@ def check_topics(context: JobContext, topics: Sequence[str]) -> None:
         missing = look_up(client, Subscription(topics=tuple(topics))).missing
     if missing:
         raise NotFound(f"there is no topic {', '.join(missing)}", "penstock topic list")
+
+
+def parsed_option(
+    context: JobContext, name: str, parse: Callable[[str], T], error: type[Exception]
+) -> T:
+    """Parse the TOML file that an option names. Raises JobMisused."""
+    path = context.arguments.get(name)
+    if not path:
+        raise JobMisused(f"--{name} is required: a TOML file")
+    try:
+        return parse(read_text(path, error))
+    except error as trouble:
+        raise JobMisused(str(trouble)) from None
 
 
 def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:
@@ -87,3 +109,51 @@ def process(
         .trigger(**context.trigger)
     )
     context.follow(stream.start())
+
+
+class FactTopic:
+    """The input of a job that sums a topic of facts. A query plans ranges of offsets; the tasks of
+    the job fetch the records, so that these never reach the JVM."""
+
+    def __init__(self, context: JobContext, default: str) -> None:
+        from penstock.pipeline.reading.stream_source import records_in
+
+        self._context = context
+        self.name = str(context.arguments.get("topic") or default)
+        columns = "partition,offset,value"
+        self._options = {**context.read_options, "subscribe": self.name, "columns": columns}
+        parsed = parse_read_options(self._options, is_streaming=False)
+        self.connection = parsed.connection
+        self.reading = records_in(parsed)  # from batches of the query to records
+
+    def check(self) -> None:
+        check_topics(self._context, [self.name])
+
+    def process(
+        self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
+    ) -> None:
+        """Pass all new batches to ``take``. ``ends``: offsets after the records of the tables."""
+        from penstock.pipeline.reading.stream_source import range_stream
+
+        context, begins = self._context, "earliest"
+        if ends and not (Path(context.checkpoint_of()) / "metadata").exists():
+            with client_of(context) as client:
+                begins = starting_offsets(client, [self.name], {self.name: dict(ends)})
+        reader = range_stream(context.spark, self._options).option("startingOffsets", begins)
+        # Records have about twenty rows per kilobyte.
+        process(context, job, reader, take, batch_bytes="256m")
+
+
+def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ...]:
+    """Return the options; ``span`` names the time that stays open, such as "an hour"."""
+    seconds, text = click.IntRange(0, 86_400), f"time for which {span} stays open after its end"
+    return (
+        option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),
+        option("--topic", None, "topic, or its mirror", default=topic),
+    )
+
+
+def grace_ms_of(context: JobContext, default_ms: int) -> int:
+    """Return the option's value; jobs that the command line did not start have no options."""
+    seconds = context.arguments.get("grace_s")
+    return default_ms if seconds is None else int(seconds) * 1_000

@@ -5,12 +5,11 @@
 
 The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
 partition, with the end offset. A second run with the same name and choice continues at the last
-position, or reports that the replay is done. A run with another name is another replay.
+position. A run with another name is another replay.
 
 Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
 for five minutes: if a killed job is started again later than that, up to one chunk may be sent
-twice.
-"""
+twice."""
 
 import hashlib
 import json
@@ -22,40 +21,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import pyarrow as pa
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused
-from penstock.pipeline.archive.queue_sender import QueueAddress
 from penstock.pipeline.archive.replaying import (
     COLUMNS,
     DONE_SCHEMA,
     Position,
     ProgressLost,
+    QueueAddress,
     Replay,
     commit_position,
     read_position,
     send_partitions,
 )
-from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.arrow_map import batch_of, map_in_arrow, schema_of
 from penstock.pipeline.client.option_values import Options
-from penstock.pipeline.client.read_options import parse_connection
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
+from penstock.pipeline.client.options import parse_connection
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound, option, utc
 from penstock.pipeline.jobs.archive import ends_of, table_of
 from penstock.pipeline.jobs.queries import client_of
-from penstock.pipeline.lake import Lake
 from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 TABLE: Final = "replay_job"
+_TABLE: Final = schema_of("job string, choice string, partition int, end long")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The records to replay, and their target."""
-
     source: str  # the archived topic, or the name of a table that was moved aside
     target: str
     since_ms: int | None
@@ -88,8 +85,11 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
 
 
 def _requested(context: JobContext) -> tuple[Choice, str]:
-    """Return the records to replay, and the name of the replay."""
-    choice = _choice(context)
+    source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
+    if not source or not target:
+        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
+    condition = str(context.arguments.get("filter") or "")
+    choice = Choice(source, target, context.since_ms, context.until_ms, condition)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
         raise JobMisused(f"'{job}' is not a valid --name: at most 64 letters, digits, - and _")
@@ -142,20 +142,12 @@ def _send(
     except AnalysisException as error:
         raise JobMisused(f"--filter {choice.condition}: {str(error).splitlines()[0]}") from None
 
-    def send(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return send_partitions(batches, replay)
 
     with context.progress.tasks(f"replay {choice.source} to {choice.target}"):
         done = map_in_arrow(rows, send, DONE_SCHEMA).collect()
     return sum(row.sent for row in done), sum(row.repeated for row in done)
-
-
-def _choice(context: JobContext) -> Choice:
-    source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
-    if not source or not target:
-        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
-    condition = str(context.arguments.get("filter") or "")
-    return Choice(source, target, context.since_ms, context.until_ms, condition)
 
 
 def _replay_of(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> Replay:
@@ -191,9 +183,6 @@ def _queue(context: JobContext) -> QueueAddress:
     return QueueAddress(endpoint, region, key_id, secret_file)
 
 
-# ── State of replays ─────────────────────────────────────────────────────────────────────────
-
-
 def _ends_of(
     context: JobContext, choice: Choice, replay: Replay, client: KafkaClient
 ) -> dict[int, int]:
@@ -201,44 +190,20 @@ def _ends_of(
 
     Positions are written before the rows of the replay: without rows, no record was sent yet; with
     rows, a missing position was lost."""
-    known = _started(context, replay.job)
-    if known is not None:
-        text, ends = known
-        if text != choice.text():
-            raise JobMisused(
-                f"replay {replay.job} was started with other options: choose another --name"
-            )
-        return ends
-    ends = ends_of(context.lake, choice.source)
+    lake, job = context.lake, replay.job
+    if lake.exists(TABLE):
+        known = lake.read(context.spark, TABLE, f"job = '{job}'").collect()
+        if known and known[0].choice != choice.text():
+            raise JobMisused(f"replay {job} was started with other options: choose another --name")
+        if known:
+            return {row.partition: row.end for row in known}
+    ends = ends_of(lake, choice.source)
     for partition in ends:
         producer_id, epoch = client.producer_id()
         commit_position(client, replay, partition, Position(0, producer_id, epoch, 0))
-    _record_start(context.lake, replay.job, choice, ends)
+    rows = batch_of([(job, choice.text(), *each) for each in ends.items()], _TABLE)
+    lake.append(pa.Table.from_batches([rows]), TABLE, app=f"replay:{job}", batch_id=0)
     return ends
-
-
-def _started(context: JobContext, job: str) -> tuple[str, dict[int, int]] | None:
-    if not context.lake.exists(TABLE):
-        return None
-    rows = context.lake.read(context.spark, TABLE, f"job = '{job}'").collect()
-    if not rows:
-        return None
-    return rows[0].choice, {row.partition: row.end for row in rows}
-
-
-def _record_start(lake: Lake, job: str, choice: Choice, ends: Mapping[int, int]) -> None:
-    import pyarrow as pa
-
-    count = len(ends)
-    rows = pa.table(
-        {
-            "job": pa.array([job] * count, pa.string()),
-            "choice": pa.array([choice.text()] * count, pa.string()),
-            "partition": pa.array(list(ends), pa.int32()),
-            "end": pa.array(list(ends.values()), pa.int64()),
-        }
-    )
-    lake.append(rows, TABLE, app=f"replay:{job}", batch_id=0)
 
 
 def _left(client: KafkaClient, replay: Replay, ends: Mapping[int, int]) -> dict[int, int]:
@@ -256,14 +221,8 @@ def _left(client: KafkaClient, replay: Replay, ends: Mapping[int, int]) -> dict[
 
 
 def _files(choice: Choice) -> str | None:
-    """Return a condition that skips the files of days outside the requested time."""
-    import datetime
-
-    terms = []
-    for at_ms, sign in ((choice.since_ms, ">="), (choice.until_ms, "<=")):
-        if at_ms is not None:
-            day = datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date()
-            terms.append(f"date {sign} '{day}'")
+    times = ((choice.since_ms, ">="), (choice.until_ms, "<="))
+    terms = [f"date {sign} '{utc(ms).date()}'" for ms, sign in times if ms is not None]
     return " AND ".join(terms) or None
 
 
@@ -274,20 +233,15 @@ JOB: Final = Job(
     check=check,
     modes=frozenset({Mode.ONCE}),
     options=(
-        click.Option(["--from", "source"], metavar="TOPIC", required=True, help="archived topic"),
-        click.Option(["--to", "target"], metavar="NAME", required=True, help="topic or queue"),
-        click.Option(["--filter"], metavar="SQL", help="SQL condition for archived rows"),
-        click.Option(
-            ["--rate"],
-            metavar="N",
-            type=click.FloatRange(0, min_open=True),
-            help="limit, records per second",
-        ),
-        click.Option(["--name"], metavar="NAME", help="name; a new name starts a new replay"),
-        click.Option(["--original-timestamps"], is_flag=True, help="keep record timestamps"),
-        click.Option(["--endpoint"], metavar="URL", help="SQS endpoint, for a FIFO queue"),
-        click.Option(["--region"], metavar="NAME", help="region of the FIFO queue"),
-        click.Option(["--key-id"], metavar="ID", help="access key, for a FIFO queue"),
-        click.Option(["--secret-file"], metavar="FILE", help="file with the secret of the key"),
+        option("--from source", "TOPIC", "archived topic", required=True),
+        option("--to target", "NAME", "topic or queue", required=True),
+        option("--filter", "SQL", "SQL condition for archived rows"),
+        option("--rate", "N", "limit, records per second", type=click.FloatRange(0, min_open=True)),
+        option("--name", "NAME", "name; a new name starts a new replay"),
+        option("--original-timestamps", None, "keep record timestamps", is_flag=True),
+        option("--endpoint", "URL", "SQS endpoint, for a FIFO queue"),
+        option("--region", "NAME", "region of the FIFO queue"),
+        option("--key-id", "ID", "access key, for a FIFO queue"),
+        option("--secret-file", "FILE", "file with the secret of the key"),
     ),
 )

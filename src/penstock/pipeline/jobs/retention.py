@@ -5,45 +5,41 @@
     policies   ─┘
 
 The server deletes records by age and size. This job can delete records earlier: those that all
-readers have read and the archive has. ``pipeline/archive/retention_plan.py`` decides which part of
-each log to delete and the reasons to keep the others, from facts of the server
-(``pipeline/archive/retention_facts.py``) and, optionally, a table of acks by cursors that the
-server does not know (``pipeline/archive/ack_ranges.py``).
+readers have read and the archive has. A table can name acks by cursors that the server does not
+know (``ack_ranges.py``).
 
 Without ``--apply`` the job only writes the plan. With it, facts are collected again, and only the
 records that both plans delete are deleted; the server rejects what must not be deleted. The plan is
 in its table before any request, and later its outcome is added: a run that is killed before that
-leaves the outcome ``asked``, and no record is ever deleted without a plan.
-"""
+leaves the outcome ``asked``, and no record is ever deleted without a plan."""
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import click
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, Place
 from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
 from penstock.pipeline.archive.archive_rows import known_id
-from penstock.pipeline.archive.retention_facts import delete_records, gather
 from penstock.pipeline.archive.retention_plan import (
     DELETE,
     Decision,
-    Facts,
     Hold,
     PoliciesInvalid,
     Policy,
     cuts,
+    delete_records,
+    gather,
+    parse_policies,
     plan,
-    read_policies,
     savings,
 )
 from penstock.pipeline.arrow_map import schema_of
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound, option
 from penstock.pipeline.jobs.archive import archived_ends, check_ids
-from penstock.pipeline.jobs.queries import check_topics, client_of
+from penstock.pipeline.jobs.queries import check_topics, client_of, parsed_option
 from penstock.pipeline.lake import TopicRemade
 
 PLAN: Final = "retention_plan"
@@ -68,10 +64,7 @@ class Planner:
 
     def decide(self, client: KafkaClient) -> list[Decision]:
         now_ms = time.time_ns() // 1_000_000
-        return plan(self._facts(client, now_ms), self._policies, self._holds, now_ms=now_ms)
-
-    def _facts(self, client: KafkaClient, now_ms: int) -> Facts:
-        return gather(
+        facts = gather(
             client,
             self._policies,
             self._holds,
@@ -79,6 +72,7 @@ class Planner:
             archived=self._archived(client),
             acked={} if self._acks is None else self._acked(client, self._acks),
         )
+        return plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
         """Return the end offsets of the archive. If a topic was deleted and created again, the
@@ -121,13 +115,7 @@ class Planner:
 
 
 def _policies(context: JobContext) -> tuple[list[Policy], list[Hold]]:
-    path = context.arguments.get("policies")
-    if not path:
-        raise JobMisused("--policies is required: a TOML file")
-    try:
-        return read_policies(path)
-    except PoliciesInvalid as error:
-        raise JobMisused(str(error)) from None
+    return parsed_option(context, "policies", parse_policies, PoliciesInvalid)
 
 
 def check(context: JobContext) -> None:
@@ -145,23 +133,20 @@ def run(context: JobContext) -> None:
         planned = cuts(decisions)
         if context.arguments.get("apply") and planned:
             _write(context, plan_id, decisions, dict.fromkeys(planned, REQUESTED), batch_id=0)
-            outcomes = _delete_agreed(client, planned, cuts(planner.decide(client)))
+            # Delete only what both plans delete: a new reader may have started between them.
+            still = cuts(planner.decide(client))
+            agreed = {at: min(end, still[at]) for at, end in planned.items() if at in still}
+            outcomes = delete_records(client, agreed)
     _write(context, plan_id, decisions, outcomes, batch_id=1)
-    context.show([_line(_row(each, outcomes)) for each in decisions])
+    shown = {"base": "from", "end": "to"}
+    rows = [_row(each, outcomes) for each in decisions]
+    context.show({shown.get(name, name): row[name] for name in row} for row in rows)
     for topic, freed in sorted(savings(decisions).items()):
         context.progress.note(f"{topic}: {freed} bytes {'freed' if outcomes else 'to free'}")
     refused = {place: why for place, why in outcomes.items() if why}
     if refused:
         place, why = next(iter(refused.items()))
         raise Unsound(f"{len(refused)} partitions were not truncated; {place}: {why}")
-
-
-def _delete_agreed(
-    client: KafkaClient, planned: Mapping[Place, int], still: Mapping[Place, int]
-) -> dict[Place, str]:
-    """Delete only what both plans delete: a new reader may have started between the plans."""
-    agreed = {place: min(end, still[place]) for place, end in planned.items() if place in still}
-    return delete_records(client, agreed)
 
 
 def _write(
@@ -172,7 +157,6 @@ def _write(
     *,
     batch_id: int,
 ) -> None:
-    """Write the plan and its outcome, and replace the rows of the same plan."""
     made_at_us = time.time_ns() // 1_000
     rows = [
         {"plan_id": plan_id, "made_at": made_at_us, **_row(each, outcomes)} for each in decisions
@@ -189,16 +173,10 @@ def _write(
         )
 
 
-def _outcome(decision: Decision, outcomes: Mapping[Place, str]) -> str:
-    """Return "done", a reason for failure, or "" if deletion was only planned."""
-    place = decision.segment.place
-    if decision.action != DELETE or place not in outcomes:
-        return ""
-    return outcomes[place] or "done"
-
-
 def _row(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
+    """Return a row with the outcome "done", a reason for failure, or "" if it was only planned."""
     segment = decision.segment
+    is_tried = decision.action == DELETE and segment.place in outcomes
     return {
         "topic": segment.place.topic,
         "partition": segment.place.partition,
@@ -207,13 +185,8 @@ def _row(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
         "bytes": segment.bytes,
         "action": decision.action,
         "reason": decision.reason,
-        "outcome": _outcome(decision, outcomes),
+        "outcome": (outcomes[segment.place] or "done") if is_tried else "",
     }
-
-
-def _line(row: dict[str, Any]) -> dict[str, Any]:
-    shown = {"base": "from", "end": "to"}
-    return {shown.get(name, name): value for name, value in row.items()}
 
 
 JOB: Final = Job(
@@ -222,15 +195,15 @@ JOB: Final = Job(
     run=run,
     check=check,
     options=(
-        click.Option(
-            ["--policies"], metavar="PATH", required=True, help="file with policies and holds, TOML"
-        ),
-        click.Option(
-            ["--apply/--dry-run", "apply"],
+        option("--policies", "PATH", "file with policies and holds, TOML", required=True),
+        option(
+            "--apply/--dry-run apply",
+            None,
+            "execute the plan, or only print it [default]",
             default=False,
-            help="execute the plan, or only print it [default]",
+            show_default=False,
         ),
-        click.Option(["--acks"], metavar="TABLE", help="table of acknowledgements in the lake"),
+        option("--acks", "TABLE", "table of acknowledgements in the lake"),
     ),
     modes=frozenset({Mode.ONCE}),
 )

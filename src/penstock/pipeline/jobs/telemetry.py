@@ -11,23 +11,22 @@ the rows with equal keys (``telemetry_sums.fold``); late records add further row
 are computed once from complete minutes, hours or days. All times are those that nodes report, so a
 later run gives the same result.
 
-Plans go to a compacted topic, because placement reads topics and has no other port that a pipeline
-could write to. The record with the key ``rebalance`` is the latest plan and contains its expiry
-time. This job does not move partitions.
-"""
+Plans go to a topic, because placement has no other port that a pipeline could write to. This job
+does not move partitions."""
 
-import datetime
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.facts import outliers, rebalance
-from penstock.pipeline.facts.lag import Point, lag_of
-from penstock.pipeline.facts.plan_publisher import publish
+from penstock.pipeline.client.options import client_for
+from penstock.pipeline.facts import rebalance
+from penstock.pipeline.facts.health import Point, hot, lag_of
 from penstock.pipeline.facts.telemetry_sums import (
     KEYS,
     MINUTE_MS,
@@ -37,15 +36,12 @@ from penstock.pipeline.facts.telemetry_sums import (
     folded,
     names_of,
 )
-from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.job import Job, JobContext, Mode, utc
+from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
-from penstock.pipeline.reading.range_source import RecordReader, as_they_are
+from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts import telemetry as facts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TOPIC: Final = "__telemetry"
 MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
@@ -74,33 +70,25 @@ _PLAN: Final = schema_of(
 )
 
 
-# ── Pure transforms ──────────────────────────────────────────────────────────────────────────
-
-
 def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add the column ``date`` of ``metrics_1m`` to rows by minute."""
     for batch in batches:
         date = batch.column("at").cast(pa.date32())
         yield pa.RecordBatch.from_arrays([*batch.columns, date], schema=MINUTES_SCHEMA)
 
 
-def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
+def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
     """Sum rows by minute or hour to one row for each longer ``unit`` and set of keys."""
-    from pyspark.sql import functions as f
-
     counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
     together = longer.repartition(*names_of(KEYS))
     return map_in_arrow(together, folded, OUT)
 
 
-def lags(rows: "DataFrame") -> "DataFrame":
-    """Return the lag of each group in each minute, from rows by minute."""
-    of_groups = rows.where(f"kind = '{facts.LAG}'").selectExpr(
-        "at", *names_of(_LAG_KEYS), "committed_max", "log_end_max"
-    )
-    together = of_groups.repartition(*names_of(_LAG_KEYS))
-    ordered = together.sortWithinPartitions(*names_of(_LAG_KEYS), "at")
+def lags(rows: DataFrame) -> DataFrame:
+    keys = names_of(_LAG_KEYS)
+    of_groups = rows.where(f"kind = '{facts.LAG}'")
+    chosen = of_groups.selectExpr("at", *keys, "committed_max", "log_end_max")
+    ordered = chosen.repartition(*keys).sortWithinPartitions(*keys, "at")
     return map_in_arrow(ordered, _lag_rows, _LAG)
 
 
@@ -123,24 +111,23 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(found, _LAG)
 
 
-def by_window(rows: "DataFrame") -> "DataFrame":
+def by_window(rows: DataFrame) -> DataFrame:
     """Return the load of each partition, topic and node in each window, from rows by minute."""
     kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
     sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
     grouped = (
         rows.where(f"kind IN ({kinds})")
-        .withColumn("window", _expr(f"unix_millis(at) div {WINDOW_MS}"))
+        .withColumn("window", f.expr(f"unix_millis(at) div {WINDOW_MS}"))
         .groupBy("window", "kind", "node", "account", "region", "resource", "partition")
     )
     return grouped.agg(
-        *(_expr(f"sum({name})").alias(name) for name in sums),
-        _expr("max(size_bytes_max)").alias("size_bytes"),
-        _expr("max(unix_millis(at))").alias("at_ms"),
+        *(f.expr(f"sum({name})").alias(name) for name in sums),
+        f.expr("max(size_bytes_max)").alias("size_bytes"),
+        f.expr("max(unix_millis(at))").alias("at_ms"),
     )
 
 
 def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
-    """Return the hot queues, partitions and nodes of one window."""
     rates: dict[str, dict[str, float]] = {"queue": {}, "partition": {}, "node": {}}
     for row in rows:
         name = f"{row.account}/{row.region}/{row.resource}"
@@ -153,55 +140,42 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
         else:
             continue
         scope[name] = scope.get(name, 0.0) + amount / seconds
-    return [
-        {"scope": scope, **asdict(each)} for scope, of in rates.items() for each in outliers.hot(of)
-    ]
+    return [{"scope": scope, **asdict(each)} for scope, of in rates.items() for each in hot(of)]
 
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     """Return the load of each partition in one window. Bytes out and requests are only known for
     whole topics; each partition gets the share that it has of the topic's messages."""
-    by_topic: dict[tuple[str, str, str], tuple[int, int]] = {}
+    bytes_out, requests, messages = Counter[Any](), Counter[Any](), Counter[Any]()  # by topic
     last: dict[rebalance.PartitionId, Any] = {}
     for row in rows:
         topic = row.account, row.region, row.resource
         if row.kind == facts.CALLS:
-            bytes_out, requests = by_topic.get(topic, (0, 0))
-            by_topic[topic] = bytes_out + row.bytes_out, requests + row.requests
+            bytes_out[topic] += row.bytes_out
+            requests[topic] += row.requests
         elif row.kind == facts.PARTITION:
             # A partition that moved within the window counts for its last node.
             place = rebalance.PartitionId(*topic, row.partition)
             if place not in last or last[place].at_ms < row.at_ms:
                 last[place] = row
-    totals: dict[tuple[str, str, str], int] = {}
-    for place, row in last.items():
-        topic = place.account, place.region, place.resource
-        totals[topic] = totals.get(topic, 0) + row.messages
+    for row in last.values():
+        messages[row.account, row.region, row.resource] += row.messages
     found = []
-    for place in sorted(last):
-        row, topic = last[place], (place.account, place.region, place.resource)
-        bytes_out, requests = by_topic.get(topic, (0, 0))
-        share = row.messages / totals[topic] if totals[topic] else 0.0
-        load = rebalance.Load(row.bytes_in, bytes_out * share, requests * share)
+    for place, row in sorted(last.items(), key=lambda each: each[0]):
+        topic = row.account, row.region, row.resource
+        share = row.messages / messages[topic] if messages[topic] else 0.0
+        load = rebalance.Load(row.bytes_in, bytes_out[topic] * share, requests[topic] * share)
         found.append(rebalance.Placed(place, row.node, load, row.size_bytes))
     return found
 
 
-def _expr(text: str) -> Any:
-    from pyspark.sql import functions as f
-
-    return f.expr(text)
-
-
-# ── The job ──────────────────────────────────────────────────────────────────────────────────
-
-
 class TelemetryTables:
-    """A writer of the tables, in the driver. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
+    converts batches of the source to records."""
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         lake: Lake,
         *,
         app: str = "",
@@ -209,7 +183,6 @@ class TelemetryTables:
         publish_plan: Callable[[rebalance.Plan], None] | None = None,
         reading: RecordReader = as_they_are,
     ) -> None:
-        """``reading`` converts batches of the source to records."""
         self._spark = spark
         self._lake = lake
         self._reading = reading
@@ -223,10 +196,10 @@ class TelemetryTables:
         if not self._lake.exists(MINUTES):
             return {}
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
-        ends = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
+        ends = rows.groupBy("partition").agg(f.expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in ends.collect()}
 
-    def add(self, batch: "DataFrame", batch_id: int) -> None:
+    def add(self, batch: DataFrame, batch_id: int) -> None:
         """Add one micro-batch. Each task fetches, folds and writes its records."""
         table = self._lake.table(MINUTES)
         if table.has(self.app, batch_id):
@@ -242,26 +215,20 @@ class TelemetryTables:
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
-        """Update the derived tables from all complete minutes."""
-        span = self._span_ms()
-        if span is None:
+        if not self._lake.exists(MINUTES):
             return
-        self._since_ms = span[0]
+        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
+        span = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
+        if span is None or span.a is None:
+            return
+        self._since_ms = span.a
         # Records written in the newest minute are about this minute or earlier ones, so the
         # earlier minutes are complete and the newest is not.
-        through_ms = span[1] - self._grace_ms
+        through_ms = span.b - self._grace_ms
         self._add_lags(through_ms)
         self._add_window(through_ms)
         self._roll(MINUTES, HOURS, "hour", HOUR_MS, through_ms)
         self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
-
-    def _span_ms(self) -> tuple[int, int] | None:
-        """Return the first and the last minute with metrics."""
-        if not self._lake.exists(MINUTES):
-            return None
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
-        row = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
-        return None if row is None or row.a is None else (row.a, row.b)
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
         """Append all complete units that the target does not have yet, in one commit."""
@@ -273,8 +240,11 @@ class TelemetryTables:
             return  # the first unit is not complete yet
         since_ms = 0 if done is None else (done + 1) * unit_ms
         rows = self._between(source, since_ms, (last + 1) * unit_ms)
-        rolled = rolled_up(rows, unit).withColumn("date", _expr("to_date(at)"))
-        self._lake.append(rolled, target, app="roll", batch_id=last, partition_by=("date",))
+        self._append_dated(rolled_up(rows, unit), target, "roll", last)
+
+    def _append_dated(self, rows: DataFrame, table: str, app: str, batch_id: int) -> None:
+        dated = rows.withColumn("date", f.expr("to_date(at)"))
+        self._lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
 
     def _add_lags(self, through_ms: int) -> None:
         last = through_ms // MINUTE_MS - 1
@@ -287,8 +257,7 @@ class TelemetryTables:
         )
         # Merges rows of one minute that came in several batches.
         found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")
-        dated = found.withColumn("date", _expr("to_date(at)"))
-        self._lake.append(dated, LAG, app="lag", batch_id=last, partition_by=("date",))
+        self._append_dated(found, LAG, "lag", last)
 
     def _add_window(self, through_ms: int) -> None:
         """Append hot spots and plan of the last complete window. Missed windows are skipped."""
@@ -297,7 +266,7 @@ class TelemetryTables:
             return
         since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
         rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
-        is_node, moved = _expr(f"kind = '{facts.NODE}'"), _expr("bytes_in + bytes_out")
+        is_node, moved = f.expr(f"kind = '{facts.NODE}'"), f.expr("bytes_in + bytes_out")
         busiest = by_window(rows).orderBy(is_node.desc(), moved.desc()).limit(LOADS_MAX)
         windows: dict[int, list[Any]] = {}
         for row in busiest.collect():
@@ -331,25 +300,20 @@ class TelemetryTables:
 
     def _between(
         self, table: str, since_ms: int, until_ms: int, kind: str | None = None
-    ) -> "DataFrame":
-        since, until = (f"timestamp_millis({at})" for at in (max(0, since_ms), until_ms))
-        first, last = (_day(at) for at in (max(0, since_ms), until_ms - 1))
-        where = f"at >= {since} AND at < {until}"
-        files = f"date >= '{first}' AND date <= '{last}'"
+    ) -> DataFrame:
+        since_ms = max(0, since_ms)
+        where = f"at >= timestamp_millis({since_ms}) AND at < timestamp_millis({until_ms})"
+        files = f"date >= '{utc(since_ms).date()}' AND date <= '{utc(until_ms - 1).date()}'"
         if kind is not None:
             where, files = f"{where} AND kind = '{kind}'", f"{files} AND kind = '{kind}'"
         return self._lake.read(self._spark, table, where, files=files)
-
-
-def _day(at_ms: int) -> str:
-    return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date().isoformat()
 
 
 def run(context: JobContext) -> None:
     topic = FactTopic(context, TOPIC)
 
     def publish_plan(made: rebalance.Plan) -> None:
-        publish(client_for(topic.connection), made)
+        rebalance.publish(client_for(topic.connection), made)
         context.progress.note(f"plan {made.plan_id} published: {len(made.steps)} steps")
 
     tables = TelemetryTables(
@@ -360,7 +324,7 @@ def run(context: JobContext) -> None:
         reading=topic.reading,
     )
 
-    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+    def take(batch: DataFrame, app: str, batch_id: int) -> None:
         tables.app = app
         tables.add(batch, batch_id)
         if context.mode is Mode.CONTINUOUS:

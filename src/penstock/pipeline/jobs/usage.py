@@ -16,37 +16,34 @@ and its rows carry this number, so a comparison shows which partials an hour was
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
 ones, and each table records its progress, so a killed job continues from its tables.
 
-Each task fetches its records, sums them (``pipeline/facts/usage_sums.py``) and writes files
-(``pipeline/facts/usage_files.py``); the driver gets the lists of files and flushes, and commits.
-"""
+Each task fetches its records, sums them (``usage_sums.py``) and writes files (``usage_files.py``);
+the driver gets the lists of files and flushes, and commits."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.facts.usage_files import (
     FLUSH,
+    HOURLY,
+    HOURLY_BY,
+    HOURLY_SCHEMA,
     PARTIAL,
     PARTIAL_BY,
     PARTIAL_SCHEMA,
     REJECT,
     REJECT_SCHEMA,
     Written,
-    write,
-)
-from penstock.pipeline.facts.usage_seal import (
-    HOURLY,
-    HOURLY_BY,
-    HOURLY_SCHEMA,
     files_of,
     first_hour,
     seal,
     shares_of,
+    write,
 )
 from penstock.pipeline.facts.usage_sums import (
     HOUR_MS,
@@ -57,14 +54,11 @@ from penstock.pipeline.facts.usage_sums import (
     FlushRange,
     Name,
 )
-from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.jobs.fact_topics import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.job import Job, JobContext, Mode, utc
+from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
-from penstock.pipeline.reading.range_source import RecordReader, as_they_are
+from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["ADJUSTMENT", "HOUR", "HOURLY", "JOB", "PARTIAL", "REJECT", "UsageTables"]
 
@@ -76,18 +70,14 @@ SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour op
 SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
 
 
-# ── Pure transforms of tables ────────────────────────────────────────────────────────────────
-
-
-def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
+def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
     """Return the partials that came for an hour after it was sealed, by turn."""
-    from pyspark.sql import functions as f
-
-    counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
-    late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
-    sums = [f.sum(name).alias(name) for name in SUMS]
-    grouped = late.where("turn > through").groupBy(*KEYS, "turn").agg(*sums)
-    return grouped.withColumn("date", f.to_date("hour"))
+    keys, sums = ", ".join(KEYS), ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    query = f"""
+        SELECT /*+ BROADCAST(closed) */ {keys}, turn, {sums}, to_date(hour) AS date
+        FROM {{partial}} JOIN {{hours}} AS closed USING (hour)
+        WHERE kind IN ('{CALLS}', '{STORAGE}') AND turn > through GROUP BY {keys}, turn"""  # noqa: S608 - constants
+    return partial.sparkSession.sql(query, partial=partial, hours=hours)
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
@@ -102,22 +92,19 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
     return max(-1, (written - grace_ms) // HOUR_MS - 1)
 
 
-# ── The job ──────────────────────────────────────────────────────────────────────────────────
-
-
 class UsageTables:
-    """A writer of the tables, in the driver. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
+    converts batches of the source to records."""
 
     def __init__(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         lake: Lake,
         *,
         app: str = "",
         grace_ms: int = GRACE_MS,
         reading: RecordReader = as_they_are,
     ) -> None:
-        """``reading`` converts batches of the source to records."""
         self._spark = spark
         self._lake = lake
         self._reading = reading
@@ -132,13 +119,12 @@ class UsageTables:
     def _remember(self) -> None:
         if not self._lake.exists(PARTIAL):
             return
-        newest = self._lake.read(self._spark, PARTIAL, f"kind = '{FLUSH}'")
-        row = newest.selectExpr("max(written_at_ms)").first()
-        if row is None or row[0] is None:
+        flushes = self._lake.read(self._spark, PARTIAL, f"kind = '{FLUSH}'")
+        newest = flushes.selectExpr("max(written_at_ms)").first()
+        if newest is None or newest[0] is None:
             return
-        since = row[0] - SEEN_DAYS * DAY_MS
-        day = f"cast(from_unixtime({since // 1_000}) AS date)"
-        for row in _islands(newest.where(f"date >= {day}")).toLocalIterator():
+        since = utc(newest[0] - SEEN_DAYS * DAY_MS).date()
+        for row in _islands(flushes.where(f"date >= '{since}'")).toLocalIterator():
             self._note(row)
 
     def _note(self, found: Any) -> None:
@@ -148,15 +134,16 @@ class UsageTables:
         self._written_at_ms[found.node] = at_ms
         self.ends[found.partition] = max(found.end_offset, self.ends.get(found.partition, 0))
 
-    def add(self, batch: "DataFrame", batch_id: int) -> bool:
+    def add(self, batch: DataFrame, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
         if self._lake.table(PARTIAL).has(self.app, batch_id):
             return False
         turn = self._lake.table(PARTIAL).turn_of("usage") + 1
-        found = self._write(batch, turn)
+        how: dict[str, Any] = {"seen": self.flushes, "turn": turn, "lake": self._lake.path}
+        found = write(batch, self._reading, **how)
         if _overlap(found.flushes):  # two tasks had copies of a flush; a single task finds them
             found.drop(self._lake.path)
-            found = self._write(batch.coalesce(1), turn)
+            found = write(batch.coalesce(1), self._reading, **how)
         self._commit(found, batch_id, turn)
         for each in found.flushes:
             self._note(each)
@@ -164,9 +151,6 @@ class UsageTables:
         if sealed is not None and any(each.hour_number <= sealed for each in found.flushes):
             self.adjust()
         return True
-
-    def _write(self, batch: "DataFrame", turn: int) -> Written:
-        return write(batch, self._reading, seen=self.flushes, turn=turn, lake=self._lake.path)
 
     def _commit(self, found: Written, batch_id: int, turn: int) -> None:
         if found.reject:
@@ -196,7 +180,6 @@ class UsageTables:
         return commit.rows
 
     def seal(self) -> int:
-        """Close the complete hours, and return their number."""
         count = self._close_hours()
         last = self.sealed_through()
         done = self._lake.version_of(HOURLY, "seal")
@@ -232,7 +215,6 @@ class UsageTables:
 
 
 def _overlap(flushes: Sequence[FlushRange]) -> bool:
-    """Return whether two tasks have the same flush."""
     found: dict[Name, list[tuple[int, int]]] = {}
     for row in flushes:
         found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
@@ -243,30 +225,22 @@ def _overlap(flushes: Sequence[FlushRange]) -> bool:
     )
 
 
-def _islands(flushes: "DataFrame") -> "DataFrame":
-    """Merge the flushes of many batches into few ranges."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    of_one = Window.partitionBy("node", "incarnation", "partition").orderBy("first_flush")
-    before = f.max("last_flush").over(of_one.rowsBetween(Window.unboundedPreceding, -1))
-    begins = f.when(f.col("first_flush") <= before + 1, 0).otherwise(1)
-    marked = flushes.withColumn("begins", begins)
-    numbered = marked.withColumn("island", f.sum("begins").over(of_one))
-    return numbered.groupBy("node", "incarnation", "partition", "island").agg(
-        f.min("first_flush").alias("first_flush"),
-        f.max("last_flush").alias("last_flush"),
-        f.max("written_at_ms").alias("written_at_ms"),
-        f.max("end_offset").alias("end_offset"),
-    )
+def _islands(flushes: DataFrame) -> DataFrame:
+    of_one = "PARTITION BY node, incarnation, partition ORDER BY first_flush"
+    before = f"max(last_flush) OVER ({of_one} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    marked = flushes.selectExpr("*", f"if(first_flush <= {before} + 1, 0, 1) AS begins")
+    numbered = marked.selectExpr("*", f"sum(begins) OVER ({of_one}) AS island")
+    query = """
+        SELECT node, incarnation, partition, min(first_flush) AS first_flush,
+            max(last_flush) AS last_flush, max(written_at_ms) AS written_at_ms,
+            max(end_offset) AS end_offset
+        FROM {numbered} GROUP BY node, incarnation, partition, island"""
+    return flushes.sparkSession.sql(query, numbered=numbered)
 
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
     """Return the closed hours after the hour ``done``, with the turn at which each was closed."""
-    where = None
-    if done is not None:
-        at = datetime.datetime.fromtimestamp(done * 3_600, datetime.UTC)
-        where = f"hour > '{at.strftime('%Y-%m-%dT%H:%M:%SZ')}'"
+    where = None if done is None else f"hour > '{utc(done * HOUR_MS):%Y-%m-%dT%H:%M:%SZ}'"
     found: dict[int, int] = {}
     for path in hours.files(where):
         rows = pq.read_table(path, columns=["hour", "through"], partitioning=None)
@@ -281,7 +255,7 @@ def run(context: JobContext) -> None:
     tables = UsageTables(context.spark, context.lake, grace_ms=grace_ms, reading=topic.reading)
     tables.adjust()  # for a run that was killed before this step
 
-    def take(batch: "DataFrame", app: str, batch_id: int) -> None:
+    def take(batch: DataFrame, app: str, batch_id: int) -> None:
         tables.app = app
         if not tables.add(batch, batch_id):
             context.progress.note(f"batch {batch_id} is already in the table")

@@ -1,8 +1,6 @@
 """Computes the signature of a dead-letter message, by which messages with the same cause of failure
-are grouped.
-
-Two messages with the same cause differ in ids, numbers and times, and are otherwise equal. So the
-following parts are masked and hashed together:
+are grouped. Such messages differ in ids, numbers and times, so these are masked, and the following
+parts are hashed together:
 
     source queue │ error, masked │ names of attributes │ kind of message │ shape of the body
 
@@ -14,11 +12,8 @@ following parts are masked and hashed together:
   format. Keys that are ids are masked as well.
 
 ``content`` is a fingerprint of a message's bytes. A redrive changes the id but not the content, so
-the content identifies a message that comes back.
-
-Pure. All input is truncated before it is parsed, because dead letters are messages that consumers
-could not process.
-"""
+the content identifies a message that comes back. All input is truncated before it is parsed,
+because dead letters are messages that consumers could not process."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -98,7 +93,6 @@ def signature_of(
 
 
 def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) -> str:
-    """Return a fingerprint of the message without its id."""
     digest = blake2b(digest_size=16)
     for part in (
         key or b"",
@@ -204,8 +198,7 @@ _STALE: Final = re.compile(
 def suggestion_for(error: str, *, shape: str, poison: int, span_ms: int, quiet_ms: int) -> str:
     """Return what to do with a group of messages. ``poison``: number of messages that came back
     after a redrive. ``span_ms``: time from the first failure to the last; ``quiet_ms``: time since
-    the last. Without an error text, a short burst in the past is taken for an outage, and failures
-    that continue for a defect."""
+    the last. Without an error text, a short burst in the past is taken for an outage."""
     if poison:
         return FIX
     if _STALE.search(error):

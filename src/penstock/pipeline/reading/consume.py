@@ -2,21 +2,20 @@
 
 The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
 plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
-offset: by then the batch has finished and is in the checkpoint. Delivery is at least once: if the
-process dies before deleting, the messages stay in the queue and are delivered in another batch when
-their leases expire. Spark then repeats the old batch without messages, because their leases belong
-to the dead process; a sink that had written the batch keeps the rows. An offset is:
+offset: by then the batch is in the checkpoint. Delivery is at least once: if the process dies
+before deleting, the messages are delivered in another batch when their leases expire. Spark then
+repeats the old batch without messages; a sink that had written it keeps the rows. An offset is:
 
-    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty
-"""
+    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty"""
 
 # ruff: noqa: N802 - Spark names these methods
 
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,15 +23,10 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.pipeline.client.option_values import OptionInvalid, Options
-from penstock.pipeline.client.read_options import check_names
+from penstock.pipeline.client.options import check_names
 from penstock.pipeline.client.sqs_client import Endpoint, Sqs, SqsRefused, SqsUnreachable
 
 VERSION: Final = 1
@@ -84,12 +78,9 @@ def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
     queue = given.text("queue") or given.text("subscribe")
     if not queue:
         raise OptionInvalid("option queue is missing: the name of the queue to consume")
-    lease_s = given.number("leaseSeconds", _LEASE_S, least=10)
-    most = given.number("maxMessagesPerTrigger", MESSAGES_PER_TRIGGER)
-    parts_min = given.number("minPartitions", 1)
-    assert lease_s is not None
-    assert most is not None
-    assert parts_min is not None
+    lease_s = given.number("leaseSeconds", least=10) or _LEASE_S
+    most = given.number("maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER
+    parts_min = given.number("minPartitions") or 1
     if lease_s > 43_200:
         raise OptionInvalid("option leaseSeconds must be at most 43200")
     if most > _MESSAGES_MAX:
@@ -115,8 +106,6 @@ def _credentials(given: Options) -> tuple[str, str]:
 
 
 class MessagePartition(InputPartition):
-    """The messages of one task."""
-
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(len(messages))
         self.messages = list(messages)
@@ -144,7 +133,6 @@ class Leases:
         return self._sqs.waiting_count(self.queue_url)
 
     def take(self, batch: int, count: int) -> int:
-        """Lease up to ``count`` messages for a batch, and return how many were leased."""
         lease_s = self._options.lease_s
         found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
         if found and len(found) < count:
@@ -155,26 +143,20 @@ class Leases:
         if found:
             with self._lock:
                 self._batches[batch] = found
-            self._start()
+            if self._extender is None:
+                self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
+                self._extender.start()
         return len(found)
 
     def _drain(self, count: int) -> list[dict[str, Any]]:
-        """Receive up to ``count`` messages, until the queue has none to deliver now."""
-        sqs = Sqs(self._options.endpoint)
+        lease_s = self._options.lease_s
         found: list[dict[str, Any]] = []
-        try:
-            while len(found) < count:
-                some = sqs.receive(
-                    self.queue_url,
-                    count=count - len(found),
-                    lease_s=self._options.lease_s,
-                    wait_s=0,
-                )
+        with closing(Sqs(self._options.endpoint)) as sqs:
+            while (left := count - len(found)) > 0:
+                some = sqs.receive(self.queue_url, count=left, lease_s=lease_s, wait_s=0)
                 if not some:
                     break
                 found += some
-        finally:
-            sqs.close()
         return found
 
     def messages(self, batch: int) -> list[dict[str, Any]]:
@@ -186,39 +168,27 @@ class Leases:
         stays in the queue and is delivered again."""
         with self._lock:
             done = [number for number in self._batches if number <= batch]
-            receipts = [
-                str(message["ReceiptHandle"])
-                for number in done
-                for message in self._batches[number]
-            ]
         if not done:
             return
-        self._sqs.delete(self.queue_url, receipts)
+        self._sqs.delete(self.queue_url, self._receipts(done))
         with self._lock:
             for number in done:
                 self._batches.pop(number, None)
 
-    def _start(self) -> None:
-        if self._extender is None:
-            self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
-            self._extender.start()
+    def _receipts(self, batches: Iterable[int] | None = None) -> list[str]:
+        with self._lock:
+            chosen = self._batches if batches is None else batches
+            return [str(each["ReceiptHandle"]) for n in chosen for each in self._batches[n]]
 
     def _extend(self) -> None:
         """Extend all leases three times per lease duration, so that two attempts may fail."""
-        sqs = Sqs(self._options.endpoint)
         lease_s = self._options.lease_s
-        while not self._ended.wait(lease_s / 3):
-            with self._lock:
-                receipts = [
-                    str(message["ReceiptHandle"])
-                    for messages in self._batches.values()
-                    for message in messages
-                ]
-            try:
-                sqs.extend(self.queue_url, receipts, lease_s=lease_s)
-            except (SqsRefused, SqsUnreachable):
-                continue  # the next call of the planner reports the error; the leases continue
-        sqs.close()
+        with closing(Sqs(self._options.endpoint)) as sqs:
+            while not self._ended.wait(lease_s / 3):
+                try:
+                    sqs.extend(self.queue_url, self._receipts(), lease_s=lease_s)
+                except (SqsRefused, SqsUnreachable):
+                    continue  # the next call of the planner reports the error
 
     def close(self) -> None:
         self._ended.set()
@@ -263,8 +233,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._batch)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.messages_max
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        return ReadMaxRows(self._options.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._left = self._held.waiting_count()
@@ -301,24 +270,21 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    rows = [
-        {
-            "message_id": each["MessageId"],
-            "body": each["Body"],
-            "attributes": list(_attributes(each.get("MessageAttributes") or {})),
-            "group_id": _system(each, "MessageGroupId"),
-            "sent_at": int(_system(each, "SentTimestamp") or 0) * 1_000,
-            "receive_count": int(_system(each, "ApproximateReceiveCount") or 1),
-            "receipt": each["ReceiptHandle"],
-        }
-        for each in messages
-    ]
+    rows = []
+    for each in messages:
+        system = each.get("Attributes") or {}
+        rows.append(
+            {
+                "message_id": each["MessageId"],
+                "body": each["Body"],
+                "attributes": list(_attributes(each.get("MessageAttributes") or {})),
+                "group_id": system.get("MessageGroupId"),
+                "sent_at": int(system.get("SentTimestamp") or 0) * 1_000,
+                "receive_count": int(system.get("ApproximateReceiveCount") or 1),
+                "receipt": each["ReceiptHandle"],
+            }
+        )
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
-def _system(message: Mapping[str, Any], name: str) -> str | None:
-    found = (message.get("Attributes") or {}).get(name)
-    return None if found is None else str(found)
 
 
 def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

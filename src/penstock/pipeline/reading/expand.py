@@ -4,41 +4,38 @@
     audit   ``__audit``: JSON, one row for each record, with the bytes that are hashed
     arrow   values that are Arrow IPC streams; the read must state their schema
 
-An ``Expansion`` states which columns of the log it needs, and makes an Arrow batch of rows from an
-Arrow batch of records. An undecodable usage or audit record becomes one row with its partition,
-its offset and the reason in ``error``. A usage record without rows becomes one row of the kind
-``none``, because its time and flush number are needed too.
-"""
+An undecodable usage or audit record becomes one row with its partition, its offset and the reason
+in ``error``. A usage record without rows becomes one row of the kind ``none``, because its time and
+flush number are needed too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.pipeline.arrow_map import batch_of
 from penstock.pipeline.client.option_values import OptionInvalid
-from penstock.pipeline.client.read_options import ReadOptions
+from penstock.pipeline.client.options import ReadOptions
 from penstock.pipeline.decoding import columns as made
-from penstock.pipeline.decoding.packed_columns import UnusualRecords, read_columns
+from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, listed, read_columns
 from penstock.wire.facts import audit, usage
 
 NONE: Final = "none"  # kind of the row that represents a usage record without rows
 _PLACED: Final = ("partition", "offset", "value")
 _WHERE: Final = [("partition", pa.int32()), ("offset", pa.int64())]
 
-_USAGE_HEAD: Final = ("node", "incarnation", "flush", "minute_ms", "written_at_ms")
+_USAGE_NUMBERS: Final = ("flush", "minute_ms", "written_at_ms")
+_USAGE_HEAD: Final = ("node", "incarnation", *_USAGE_NUMBERS)
 _LONG_END: Final = 1 << 63
 USAGE_SCHEMA: Final = pa.schema(
     [
         *_WHERE,
         ("node", pa.string()),
         ("incarnation", pa.string()),
-        ("flush", pa.int64()),
-        ("minute_ms", pa.int64()),
-        ("written_at_ms", pa.int64()),
+        *((name, pa.int64()) for name in _USAGE_NUMBERS),
         *((name, pa.string()) for name in usage.TEXTS),
         *((name, pa.int64()) for name in usage.NUMBERS),
         ("error", pa.string()),
@@ -69,24 +66,17 @@ class Expansion:
 def expansion_for(options: ReadOptions, schema: pa.Schema | None = None) -> Expansion:
     """Return the expansion; ``schema`` is the user's, if any. Raises OptionInvalid."""
     if not options.decode:
-        return Expansion(made.arrow_schema(options.columns), options, _as_it_is)
+        return Expansion(made.arrow_schema(options.columns), options, lambda batch: batch)
+    placed = replace(options, columns=_PLACED)
     if options.decode == "arrow":
         if schema is None:
             raise OptionInvalid("option decode=arrow needs the schema of the rows: .schema(…)")
-        inner = schema
-        return Expansion(
-            inner, replace(options, columns=_PLACED), lambda batch: _expand_arrow(batch, inner)
-        )
-    known = KNOWN.get(options.decode)
-    if known is None:
+        return Expansion(schema, placed, lambda batch: _expand_arrow(batch, schema))
+    if options.decode not in KNOWN:
         names = ", ".join([*KNOWN, "arrow"])
         raise OptionInvalid(f"option decode must be one of {names}, not '{options.decode}'")
-    out, expand = known
-    return Expansion(out, replace(options, columns=_PLACED), expand)
-
-
-def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
+    out, expand = KNOWN[options.decode]
+    return Expansion(out, placed, expand)
 
 
 def _values(batch: pa.RecordBatch) -> Iterable[tuple[int, int, bytes | None]]:
@@ -105,76 +95,66 @@ def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
     blocks = [usage.FORM.block(value or b"") for value in batch.column("value").to_pylist()]
     if any(max(b.flush, b.minute_ms, b.written_at_ms) >= _LONG_END for b in blocks):
         raise UnusualRecords(())
-    found = read_columns(
-        [each.columns for each in blocks], texts=usage.TEXTS, numbers=usage.NUMBERS
-    )
+    columns = [each.columns for each in blocks]
+    found = read_columns(columns, texts=usage.TEXTS, numbers=usage.NUMBERS)
+    return _usage_rows(batch, blocks, found)
+
+
+def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
+    parts = []
+    for number, value in enumerate(batch.column("value").to_pylist()):
+        head, columns, error = None, _ONE_ROW, None
+        try:
+            head = usage.decode(value or b"")
+            _check_numbers(head)
+            columns = head.columns
+        except usage.UsageUnreadable as unreadable:
+            head, error = None, str(unreadable)
+        found = listed(columns, texts=usage.TEXTS, numbers=usage.NUMBERS)
+        parts.append(_usage_rows(batch.slice(number, 1), [head], found, error))
+    return pa.concat_batches(parts) if parts else batch_of([], USAGE_SCHEMA)
+
+
+def _usage_rows(
+    batch: pa.RecordBatch, heads: Sequence[object], found: Columns, error: str | None = None
+) -> pa.RecordBatch:
+    """Return the rows of records, each of which has one of ``heads`` (None: it is unreadable)."""
     arrays = {**found.texts, **{name: pa.array(each) for name, each in found.numbers.items()}}
-    record_of = np.repeat(np.arange(len(blocks)), found.counts)
+    record_of = np.repeat(np.arange(len(heads)), found.counts)
     empty = np.flatnonzero(found.counts == 0)
     if empty.size:
         # All get the same row, which is appended once after the others and copied from there.
         where = np.cumsum(found.counts)[empty]
         order = pa.array(np.insert(np.arange(len(record_of)), where, len(record_of)))
         record_of = np.insert(record_of, where, empty)
-        one = _one_row()
         for name in (*usage.TEXTS, *usage.NUMBERS):
-            cell = pa.array(getattr(one, name), arrays[name].type)
-            both = pa.concat_arrays([arrays[name], cell])
-            arrays[name] = both.take(order)
+            cell = pa.array(getattr(_ONE_ROW, name), arrays[name].type)
+            arrays[name] = pa.concat_arrays([arrays[name], cell]).take(order)
     indexes = pa.array(record_of)
     for name in ("partition", "offset"):
         arrays[name] = batch.column(name).take(indexes)
     for name in _USAGE_HEAD:
-        of_records = [getattr(each, name) for each in blocks]
+        of_records = [getattr(each, name, None) for each in heads]
         arrays[name] = pa.array(of_records, USAGE_SCHEMA.field(name).type).take(indexes)
-    arrays["error"] = pa.nulls(len(indexes), pa.string())
-    return _assembled(arrays, USAGE_SCHEMA)
-
-
-def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
-    heads: list[tuple[Any, ...]] = []  # partition, offset, values of _USAGE_HEAD, error
-    counts: list[int] = []
-    tables: list[usage.UsageColumns] = []
-    for partition, offset, value in _values(batch):
-        try:
-            facts = usage.decode(value or b"")
-            _check_numbers(facts)
-        except usage.UsageUnreadable as error:
-            heads.append((partition, offset, *[None] * len(_USAGE_HEAD), str(error)))
-            table = _one_row()
-        else:
-            head = [getattr(facts, name) for name in _USAGE_HEAD]
-            heads.append((partition, offset, *head, None))
-            table = facts.columns if len(facts.columns) else _one_row()
-        tables.append(table)
-        counts.append(len(table))
-    repeats = [number for number, count in enumerate(counts) for _ in range(count)]
-    indexes = pa.array(repeats, pa.int32())
-    by_column = list(zip(*heads, strict=True)) or [()] * (len(_USAGE_HEAD) + 3)
-    names = ("partition", "offset", *_USAGE_HEAD, "error")
-    arrays = {
-        name: pa.array(column, USAGE_SCHEMA.field(name).type).take(indexes)
-        for name, column in zip(names, by_column, strict=True)
-    }
-    for name in (*usage.TEXTS, *usage.NUMBERS):
-        cells = list(chain.from_iterable(getattr(table, name) for table in tables))
-        arrays[name] = pa.array(cells, USAGE_SCHEMA.field(name).type)
-    return _assembled(arrays, USAGE_SCHEMA)
+    arrays["error"] = pa.array([error] * len(indexes), pa.string())
+    return pa.RecordBatch.from_arrays([arrays[n] for n in USAGE_SCHEMA.names], schema=USAGE_SCHEMA)
 
 
 def _check_numbers(facts: usage.UsageFacts) -> None:
     """Raise UsageUnreadable for a number that does not fit into 64 bits with sign."""
-    heads = {name: [getattr(facts, name)] for name in ("flush", "minute_ms", "written_at_ms")}
+    heads = {name: [getattr(facts, name)] for name in _USAGE_NUMBERS}
     columns = {name: getattr(facts.columns, name) for name in usage.NUMBERS}
     for name, numbers in (heads | columns).items():
         if numbers and not -_LONG_END <= min(numbers) <= max(numbers) < _LONG_END:
             raise usage.UsageUnreadable(f"{name} has a number that no counter reaches")
 
 
-def _one_row() -> usage.UsageColumns:
-    cells: dict[str, Any] = {name: [""] for name in usage.TEXTS}
-    cells |= {name: [0] for name in usage.NUMBERS}
-    return usage.UsageColumns(**cells | {"kind": [NONE]})
+_CELLS: Final[dict[str, Any]] = {
+    **{name: [""] for name in usage.TEXTS},
+    **{name: [0] for name in usage.NUMBERS},
+    "kind": [NONE],
+}
+_ONE_ROW: Final = usage.UsageColumns(**_CELLS)
 
 
 def expand_audit(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -189,12 +169,7 @@ def expand_audit(batch: pa.RecordBatch) -> pa.RecordBatch:
         else:
             fields = [getattr(record, name) for name in _AUDIT_FIELDS]
             rows.append((partition, offset, *fields, params, value, None))
-    by_column = list(zip(*rows, strict=True)) or [()] * len(AUDIT_SCHEMA)
-    arrays = {
-        field.name: pa.array(column, field.type)
-        for field, column in zip(AUDIT_SCHEMA, by_column, strict=True)
-    }
-    return _assembled(arrays, AUDIT_SCHEMA)
+    return batch_of(rows, AUDIT_SCHEMA)
 
 
 class NotArrow(ValueError):
@@ -206,25 +181,16 @@ def _expand_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for partition, offset, value in _values(batch):
         try:
             with pa.ipc.open_stream(value or b"") as stream:
-                parts += [_cast(each, schema) for each in stream]
+                for each in stream:
+                    arrays = [each.column(field.name).cast(field.type) for field in schema]
+                    parts.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
         except (pa.ArrowException, KeyError, OSError) as error:
             why = " ".join(str(error).split())[:200]
             raise NotArrow(
                 f"the record at partition {partition}, offset {offset} is not an Arrow stream of"
                 f" the given schema: {why}"
             ) from None
-    if not parts:
-        return pa.RecordBatch.from_pylist([], schema=schema)
-    return pa.concat_batches(parts)
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [batch.column(field.name).cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _assembled(arrays: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+    return pa.concat_batches(parts) if parts else batch_of([], schema)
 
 
 KNOWN: Final[Mapping[str, tuple[pa.Schema, Callable[[pa.RecordBatch], pa.RecordBatch]]]] = {

@@ -1,11 +1,8 @@
-"""Fetches and decodes a range of one partition, in a task of a read.
-
-Fetches are large (16 MB), because decoding many batches at once is faster. A thread sends the next
-fetch while the last one is decoded.
+"""Fetches and decodes a range of one partition, in a task of a read. Fetches are large (16 MB),
+because decoding many batches at once is faster; a thread sends the next one meanwhile.
 
 Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
-error that names the offsets, or continues at the first offset that exists.
-"""
+error that names the offsets, or continues at the first offset that exists."""
 
 import struct
 import sys
@@ -17,10 +14,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, KafkaRefused, Place
-from penstock.pipeline.client.connections import client_for, new_client
-from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
+from penstock.pipeline.client.options import OnDataLoss, ReadOptions, client_for, new_client
 from penstock.pipeline.decoding.decoder import Aborted, Decoder
-from penstock.pipeline.reading.ranges import Range
+from penstock.pipeline.reading.offsets import Range
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -35,8 +31,6 @@ _AHEAD_RECORDS_MIN: Final = 20_000  # fewer are one fetch, for which a thread on
 
 
 class DataLoss(Exception):
-    """Offsets of the requested range do not exist."""
-
     def __init__(self, place: Place, begin: int, end: int, reason: str) -> None:
         super().__init__(place, begin, end, reason)
 
@@ -50,8 +44,6 @@ class DataLoss(Exception):
 
 
 class RangePartition(InputPartition):
-    """The ranges that one task reads, one after another."""
-
     def __init__(self, *ranges: Range) -> None:
         super().__init__(ranges)
         self.ranges = ranges

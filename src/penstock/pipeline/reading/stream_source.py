@@ -1,24 +1,32 @@
-"""The source of ``spark.readStream.format("penstock")``, which plans each micro-batch.
+"""The sources of ``spark.readStream.format("penstock")`` and ``penstock_ranges``.
 
 Spark calls, for each batch in this order: ``latestOffset`` (where the batch ends), ``partitions``
 (its tasks), and ``read`` in the tasks. One reader lives as long as its query, in its own process.
-
-Spark calls ``latestOffset`` with the end of the last batch after that batch has finished, so a
-group may commit this offset (option ``commitGroup``). ``commit`` is called later with the same
-offset, and never for the last batch.
+The argument of ``latestOffset`` is the end of the last batch, which has finished, so a group may
+commit this offset (option ``commitGroup``); ``commit`` is never called for the last batch.
 
 New partitions are read from their first record. A topic that was deleted, or deleted and created
 again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
 new one from its start.
-"""
+
+Micro-batches of ``penstock_ranges`` contain ranges of offsets instead of records: one row for each
+record, of which the first has the range to read and the others are null. A job with much input and
+little output fetches the records where it processes them (``records_in``). Records then stay in one
+process; the JVM, which would copy each record twice, only counts rows. A batch with fewer
+partitions than cores is divided among all cores, if it is large enough."""
 
 # ruff: noqa: N802 - Spark names these methods
 
+import json
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -27,19 +35,25 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
 
-from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, Place
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.read_options import OnDataLoss, ReadOptions
+from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
+from penstock.pipeline.client.options import OnDataLoss, ReadOptions, client_for, parse_read_options
 from penstock.pipeline.reading.expand import expansion_for
 from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
-from penstock.pipeline.reading.group_commit import GroupCommit
-from penstock.pipeline.reading.positions import Found, TopicsMissing, look_up, resolve
-from penstock.pipeline.reading.ranges import Range, limited_ends, packed, split
-from penstock.pipeline.reading.stream_offset import StreamOffset
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from penstock.pipeline.reading.offsets import (
+    Found,
+    Range,
+    StreamOffset,
+    TopicsMissing,
+    limited_ends,
+    look_up,
+    packed,
+    resolve,
+    split,
+)
 
 _LOOK_UP_S: Final = 1.0  # maximum age of the list of partitions: an idle Spark calls every few ms
 _TASK_RECORDS: Final = 4_000  # fewer are not worth a second task
@@ -50,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self,
         options: ReadOptions,
-        schema: "pa.Schema | None" = None,
+        schema: pa.Schema | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,9 +76,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._found: Found | None = None
         self._found_at_s = 0.0
         self._batch_at_s = clock()
-        self._commits = GroupCommit(options.commit_group) if options.commit_group else None
-
-    # ── End of a batch ───────────────────────────────────────────────────────────────────────
+        self._committed: dict[Place, int] = {}  # for the group of the option ``commitGroup``
+        self._is_commit_failing = False
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._look_up()
@@ -77,8 +90,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = StreamOffset.from_json(start)
-        if self._commits is not None:
-            self._commits.commit(self._client, begun.at)
+        if self._options.commit_group:
+            self._commit_for_group(self._options.commit_group, begun.at)
         latest = self._target or self._look()
         self._latest = latest
         begins = self._begins(begun, latest)
@@ -104,6 +117,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._look()
+
+    def _commit_for_group(self, group: str, reached: Mapping[Place, int]) -> None:
+        """Commit the offsets that changed, so that lag tools see them. A failed commit (the group
+        has members, or the principal is not authorized) must not end the query."""
+        moved = {place: at for place, at in reached.items() if self._committed.get(place) != at}
+        if not moved:
+            return
+        try:
+            offsets = {place: Committed(at) for place, at in moved.items()}
+            commit_offsets(self._client, group, offsets)
+        except KafkaTrouble as trouble:
+            if not self._is_commit_failing:
+                self._is_commit_failing = True
+                text = f"cannot commit for group {group}: {trouble}"
+                print(text, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no logger
+            return
+        self._is_commit_failing = False
+        self._committed |= moved
 
     def _limited(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], limit: ReadLimit
@@ -150,8 +181,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not sampled_count:
             return dict(ends)
         return limited_ends(begins, ends, max(1.0, bytes_max / (sampled_bytes / sampled_count)))
-
-    # ── State of the cluster ─────────────────────────────────────────────────────────────────
 
     @property
     def _client(self) -> KafkaClient:
@@ -201,17 +230,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins |= self._client.offsets(dict.fromkeys(fresh, EARLIEST))
         return begins
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require."""
+    def ranges(
+        self,
+        start: dict[str, Any],
+        end: dict[str, Any],
+        *,
+        tasks: int | None = None,
+        task_records_min: int = 0,
+    ) -> list[Range]:
+        """Return the ranges of a batch, divided as the options require; and among ``tasks``, if
+        these have at least ``task_records_min`` records each."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
-        return split(
+        found = split(
             [Range(place, begins[place], at) for place, at in reached.at.items()],
             partitions_min=self._options.partitions_min,
             records_max=self._options.records_per_partition_max,
         )
+        if tasks and sum(each.count for each in found) >= tasks * task_records_min:
+            return split(found, partitions_min=tasks, records_max=None)
+        return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Small ranges share a task, because starting tasks takes most
@@ -221,9 +259,79 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         packs = packed(self.ranges(start, end), records_max=0 if is_split else _TASK_RECORDS)
         return [RangePartition(*ranges) for ranges in packs]
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
         expansion = expansion_for(self._options, self._schema)
         for wanted in partition.ranges:
             for batch in read_range(wanted, expansion.reading):
                 yield expansion.expand(batch)
+
+
+NAME: Final = "penstock_ranges"
+_SCHEMA: Final = pa.schema([("range", pa.string())])
+_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; fewer take less time than a task's start
+_ROWS_MAX: Final = 1_048_576  # of one Arrow batch that Spark gets, at four bytes each
+
+RecordReader = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamReader:
+    """Return a reader to call ``load`` on. Options are those of ``penstock``."""
+    spark.dataSource.register(RangeSource)
+    cores = str(spark.sparkContext.defaultParallelism)
+    given = {"minPartitions": cores, **options}
+    return spark.readStream.format(NAME).options(**given)
+
+
+def records_in(options: ReadOptions) -> RecordReader:
+    """Return a function for tasks that reads the records of ranges, with the options' columns."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column("range").drop_null().to_pylist():
+                topic, partition, begin, end = json.loads(text)
+                yield from read_range(Range(Place(topic, partition), begin, end), options)
+
+    return read
+
+
+def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the batches of a DataFrame that has records already."""
+    yield from batches
+
+
+class RangeSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return "range string"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+        return RangeReader(parse_read_options(self.options, is_streaming=True))
+
+
+class RangeReader(StreamReader):
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(replace(options, partitions_min=None))
+        self._tasks = options.partitions_min
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
+        return [RangePartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
+        (wanted,) = partition.ranges
+        place = wanted.place
+        text = json.dumps([place.topic, place.partition, wanted.begin, wanted.end])
+        return one_row_per_record(text, wanted.count, _SCHEMA)
+
+
+def one_row_per_record(text: str, count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield ``count`` rows of one column: ``text`` and nulls, which Spark counts as progress."""
+    yield pa.RecordBatch.from_arrays([pa.array([text], pa.string())], schema=schema)
+    for at in range(1, count, _ROWS_MAX):
+        nulls = pa.nulls(min(_ROWS_MAX, count - at), pa.string())
+        yield pa.RecordBatch.from_arrays([nulls], schema=schema)

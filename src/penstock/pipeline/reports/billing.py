@@ -1,23 +1,31 @@
-"""Report ``billing``: the amounts that tenants owe, from the invoices of the job ``billing``.
+"""Reports from the invoices of the job ``billing``: ``billing``, the amounts that tenants owe, and
+``invoice``, a document for each tenant and month to send to the customer.
 
-Only the last revision of a tenant's month counts; earlier ones stay in the lake. Amounts are summed
-as whole millionths, so the total of a table is exactly the sum of its rows.
-"""
+Only the last revision of a tenant's month counts; earlier ones stay in the lake, and drafts are
+marked. Amounts are summed as whole millionths, so a total is exactly the sum of its rows."""
 
-import datetime
+import calendar
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.pipeline.job import Job, JobContext, require_table
+from penstock.pipeline.facts.rates import MINUTES_PER_DAY
+from penstock.pipeline.job import (
+    Job,
+    JobContext,
+    JobMisused,
+    NotFound,
+    option,
+    require_table,
+    utc,
+)
 from penstock.pipeline.jobs.billing import INVOICE, INVOICE_LINE, UNBILLED
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
-from penstock.pipeline.reports.output import report, write
+from penstock.pipeline.reports.output import OUT, report, write, write_pages
 from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
-from penstock.pipeline.reports.rows import both
+from penstock.pipeline.reports.rows import both, by_column, ranked_by
 from penstock.pipeline.reports.rows import rows as read
-from penstock.pipeline.reports.series import by_column, ranked_by
 
 CSV_COLUMNS: Final = (
     "month", "tenant", "status", "revision", "currency", "item", "valid_from", "quantity", "free",
@@ -42,6 +50,14 @@ _LINES: Final = (
     number("free", "Free of it", numbers.count),
     number("amount", "Amount"),
 )
+_DOCUMENT: Final = (
+    Column("item", "Item"),
+    number("quantity", "Quantity"),
+    number("free", "Free"),
+    number("billed", "Billed"),
+    number("price", "Price"),
+    number("amount", "Amount"),
+)
 
 Row = Mapping[str, Any]
 
@@ -58,13 +74,11 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[lis
     invoices = sorted(
         last.values(), key=lambda each: (each["month"], -each["amount_micros"], each["tenant"])
     )
+    has_lines = lake.exists(INVOICE_LINE)
+    where = _months(since_ms, until_ms)
     lines: list[Row] = [
         {**row, "status": invoice["status"], "currency": invoice["currency"]}
-        for row in (
-            read(lake, INVOICE_LINE, where=_months(since_ms, until_ms))
-            if lake.exists(INVOICE_LINE)
-            else ()
-        )
+        for row in (read(lake, INVOICE_LINE, where=where) if has_lines else ())
         if (invoice := last.get((row["month"], row["tenant"]))) is not None
         and (row["revision"], row["writing"]) == (invoice["revision"], invoice["writing"])
     ]
@@ -75,13 +89,10 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[lis
 def _months(since_ms: int | None, until_ms: int | None) -> Any:
     import pyarrow.compute as pc
 
-    since = None if since_ms is None else pc.field("month") >= _month(since_ms)
-    until = None if until_ms is None else pc.field("month") <= _month(until_ms - 1)
+    month = pc.field("month")
+    since = None if since_ms is None else month >= f"{utc(since_ms):%Y-%m}"
+    until = None if until_ms is None else month <= f"{utc(until_ms - 1):%Y-%m}"
     return both(since, until)
-
-
-def _month(at_ms: int) -> str:
-    return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).strftime("%Y-%m")
 
 
 def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
@@ -104,7 +115,9 @@ def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
         of_own = [line for line in lines if line["currency"] == currency]
         sections.append(Section(f"Amounts in {currency}", _plots(own, of_own, currency)))
     sections.append(Section("Invoices", table=_invoices(invoices, totals)))
-    sections.append(Section("Lines", table=_lines(lines)))
+    line_totals = {"month": "Total", "amount": _total(_by_currency(lines))}
+    line_table = Table(_LINES, [_with_amount(line) for line in lines], line_totals)
+    sections.append(Section("Lines", table=line_table))
     notes = ["Byte quantities of storage are byte-minutes. A draft may still change."]
     if any(invoice["tenant"] in UNBILLED for invoice in invoices):
         notes.append("Use that belongs to no known tenant is listed without a name and not billed.")
@@ -152,14 +165,104 @@ def _total(totals: Mapping[str, int]) -> str:
     return " + ".join(numbers.money(amount, currency) for currency, amount in totals.items())
 
 
-def _lines(lines: Sequence[Row]) -> Table:
-    totals = {"month": "Total", "amount": _total(_by_currency(lines))}
-    return Table(_LINES, [_with_amount(line) for line in lines], totals)
-
-
 def run(context: JobContext) -> None:
     invoices, lines = collect(context.lake, context.since_ms, context.until_ms)
     write(context, "billing", page(invoices, lines), lines, CSV_COLUMNS)
 
 
+def document(invoice: Row, lines: Sequence[Row], *, seller: str, customer: str, note: str) -> Page:
+    month, currency = invoice["month"], invoice["currency"]
+    days = calendar.monthrange(*map(int, month.split("-")))[1]
+    total = numbers.money(invoice["amount_micros"], currency)
+    is_final = invoice["status"] == "final"
+    invoice_id = f"{month}-{invoice['tenant']}-{invoice['revision']}"
+    about = [("Invoice", invoice_id), ("Customer", customer or invoice["tenant"])]
+    if seller:
+        about.append(("From", seller))
+    about += [("Period", f"{month}-01 to {month}-{days}"), ("Total", total)]
+    notes = [] if is_final else ["This is a draft: the month is not over, and amounts may change."]
+    return Page(
+        title="Invoice" if is_final else "Draft invoice",
+        period=f"{month}, {customer or invoice['tenant']}",
+        tiles=about,
+        sections=[Section("Lines", table=_priced(lines, total, currency, days=days), note=note)],
+        notes=notes,
+    )
+
+
+def _priced(lines: Sequence[Row], total: str, currency: str, *, days: int) -> Table:
+    rows = []
+    for line in lines:
+        item, form, unit = _kind(line["item"], days=days)
+        used = line["quantity"] - line["refused"]
+        rows.append(
+            {
+                "item": item,
+                "quantity": form(used),
+                "free": form(line["free"]),
+                "billed": form(used - line["free"]),
+                "price": f"{numbers.money(line['price_micros'], currency)} / {unit}",
+                "amount": numbers.money(line["amount_micros"], currency),
+            }
+        )
+    return Table(_DOCUMENT, rows, {"item": "Total", "amount": total})
+
+
+def _kind(item: str, *, days: int) -> tuple[str, Callable[[float], str], str]:
+    """Return the name of a line, the format of its quantity, and the unit of its price."""
+    if item == "storage":  # counted in byte-minutes, priced by the month
+
+        def average(byte_minutes: float) -> str:
+            return numbers.size(byte_minutes / (days * MINUTES_PER_DAY))
+
+        return "Storage, average of the month", average, "10⁹ bytes"
+    if item == "bytes_out":
+        return "Data out", numbers.size, "10⁹ bytes"
+    return f"Requests: {item.removeprefix('requests:')}", numbers.count, "million"
+
+
+def run_invoice(context: JobContext) -> None:
+    tenant, month = (context.arguments.get(name) for name in ("tenant", "month"))
+    invoices, lines = collect(context.lake, context.since_ms, context.until_ms)
+    wanted = [
+        invoice
+        for invoice in invoices
+        if invoice["tenant"] not in UNBILLED
+        and tenant in (None, invoice["tenant"])
+        and month in (None, invoice["month"])
+    ]
+    if not wanted:
+        whose = f" of tenant {tenant}" if tenant else ""
+        raise NotFound(
+            f"the lake {context.lake.path} has no invoice{whose}{f' for {month}' if month else ''}",
+            "penstock pipeline run billing --rates FILE",
+        )
+    if context.arguments.get("customer") and len({invoice["tenant"] for invoice in wanted}) > 1:
+        raise JobMisused("--customer is the name of one tenant: give its --tenant")
+    given = context.arguments
+    words = {name: str(given.get(name) or "") for name in ("seller", "customer", "note")}
+    pages = {}
+    for invoice in wanted:
+        own = [
+            line
+            for line in lines
+            if (line["month"], line["tenant"]) == (invoice["month"], invoice["tenant"])
+        ]
+        pages[f"invoice-{invoice['month']}-{invoice['tenant']}"] = document(invoice, own, **words)
+    write_pages(context, pages)
+
+
 JOB: Final[Job] = report("billing", "Write a page with the charges of each tenant.", run)
+INVOICES: Final[Job] = report(
+    "invoice",
+    "Write an invoice document for each tenant and month.",
+    run_invoice,
+    (
+        OUT,
+        option("--tenant", "ID", "tenant of the invoices [default: all]"),
+        option("--month", "YYYY-MM", "month of the invoices [default: all]"),
+        option("--seller", "TEXT", "name and address of the sender"),
+        option("--customer", "TEXT", "customer name [default: tenant id]"),
+        option("--note", "TEXT", "text above the table, such as tax"),
+    ),
+)

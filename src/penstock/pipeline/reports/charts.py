@@ -1,10 +1,6 @@
-"""Draws plots as SVG text, for a page that may be light or dark.
-
-Axes and text are drawn in a placeholder colour, which is replaced by ``currentColor``, the colour
-of the page. Fills have medium brightness, so they are distinguishable on both backgrounds and for
-colour-blind readers. Text stays text, in the page's font. Plots are small: a phone shows one in
-full size, and wider screens show several side by side.
-"""
+"""Draws plots as SVG text, for a page that may be light or dark: axes and text have the colour of
+the page (``currentColor``), and fills are distinguishable on both backgrounds and for colour-blind
+readers. Plots are small: a phone shows one, and wider screens show several side by side."""
 
 import datetime
 import io
@@ -29,7 +25,6 @@ Times = Sequence[datetime.datetime]
 
 
 def stacked(times: Times, series: Mapping[str, Sequence[float]], *, step_s: float) -> str:
-    """Draw stacked bars over time."""
     figure, axes = _empty()
     bottom = [0.0] * len(times)
     width = datetime.timedelta(seconds=step_s * 0.86)
@@ -37,8 +32,7 @@ def stacked(times: Times, series: Mapping[str, Sequence[float]], *, step_s: floa
     for name, values, colour in _coloured(series):
         axes.bar(middles, values, width, bottom=bottom, color=colour, label=name, linewidth=0)
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
-    _time_axis(axes, times, step_s)
-    _finish(axes, numbers.short, is_named=len(series) > 1)
+    _finish(axes, times, step_s, numbers.short, is_named=len(series) > 1)
     return _svg(figure)
 
 
@@ -49,36 +43,22 @@ def lines(
     step_s: float,
     form: Callable[[float], str] = numbers.short,
 ) -> str:
-    if len(times) < LINE_STEPS_MIN:
-        return _beside(times, series, step_s=step_s, form=form)
+    """Draw lines; or bars side by side, because a line with one or two points shows nothing."""
     figure, axes = _empty()
     mark = "o" if len(times) < 40 else ""
-    for name, values, colour in _coloured(series):
-        axes.plot(
-            times, values, color=colour, label=name, linewidth=1.6, marker=mark, markersize=2.5
-        )
-    _time_axis(axes, times, step_s)
-    axes.set_ylim(bottom=0)
-    _finish(axes, form, is_named=len(series) > 1)
-    return _svg(figure)
-
-
-def _beside(
-    times: Times,
-    series: Mapping[str, Sequence[float]],
-    *,
-    step_s: float,
-    form: Callable[[float], str],
-) -> str:
-    """Draw bars side by side, because a line with one or two points shows nothing."""
-    figure, axes = _empty()
     each_s = step_s * 0.86 / max(1, len(series))
     width = datetime.timedelta(seconds=each_s)
+    is_line = len(times) >= LINE_STEPS_MIN
     for place, (name, values, colour) in enumerate(_coloured(series)):
-        shift = datetime.timedelta(seconds=step_s * 0.07 + each_s * (place + 0.5))
-        axes.bar([at + shift for at in times], values, width, color=colour, label=name, linewidth=0)
-    _time_axis(axes, times, step_s)
-    _finish(axes, form, is_named=len(series) > 1)
+        style: dict[str, Any] = {"color": colour, "label": name}
+        if is_line:
+            axes.plot(times, values, linewidth=1.6, marker=mark, markersize=2.5, **style)
+        else:
+            shift = datetime.timedelta(seconds=step_s * 0.07 + each_s * (place + 0.5))
+            axes.bar([at + shift for at in times], values, width, linewidth=0, **style)
+    if is_line:
+        axes.set_ylim(bottom=0)
+    _finish(axes, times, step_s, form, is_named=len(series) > 1)
     return _svg(figure)
 
 
@@ -117,11 +97,8 @@ def _coloured(
     series: Mapping[str, Sequence[float]],
 ) -> list[tuple[str, Sequence[float], str]]:
     assert len(series) <= len(COLOURS) + 1, "too many series: sum up the rest as others"
-    found = []
-    for place, (name, values) in enumerate(series.items()):
-        colour = COLOURS[place] if place < len(COLOURS) else OTHERS_COLOUR
-        found.append((shortened(name), values, colour))
-    return found
+    coloured = zip(series.items(), (*COLOURS, OTHERS_COLOUR), strict=False)
+    return [(shortened(name), values, colour) for (name, values), colour in coloured]
 
 
 def _empty(*, height: float = HEIGHT_IN) -> tuple[Any, Any]:
@@ -172,7 +149,10 @@ def _at(at: datetime.datetime, step_s: float) -> str:
     return f"{at:%b-%d}" if step_s >= _DAY_S or is_midnight else f"{at:%H:%M}"
 
 
-def _finish(axes: Any, form: Callable[[float], str], *, is_named: bool) -> None:
+def _finish(
+    axes: Any, times: Times, step_s: float, form: Callable[[float], str], *, is_named: bool
+) -> None:
+    _time_axis(axes, times, step_s)
     axes.yaxis.set_major_formatter(lambda value, _place: form(value))
     axes.yaxis.set_major_locator(_locator(axes, is_binary=form is numbers.size))
     axes.grid(axis="y", color=_INK, alpha=0.15, linewidth=0.6)

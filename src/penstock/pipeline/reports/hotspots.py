@@ -1,24 +1,21 @@
 """Report ``hotspots``: load, durations of requests, lag of groups and advised moves, from the
-tables of the job ``telemetry``. Without ``--from`` the report covers the last day.
-"""
+tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
 
-import datetime
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.model.names import is_bookkeeping_group
-from penstock.pipeline.facts.lag import State
-from penstock.pipeline.job import Job, JobContext, require_table
+from penstock.pipeline.facts.health import State
+from penstock.pipeline.job import Job, JobContext, require_table, utc
 from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
 from penstock.pipeline.reports.output import report, write
 from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
-from penstock.pipeline.reports.rows import DAY_MS, both, times
+from penstock.pipeline.reports.rows import DAY_MS, MINUTE_S, both, over_time, ranked_by, times
 from penstock.pipeline.reports.rows import rows as read
-from penstock.pipeline.reports.series import MINUTE_S, over_time, ranked_by
 from penstock.pipeline.reports.usage import period_of
 from penstock.pipeline.sketch import merge, percentile
 from penstock.wire.facts import telemetry as facts
@@ -89,19 +86,18 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
     def part(table: str, where: Any) -> list[Row]:
         return read(lake, table, where=where) if lake.exists(table) else []
 
-    since = since_ms or 0
-    hot = [
-        row
-        for row in part(HOT, None)
-        if since <= row["at"].timestamp() * 1_000 < (until_ms or 1 << 60)
-    ]
+    since, until = since_ms or 0, until_ms or 1 << 60
+    hot = [row for row in part(HOT, None) if since <= row["at"].timestamp() * 1_000 < until]
     hot.sort(key=lambda row: (-row["at"].timestamp(), row["scope"], -row["rate"]))
+    steps = part(PLAN, None)
+    newest = max((row["created_at_ms"] for row in steps), default=0)
+    last_plan = [row for row in steps if row["created_at_ms"] == newest]
     return Found(
         calls=metrics(facts.CALLS),
         partitions=metrics(facts.PARTITION),
         hot=hot,
         lags=_last(part(LAG, when)),
-        steps=_last_plan(part(PLAN, None)),
+        steps=sorted(last_plan, key=lambda row: row["seq"]),
     )
 
 
@@ -117,11 +113,9 @@ def _last(lags: Iterable[Row]) -> list[Row]:
 
 
 def _timed(rows: Sequence[Row]) -> Row:
-    """Return the last row, with ``seconds`` or with ``seconds_min``.
-
-    A row has no seconds if nothing was appended in the minutes before it. While the group commits
-    nothing, its lag grows by a second each second, so the lag follows from an earlier row with
-    seconds; if there is none, the lag is at least as old as the first row."""
+    """Return the last row, with ``seconds`` or with ``seconds_min``. A row has no seconds if no
+    record was appended in the minutes before it. While the group commits nothing, its lag grows by
+    a second each second, so it follows from an earlier row; else it is as old as the first row."""
     last = rows[-1]
     if last["seconds"] is not None:
         return last
@@ -136,17 +130,11 @@ def _timed(rows: Sequence[Row]) -> Row:
     return {**last, "seconds_min": (last["at"] - since["at"]).total_seconds()}
 
 
-def _last_plan(steps: Sequence[Row]) -> list[Row]:
-    newest = max((row["created_at_ms"] for row in steps), default=0)
-    found = [row for row in steps if row["created_at_ms"] == newest]
-    return sorted(found, key=lambda row: row["seq"])
-
-
 def page(found: Found) -> Page:
     every = merge(row["hist"] for row in found.calls)
-    stuck = len(
-        {(row["account"], row["group"]) for row in found.lags if row["state"] == State.STALLED}
-    )
+    stalled = [row for row in found.lags if row["state"] == State.STALLED]
+    stuck = len({(row["account"], row["group"]) for row in stalled})
+    behind = [{**row, "delay": _delay(row)} for row in found.lags if row["records"]]
     tiles = [
         ("Requests", numbers.count(sum(row["requests"] for row in found.calls))),
         ("Refused", numbers.count(sum(row["errors"] for row in found.calls))),
@@ -163,11 +151,11 @@ def page(found: Found) -> Page:
             table=_durations(found.calls),
             note="Receives and fetches that wait for messages count with their waiting.",
         ),
-        Section("Groups that are behind", table=Table(_LAGS, _delayed(found.lags))),
+        Section("Groups that are behind", table=Table(_LAGS, behind)),
     ]
     if found.steps:
         sections.append(
-            Section("Advised moves", note=_about(found.steps), table=Table(_STEPS, found.steps))
+            Section("Advised moves", note=_about(found.steps[0]), table=Table(_STEPS, found.steps))
         )
     return Page(
         title="Hot spots",
@@ -213,23 +201,17 @@ def _durations(calls: Sequence[Row]) -> Table:
     return Table(_CALLS, sorted(slowest, key=lambda row: -row["p99"]))
 
 
-def _delayed(lags: Sequence[Row]) -> list[Row]:
-    """Return the groups that lag, with the text of their delay."""
-    return [{**row, "delay": _delay(row)} for row in lags if row["records"]]
-
-
 def _delay(row: Row) -> str:
     if row["seconds"] is None and row.get("seconds_min"):
         return f"> {numbers.duration(row['seconds_min'])}"
     return numbers.duration(row["seconds"])
 
 
-def _about(steps: Sequence[Row]) -> str:
-    first = steps[0]
-    at = datetime.datetime.fromtimestamp(first["created_at_ms"] / 1_000, datetime.UTC)
+def _about(step: Row) -> str:
+    made = numbers.moment(utc(step["created_at_ms"]))
     return (
-        f"Made {numbers.moment(at)}. The busiest node has {first['skew_before']:.2f} times the "
-        f"mean, and would have {first['skew_after']:.2f} times."
+        f"Made {made}. The busiest node has {step['skew_before']:.2f} times the "
+        f"mean, and would have {step['skew_after']:.2f} times."
     )
 
 

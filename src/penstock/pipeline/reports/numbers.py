@@ -12,7 +12,6 @@ def count(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Format a number for the axis of a plot."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"

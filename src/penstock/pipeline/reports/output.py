@@ -1,8 +1,6 @@
-"""Writes a report as a page to a file, or its rows as CSV; and the options of all reports.
-
-In a folder of reports (the working folder, or ``--out DIR``) pages have links to one another, and
-``penstock-reports.html`` lists them. A page that is written to a named file has no links, because
-users may mail it without the others.
+"""Writes a report as a page to a file, or its rows as CSV. In a folder of reports (the working
+folder, or ``--out DIR``) pages have links to one another, and ``penstock-reports.html`` lists them.
+A page that is written to a named file has no links, because users may mail it without the others.
 """
 
 import csv
@@ -19,7 +17,7 @@ from urllib.parse import quote
 import click
 
 from penstock.pipeline.files import replacing
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, option
 from penstock.pipeline.reports.page import Link, Page, Section
 
 PREFIX: Final = "penstock-"
@@ -30,12 +28,10 @@ _HEAD_CHARACTERS: Final = 1_000
 _TITLE: Final = re.compile(r"<title>(.*?) – (.*?)</title>")
 
 
-OUT: Final = click.Option(
-    ["--out"],
-    metavar="FILE|DIR",
-    help="file to write, or folder of linked pages [default: current folder]",
+OUT: Final = option(
+    "--out", "FILE|DIR", "file to write, or folder of linked pages [default: current folder]"
 )
-_CSV: Final = click.Option(["--csv", "is_csv"], is_flag=True, help="write only the rows, as CSV")
+_CSV: Final = option("--csv is_csv", None, "write only the rows, as CSV", is_flag=True)
 
 
 def report(
@@ -88,47 +84,33 @@ def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
         raise JobMisused(f"cannot make folder {out}: {error.strerror}") from None
     files = {f"{PREFIX}{quote(name, safe='')}.html": page for name, page in pages.items()}
     for file, page in files.items():
-        _put(out / file, page.to_html(now=now, links=_links(out, but=file)))
+        links: list[Link] = []
+        # Only the index links to invoices, and these have no links: they are sent to customers.
+        if not file.startswith(INVOICE_PREFIX):
+            reports = [link for link, _ in _known(out, is_invoice=False) if link.file != file]
+            links = [Link("All reports", INDEX), *reports]
+        _put(out / file, page.to_html(now=now, links=links))
         context.progress.note(f"report written: {out / file}")
-    _put(out / INDEX, _index(out).to_html(now=now))
+    kinds = (("Reports", _known(out, is_invoice=False)), ("Invoices", _known(out, is_invoice=True)))
+    sections = [Section(heading, links=links) for heading, links in kinds if links]
+    _put(out / INDEX, Page("Reports", "", [], sections).to_html(now=now))
     context.progress.note(f"all reports: {out / INDEX}")
 
 
-def _links(folder: Path, *, but: str) -> list[Link]:
-    """Return a page's links to the index and to other reports. Only the index links to invoices,
-    and invoices have no links, because they are sent to customers."""
-    if but.startswith(INVOICE_PREFIX):
-        return []
-    linked = [(title, file) for file, (title, _) in _known(folder).items() if file != but]
-    others = [Link(title, file) for title, file in linked if not file.startswith(INVOICE_PREFIX)]
-    return [Link("All reports", INDEX), *others]
-
-
-def _index(folder: Path) -> Page:
-    found = _known(folder)
-    invoices = {file: about for file, about in found.items() if file.startswith(INVOICE_PREFIX)}
-    reports = {file: about for file, about in found.items() if file not in invoices}
-    sections = [
-        Section(heading, links=[(Link(title, file), about) for file, (title, about) in those])
-        for heading, those in (("Reports", reports.items()), ("Invoices", invoices.items()))
-        if those
-    ]
-    return Page("Reports", "", [], sections)
-
-
-def _known(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return title and period of each page in a folder, by the name of its file."""
-    found = {}
+def _known(folder: Path, *, is_invoice: bool) -> list[tuple[Link, str]]:
+    """Return links to the pages in a folder, with their periods."""
+    found = []
     for path in sorted(folder.glob(f"{PREFIX}*.html"))[:PAGES_MAX]:
+        if path.name == INDEX or path.name.startswith(INVOICE_PREFIX) != is_invoice:
+            continue
         with path.open(encoding="utf-8", errors="replace") as file:
             match = _TITLE.search(file.read(_HEAD_CHARACTERS))
-        if match is not None and path.name != INDEX:
-            found[path.name] = html.unescape(match[1]), html.unescape(match[2])
+        if match is not None:
+            found.append((Link(html.unescape(match[1]), path.name), html.unescape(match[2])))
     return found
 
 
 def _put(target: Path, text: str) -> None:
-    """Raises JobMisused."""
     try:
         with replacing(target, mode=0o644) as file:  # a user may be reading the old page
             file.write(text.encode())

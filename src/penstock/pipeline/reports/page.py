@@ -33,8 +33,7 @@ def number(name: str, title: str, format: Callable[[Any], str] = str) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of values by column name, with ``totals`` below. Only the first ``ROWS_MAX`` rows are
-    shown."""
+    """A table of values by column name. Only the first ``ROWS_MAX`` rows are shown."""
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Any]]
@@ -45,7 +44,6 @@ class Table:
 class Plot:
     title: str
     svg: str
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,13 @@ class Page:
         heading = f"{title} – {period}" if period else title
         tiles = "".join(_tile(what, much) for what, much in self.tiles)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        nav = f"<nav>{''.join(f'{_anchor(each)} ' for each in links)}</nav>\n" if links else ""
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
             f"<title>{heading}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-            f"{_nav(links)}<header><h1>{title}</h1><p>{period}</p></header>\n"
+            f"{nav}<header><h1>{title}</h1><p>{period}</p></header>\n"
             f"<main>\n{f'<dl>{tiles}</dl>' if tiles else ''}\n"
             f"{''.join(map(_section, self.sections))}</main>\n"
             f"<footer>{notes}<p>Made {made} by Penstock {__version__}. Times are UTC.</p>"
@@ -97,41 +96,28 @@ def _tile(what: str, much: str) -> str:
     return f"<div{kind}><dt>{html.escape(what)}</dt><dd>{html.escape(much)}</dd></div>"
 
 
-def _nav(links: Sequence[Link]) -> str:
-    if not links:
-        return ""
-    return f"<nav>{''.join(f'{_anchor(each)} ' for each in links)}</nav>\n"
-
-
 def _anchor(link: Link) -> str:
     return f'<a href="{html.escape(quote(link.file), quote=True)}">{html.escape(link.text)}</a>'
 
 
 def _section(section: Section) -> str:
+    note = f"<p>{html.escape(section.note)}</p>\n" if section.note else ""
     plots = "".join(map(_plot, section.plots))
-    parts = [f"<section>\n<h2>{html.escape(section.title)}</h2>\n"]
-    if section.note:
-        parts.append(f"<p>{html.escape(section.note)}</p>\n")
-    if plots:
-        parts.append(f'<div class="plots">{plots}</div>\n')
-    if section.links:
-        items = "".join(
-            f"<li>{_anchor(each)}{f' <small>{html.escape(about)}</small>' if about else ''}</li>\n"
-            for each, about in section.links
-        )
-        parts.append(f"<ul>\n{items}</ul>\n")
-    if section.table is not None:
-        parts.append(_table(section.table))
-    parts.append("</section>\n")
-    return "".join(parts)
+    plots = f'<div class="plots">{plots}</div>\n' if plots else ""
+    items = "".join(
+        f"<li>{_anchor(each)}{f' <small>{html.escape(about)}</small>' if about else ''}</li>\n"
+        for each, about in section.links
+    )
+    links = f"<ul>\n{items}</ul>\n" if items else ""
+    table = "" if section.table is None else _table(section.table)
+    heading = f"<h2>{html.escape(section.title)}</h2>\n"
+    return f"<section>\n{heading}{note}{plots}{links}{table}</section>\n"
 
 
 def _plot(plot: Plot) -> str:
-    note = f" <small>{html.escape(plot.note)}</small>" if plot.note else ""
-    caption = f"<figcaption>{html.escape(plot.title)}{note}</figcaption>"
-    label = html.escape(plot.title, quote=True)
-    svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return f"<figure>{caption}{svg}</figure>\n"
+    title = html.escape(plot.title)
+    svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    return f"<figure><figcaption>{title}</figcaption>{svg}</figure>\n"
 
 
 def _table(table: Table) -> str:

@@ -1,8 +1,7 @@
 """Report ``usage``: the usage of tenants over time, from the sums of the job ``usage``.
 
 The report only reads ``usage_partial``, which contains all usage once: that of sealed hours, of
-open hours, and late additions.
-"""
+open hours, and late additions."""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +13,16 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
 from penstock.pipeline.reports.output import report, write
 from penstock.pipeline.reports.page import Column, Page, Plot, Section, Table, number
-from penstock.pipeline.reports.rows import both, summed, times
-from penstock.pipeline.reports.series import HOUR_S, Series, by_column, over_time, ranked_by
+from penstock.pipeline.reports.rows import (
+    HOUR_S,
+    Series,
+    both,
+    by_column,
+    over_time,
+    ranked_by,
+    summed,
+    times,
+)
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 _KEYS: Final = ("tenant", "region", "resource", "op")
@@ -60,7 +67,6 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict
 
 
 def by_key(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return sums over all hours, most requests first."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple(row[name] for name in _KEYS)

@@ -1,10 +1,8 @@
 """A job's log: the output of the JVM and the lines of the runner, in one file of bounded size.
 
-The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. So
-Spark's log, tracebacks of Python workers and the last lines of a dying JVM are in one file, in
-order. A full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is
-full, lines are lost, but the job continues: the pipe is always emptied.
-"""
+The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. A
+full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is full, lines
+are lost, but the job continues: the pipe is always emptied."""
 
 import io
 import os
@@ -55,7 +53,6 @@ class JobLog:
                 self._handle = None
 
     def line(self, text: str) -> None:
-        """Append one line of the runner."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         self._append(f"{now}Z INFO penstock: {printable(text)}\n".encode())
 

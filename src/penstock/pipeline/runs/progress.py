@@ -1,18 +1,16 @@
-"""Collects a job's progress from Spark's events, and reports it.
+"""Collects a job's progress from Spark's events, for the status file and the display.
 
 One listener per session gets an event for each batch of each query, after its offsets are in the
-checkpoint. It keeps the numbers for the status file, runs the callbacks (``on_progress``) and
-updates the display. Other work is counted in tasks, or by the job itself. Displays differ: the
-command line draws bars, a test records the calls.
-"""
+checkpoint. Other work is counted in tasks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
         StreamingQueryProgress,
     )
 
-_CALLBACKS_MAX = 64
 _TASKS_LOOK_S = 0.5
 
 
@@ -53,8 +50,6 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """The counts of one run of a job, over all its queries and restarts."""
-
     batches: int = 0
     last_batch: int | None = None
     rows: int = 0
@@ -75,60 +70,32 @@ class JobProgress:
         self._display = display
         self._log = log
         self._on_counts = on_counts
-        self._callbacks: list[Callable[[StreamingQueryProgress], None]] = []
-        self._lock = threading.Lock()
-        self._moved = threading.Condition(self._lock)
-        self._counts = RunCounts()
+        self._moved = threading.Condition()  # its lock guards all fields
+        self.counts = RunCounts()
         self._lags: dict[str, int] = {}
         self._starts: dict[str, int] = {}
         self._batches_of: dict[str, int] = {}  # run of a query → number of finished batches
         self._running: set[str] = set()  # runs of queries that have started and not ended
         self._spark: SparkSession | None = None
 
-    # ── The session ──────────────────────────────────────────────────────────────────────────
-
     def attach(self, spark: SparkSession) -> None:
         self._spark = spark
-        with self._lock:
-            self._starts.clear()
-            self._lags.clear()
-            self._batches_of.clear()
-            self._running.clear()
+        with self._moved:
+            for of_session in (self._starts, self._lags, self._batches_of, self._running):
+                of_session.clear()
         spark.streams.addListener(_Listener(self))
-
-    @property
-    def counts(self) -> RunCounts:
-        return self._counts
-
-    # ── For jobs ─────────────────────────────────────────────────────────────────────────────
-
-    def on_progress(self, callback: Callable[[StreamingQueryProgress], None]) -> None:
-        with self._lock:
-            assert len(self._callbacks) < _CALLBACKS_MAX, "callbacks registered twice"
-            self._callbacks.append(callback)
-
-    def forget_callbacks(self) -> None:
-        """Remove all callbacks, before the job runs again and registers them again."""
-        with self._lock:
-            self._callbacks.clear()
 
     def note(self, text: str) -> None:
         self._log(text)
         self._display.note(text)
 
     @contextlib.contextmanager
-    def steps(self, label: str, total: int | None = None) -> Iterator[_Steps]:
-        yield _Steps(self._display, ProgressUpdate(label, total=total, unit="steps"))
-
-    @contextlib.contextmanager
     def tasks(self, label: str) -> Iterator[None]:
         assert self._spark is not None, "no session is open"
         done = threading.Event()
+        watching = (self._spark, label, self._display, done)
         watcher = threading.Thread(
-            target=_watch_tasks,
-            args=(self._spark, label, self._display, done),
-            name=f"progress {label}",
-            daemon=True,
+            target=_watch_tasks, args=watching, name=f"progress {label}", daemon=True
         )
         watcher.start()
         try:
@@ -136,8 +103,6 @@ class JobProgress:
         finally:
             done.set()
             watcher.join()
-
-    # ── For the listener ─────────────────────────────────────────────────────────────────────
 
     def batch_done(self, progress: StreamingQueryProgress) -> None:
         run, label = str(progress.runId), progress.name or "query"
@@ -147,18 +112,15 @@ class JobProgress:
             self._batches_of[run] = self._batches_of.get(run, 0) + 1
             if latest is not None:
                 self._lags[run] = max(0, latest - end)
-            self._counts = replace(
-                self._counts,
-                batches=self._counts.batches + 1,
+            rate = progress.processedRowsPerSecond
+            counts = self.counts = RunCounts(
+                batches=self.counts.batches + 1,
                 last_batch=progress.batchId,
-                rows=self._counts.rows + progress.numInputRows,
-                rows_per_s=_finite(progress.processedRowsPerSecond),
+                rows=self.counts.rows + progress.numInputRows,
+                rows_per_s=rate if math.isfinite(rate) else 0.0,
                 lag=sum(self._lags.values()) if self._lags else None,
             )
-            counts, callbacks = self._counts, tuple(self._callbacks)
             self._moved.notify_all()
-        for callback in callbacks:
-            callback(progress)
         self._on_counts(counts)
         self._display.show(
             ProgressUpdate(
@@ -173,7 +135,7 @@ class JobProgress:
         )
 
     def query_began(self, run: str) -> None:
-        with self._lock:
+        with self._moved:
             self._running.add(run)
 
     def query_ended(self, run: str) -> None:
@@ -182,30 +144,16 @@ class JobProgress:
             self._moved.notify_all()
 
     def settle(self, *, timeout_s: float) -> None:
-        """Wait until all events of the queries have arrived. Events arrive with a delay and in
-        order; the last event of a query is its end."""
+        """Wait until all events of the queries have arrived; the last one is the query's end."""
         with self._moved:
             self._moved.wait_for(lambda: not self._running, timeout_s)
 
     def batches_of(self, run: str) -> int:
-        with self._lock:
-            return self._batches_of.get(run, 0)
+        return self._batches_of.get(run, 0)
 
     def wait_batch(self, run: str, *, beyond: int, timeout_s: float) -> None:
-        """Wait until a query has finished more batches than ``beyond``, or until the timeout."""
         with self._moved:
             self._moved.wait_for(lambda: self._batches_of.get(run, 0) > beyond, timeout_s)
-
-
-class _Steps:
-    def __init__(self, display: Display, reading: ProgressUpdate) -> None:
-        self._display = display
-        self._reading = reading
-        display.show(reading)
-
-    def advance(self, count: int = 1) -> None:
-        self._reading = replace(self._reading, done=self._reading.done + count)
-        self._display.show(self._reading)
 
 
 class _Listener(StreamingQueryListener):
@@ -225,13 +173,9 @@ class _Listener(StreamingQueryListener):
         self._progress.query_ended(str(event.runId))
 
 
-def _finite(rate: float) -> float:
-    return rate if rate == rate and rate not in (float("inf"), float("-inf")) else 0.0
-
-
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return sums over the partitions of all sources: start and end of the batch, and end of the
-    sources. The last is None unless all sources report it."""
+    """Return sums over all partitions: start and end of the batch, and end of the sources, which is
+    None unless all sources report it."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
@@ -253,8 +197,8 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """Return the sum of all integers in an offset. Other numbers, such as a version, are the same
-    in all offsets and cancel out in differences."""
+    """Return the sum of all integers in an offset; a version is the same in all offsets and cancels
+    out."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):
@@ -264,8 +208,6 @@ def _sum_of(value: Any) -> int:
 
 def _watch_tasks(spark: SparkSession, label: str, display: Display, done: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
-    finished = 0
-    total = 0
     seen: dict[int, tuple[int, int]] = {}
     while True:
         is_last = done.wait(_TASKS_LOOK_S)
@@ -275,10 +217,9 @@ def _watch_tasks(spark: SparkSession, label: str, display: Display, done: thread
                 details = tracker.getStageInfo(stage)
                 if details is not None:
                     seen[stage] = (details.numCompletedTasks, details.numTasks)
-        finished = sum(each for each, _ in seen.values())
         total = sum(each for _, each in seen.values())
-        if is_last:
-            finished = total  # some stages may have ended since they were last polled
-        display.show(ProgressUpdate(label, done=finished, total=total or None, unit="tasks"))
+        # At the end, some stages may have finished since they were last polled.
+        done_count = total if is_last else sum(each for each, _ in seen.values())
+        display.show(ProgressUpdate(label, done=done_count, total=total or None, unit="tasks"))
         if is_last:
             return

@@ -6,11 +6,9 @@
                                   └──► failed       any other error
 
 A stream is stopped between two batches, because Spark's ``stop`` would discard the current one. The
-first signal requests this, the second ends the process at once; no data is lost, because the next
-run repeats what was not committed. Signals are read from a pipe (``set_wakeup_fd``), not handled in
-Python: a handler runs in the main thread, which usually waits for Spark, and it could interrupt any
-line, even one that holds a lock.
-"""
+first signal requests this, the second ends the process at once. Signals are read from a pipe
+(``set_wakeup_fd``): a Python handler runs in the main thread, which usually waits for Spark, and it
+could interrupt any line, even one that holds a lock."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -63,8 +61,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request to run a job, with all its parameters."""
-
     job: Job
     server: str
     lake: Path
@@ -115,7 +111,7 @@ def run_job(
     try:
         with JobLog(request.folder) as log:
             run = _Run(request, display, log, show)
-            with _signals(run.stopper), contextlib.redirect_stderr(log.text()):
+            with run.stopper.listening(), contextlib.redirect_stderr(log.text()):
                 return run.to_the_end()
     finally:
         claim.close()
@@ -160,8 +156,6 @@ class _Run:
         self.progress = JobProgress(display, log=log.line, on_counts=self._on_counts)
         self.stopper = Stopper(self)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     def to_the_end(self) -> Outcome:
         self._log.line(f"job {self._request.job.name} starts, {self._request.mode.value}")
         self._enter(State.STARTING)
@@ -169,12 +163,7 @@ class _Run:
         try:
             outcome = self._attempts()
         except Exception as error:
-            outcome = Outcome(
-                State.FAILED,
-                self.progress.counts,
-                error=error,
-                reason=reason_of(error, characters_max=ERROR_CHARACTERS_MAX),
-            )
+            outcome = self._outcome(State.FAILED, error, reason_of(error))
             raise
         finally:
             self._close()
@@ -195,31 +184,29 @@ class _Run:
                     if jvm_pid() is not None:  # a dead JVM sends no more events
                         self.progress.settle(timeout_s=_SETTLE_S_MAX)
             except Stopped:
-                return self._stopped()
+                return self._outcome(State.STOPPED)
             except (Unsound, JobMisused) as error:
-                return Outcome(State.FAILED, self.progress.counts, error=error, reason=str(error))
+                return self._outcome(State.FAILED, error, str(error))
             except Exception as error:
                 if self.stopper.signal is not None:
-                    return self._stopped()
+                    return self._outcome(State.STOPPED)
                 if self._spark is None and self._request.job.needs_spark and not self._restarts:
                     raise  # no session: the job has not started
-                reason = reason_of(error, characters_max=ERROR_CHARACTERS_MAX)
-                is_passing = is_transient(error)
+                reason, is_passing = reason_of(error), is_transient(error)
                 in_a_row = 1 if self.progress.counts.batches > batches_before else in_a_row + 1
                 if not is_passing or in_a_row > RESTARTS_MAX:
-                    return self._failed(error, reason, is_passing=is_passing)
+                    self._log.text().write("".join(traceback.format_exception(error)))
+                    return self._outcome(State.FAILED, error, reason, is_passing=is_passing)
                 self._pause(in_a_row, reason)
             else:
-                if self.stopper.signal is not None:
-                    return self._stopped()
-                return Outcome(State.DONE, self.progress.counts)
+                is_stopped = self.stopper.signal is not None
+                return self._outcome(State.STOPPED if is_stopped else State.DONE)
 
     def _run_once(self) -> None:
         spark = self._session() if self._request.job.needs_spark else None
         if self.stopper.stopping.is_set():
             raise Stopped
         self._enter(State.RUNNING)
-        self.progress.forget_callbacks()
         self._request.job.run(
             _context(
                 self._request,
@@ -230,14 +217,16 @@ class _Run:
             )
         )
 
-    def _failed(self, error: Exception, reason: str, *, is_passing: bool) -> Outcome:
-        self._log.text().write("".join(traceback.format_exception(error)))
-        return Outcome(
-            State.FAILED, self.progress.counts, error=error, reason=reason, is_transient=is_passing
-        )
-
-    def _stopped(self) -> Outcome:
-        return Outcome(State.STOPPED, self.progress.counts, signal=self.stopper.signal)
+    def _outcome(
+        self,
+        state: State,
+        error: Exception | None = None,
+        reason: str = "",
+        *,
+        is_passing: bool = False,
+    ) -> Outcome:
+        signal_number = self.stopper.signal if state is State.STOPPED else None
+        return Outcome(state, self.progress.counts, signal_number, error, reason, is_passing)
 
     def _pause(self, in_a_row: int, reason: str) -> None:
         self._restarts += 1
@@ -247,8 +236,6 @@ class _Run:
             f"{reason}; trying again in {pause_s:g} s ({in_a_row} of {RESTARTS_MAX})"
         )
         self.stopper.stopping.wait(pause_s)
-
-    # ── The session ──────────────────────────────────────────────────────────────────────────
 
     def _session(self) -> SparkSession:
         if self._spark is not None and jvm_pid() is None:
@@ -271,8 +258,6 @@ class _Run:
         if spark is not None:
             close_session(spark)
 
-    # ── Stopping, called by the stopper's threads ────────────────────────────────────────────
-
     def drain(self, is_over: threading.Event) -> None:
         """Let each query finish its current batch and stop it, until the job has ended."""
         self._enter(State.STOPPING)
@@ -290,7 +275,7 @@ class _Run:
                     spark.sparkContext.cancelAllJobs()
             except Exception as error:
                 # The session is closing or closed, so there is nothing to stop.
-                self._log.line(f"while stopping: {reason_of(error, characters_max=500)}")
+                self._log.line(f"while stopping: {reason_of(error)[:500]}")
 
     def _finish_batch(self, query: Any) -> None:
         run = str(query.runId)
@@ -309,8 +294,6 @@ class _Run:
         self._enter(State.STOPPED, error="ended in the middle of a batch")
         self._display.close()
         os._exit(128 + number)
-
-    # ── Status ───────────────────────────────────────────────────────────────────────────────
 
     def _on_counts(self, _counts: RunCounts) -> None:
         if time.monotonic() - self._written_at >= _STATUS_S_MIN:
@@ -334,13 +317,9 @@ class _Run:
                 started_at_ms=self._started_at_ms,
                 updated_at_ms=_now_ms(),
                 restarts=self._restarts,
-                batches=counts.batches,
-                last_batch=counts.last_batch,
-                rows=counts.rows,
-                rows_per_s=round(counts.rows_per_s, 1),
-                lag=counts.lag,
                 error=self._error[:ERROR_CHARACTERS_MAX],
                 kind=self._request.kind,
+                **{**asdict(counts), "rows_per_s": round(counts.rows_per_s, 1)},
             )
             try:
                 write_status(self._request.folder, status)
@@ -356,18 +335,29 @@ class Stopper:
         self.signal: int | None = None
         self._run = run
         self._is_over = threading.Event()
-        self._reader, self.writer = os.pipe()  # the number of each signal, as a byte
-        os.set_blocking(self.writer, False)  # required by signal.set_wakeup_fd
-        self._thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
+        self._reader, self._writer = os.pipe()  # the number of each signal, as a byte
+        os.set_blocking(self._writer, False)  # required by signal.set_wakeup_fd
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._is_over.set()
-        os.close(self.writer)
-        self._thread.join()
-        os.close(self._reader)
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen only if this is the main thread; elsewhere the caller handles signals."""
+        thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
+        thread.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            if is_main:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(writer_before)
+            self._is_over.set()
+            os.close(self._writer)
+            thread.join()
+            os.close(self._reader)
 
     def _listen(self) -> None:
         while heard := os.read(self._reader, 1):
@@ -380,24 +370,6 @@ class Stopper:
             threading.Thread(
                 target=self._run.drain, args=(self._is_over,), name="drain", daemon=True
             ).start()
-
-
-@contextlib.contextmanager
-def _signals(stopper: Stopper) -> Iterator[None]:
-    """Pass signals to the stopper, only in the main thread; elsewhere the caller handles them."""
-    stopper.start()
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main:
-        writer_before = signal.set_wakeup_fd(stopper.writer, warn_on_full_buffer=False)
-        before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        if is_main:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(writer_before)
-        stopper.close()
 
 
 def _heard_already(_number: int, _frame: FrameType | None) -> None:

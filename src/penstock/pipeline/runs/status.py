@@ -1,9 +1,6 @@
-"""The status of a job, in the file ``status.json`` of the job's folder.
-
-The runner replaces the file atomically after every batch. A lock, which the kernel releases when
-the process ends, shows whether the runner is alive: a killed job is reported as dead at once, and
-a reused process id does not matter. The lock also prevents a second run with the same checkpoint.
-"""
+"""The status of a job, in the file ``status.json`` of the job's folder, which the runner replaces
+after every batch. A lock, which the kernel releases when the process ends, shows whether the runner
+is alive, and prevents a second run with the same checkpoint."""
 
 import fcntl
 import os
@@ -64,8 +61,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRunning(Exception):
-    """Another process holds the job's folder."""
-
     def __init__(self, folder: Path, pid: int | None) -> None:
         holder = f"process {pid}" if pid is not None else "another process"
         super().__init__(f"{holder} already runs this job on {folder}")
@@ -78,25 +73,20 @@ class Claim:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _is_locked_by(self._handle):
-            os.close(self._handle)
-            known = read_status(folder)
-            raise JobRunning(folder, known.pid if known is not None else None)
+        pause = threading.Event()
+        for _ in range(_CLAIM_TRIES):
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pause.wait(_CLAIM_PAUSE_S)  # `is_claimed` may hold the lock for a moment
+            else:
+                return
+        os.close(self._handle)
+        known = read_status(folder)
+        raise JobRunning(folder, known.pid if known is not None else None)
 
     def close(self) -> None:
         os.close(self._handle)
-
-
-def _is_locked_by(handle: int) -> bool:
-    pause = threading.Event()
-    for _ in range(_CLAIM_TRIES):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pause.wait(_CLAIM_PAUSE_S)  # `is_claimed` may hold the lock for a moment
-        else:
-            return True
-    return False
 
 
 def is_claimed(folder: Path) -> bool:
@@ -131,7 +121,6 @@ def read_status(folder: Path) -> Status | None:
 
 
 def statuses(root: Path) -> list[Status]:
-    """Return the statuses of all jobs that ran in one checkpoint folder, sorted by name."""
     if not root.is_dir():
         return []
     found = (read_status(folder) for folder in sorted(root.iterdir()) if folder.is_dir())

@@ -1,15 +1,13 @@
-"""Decides which failures of a query are transient and worth a retry.
-
-After a restart of the server, the death of a Python worker or planner, or a JVM without memory, the
-checkpoint is intact and the same query can continue. Other errors, such as a missing column, are
-permanent. Spark reports both as text, so the text is searched for known transient errors; all
-others count as permanent.
-"""
+"""Decides which failures of a query are transient and worth a retry: after a restart of the server,
+the death of a Python worker or planner, or a JVM without memory, the checkpoint is intact. Spark
+reports errors as text, so the text is searched for known transient errors; all others count as
+permanent."""
 
 import re
 from collections.abc import Iterator
 
 from penstock.net.kafka_client.errors import KafkaRefused, KafkaTrouble
+from penstock.pipeline.runs.status import ERROR_CHARACTERS_MAX
 from penstock.wire.kafka.faults import ErrorCode
 
 _ERRORS = re.escape(KafkaTrouble.__module__)  # tracebacks show classes with their module
@@ -43,7 +41,7 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
-def reason_of(error: BaseException, *, characters_max: int) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the cause in one line: the last line of a Python traceback, else the first line of
     Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
@@ -55,7 +53,7 @@ def reason_of(error: BaseException, *, characters_max: int) -> str:
     if not chosen:
         causes = [found for each in _chain(error) for found in _CAUSED_BY.findall(_text(each))]
         chosen = causes[-1] if causes else type(error).__name__
-    return " ".join(chosen.split())[:characters_max]
+    return " ".join(chosen.split())[:ERROR_CHARACTERS_MAX]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,4 +1,4 @@
-"""Creates the archive of Spark's classes (``spark/class_archive.py``). The JVM writes it at the end
+"""Creates the archive of Spark's classes (``spark/java.py``). The JVM writes it at the end
 of a session that used all common features."""
 
 from __future__ import annotations
@@ -8,24 +8,23 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.arrow_map import map_in_arrow
 from penstock.pipeline.session import close_session, open_session
-from penstock.pipeline.spark.class_archive import (
+from penstock.pipeline.spark.java import (
     BASE,
     QUIET,
     TOP,
+    Java,
     archive_folder,
     has_base_archive,
     layers,
 )
-from penstock.pipeline.spark.java import Java
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _DUMP_S_MAX = 300.0  # idle machines need 5 to 10 s
@@ -56,7 +55,10 @@ def warm(java: Java, *, note: Callable[[str], None]) -> Path:
         draft.replace(top)
     finally:
         draft.unlink(missing_ok=True)
-    _forget_old(folder)
+    others = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
+    others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    for old in others[_ARCHIVES_MAX - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
     return top
 
 
@@ -101,7 +103,7 @@ def _work_a_little(spark: SparkSession, folder: Path) -> None:
     read = spark.read.parquet(str(folder / "rows"))
     read.where("k > 2").groupBy("k", "s").count().orderBy("k").limit(5).collect()
     read.join(read.groupBy("k").agg({"id": "sum"}), "k").count()
-    map_in_arrow(read, _same, to_arrow_schema(read.schema, timezone="UTC")).count()
+    map_in_arrow(read, lambda each: each, to_arrow_schema(read.schema, timezone="UTC")).count()
 
     def keep(batch: DataFrame, number: int) -> None:
         batch.write.mode("append").parquet(str(folder / f"batch-{number}"))
@@ -115,14 +117,3 @@ def _work_a_little(spark: SparkSession, folder: Path) -> None:
         .start()
     )
     query.awaitTermination()
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
-
-
-def _forget_old(newest: Path) -> None:
-    others = [each for each in newest.parent.iterdir() if each.is_dir() and each != newest]
-    others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for old in others[_ARCHIVES_MAX - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -1,9 +1,6 @@
-"""Packs our code into one zip, for executors on machines where Penstock is not installed.
-
-The name of the zip is a hash of its contents. It is kept in the cache folder, from where Spark
-serves it during the session. Dependencies (PyArrow, NumPy, msgspec and others) must be installed on
-the executors: compiled packages do not run from a zip.
-"""
+"""Packs our code into one zip, for executors on machines where Penstock is not installed. The name
+of the zip is a hash of its contents. It is kept in the cache folder, from where Spark serves it.
+Dependencies must be installed on the executors: compiled packages do not run from a zip."""
 
 import hashlib
 import zipfile
@@ -29,8 +26,13 @@ def code_zip() -> Path:
     target = folder / f"penstock-{digest.hexdigest()[:16]}.zip"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(target, files)
-        _forget_old(folder)
+        with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, path in files:
+                entry = zipfile.ZipInfo(name, _EPOCH)
+                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+        zips = sorted(folder.glob("penstock-*.zip"), key=lambda path: path.stat().st_mtime)
+        for old in zips[:-_KEPT_MAX]:
+            old.unlink(missing_ok=True)
     return target
 
 
@@ -42,16 +44,3 @@ def _files() -> Iterator[tuple[str, Path]]:
             for path in root.rglob("*"):
                 if path.is_file() and "__pycache__" not in path.parts:
                     yield f"{package}/{path.relative_to(root).as_posix()}", path
-
-
-def _write(target: Path, files: list[tuple[str, Path]]) -> None:
-    with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, path in files:
-            entry = zipfile.ZipInfo(name, _EPOCH)
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
-
-
-def _forget_old(folder: Path) -> None:
-    zips = sorted(folder.glob("penstock-*.zip"), key=lambda path: path.stat().st_mtime)
-    for old in zips[:-_KEPT_MAX]:
-        old.unlink(missing_ok=True)

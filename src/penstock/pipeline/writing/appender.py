@@ -1,9 +1,9 @@
-"""A producer for one task, which appends the task's rows to partitions as record batches.
+"""A producer for one task, which collects the task's rows in one open batch for each partition. All
+batches carry a producer id and sequence numbers: a batch whose reply was lost is sent again and
+stored once. The sink decides whether batches are part of a transaction.
 
-Rows are collected in one open batch for each partition, which is sent when it is full. All batches
-carry a producer id and sequence numbers: a batch whose reply was lost is sent again and stored
-once. The sink decides whether batches are part of a transaction (``sink``).
-"""
+Keys are hashed as Kafka's producers do, all keys of one length at once: the partition is the
+Murmur2 hash of the key with Kafka's seed, without its sign bit, modulo the number of partitions."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
-from penstock.pipeline.client.write_options import WriteOptions
-from penstock.pipeline.writing.key_hashes import hashes
+from penstock.pipeline.client.options import WriteOptions
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
 from penstock.record.varint import encode_varint
 from penstock.wire.kafka.faults import ErrorCode
@@ -33,8 +33,6 @@ class RowInvalid(ValueError):
 
 
 class TopicMissing(Exception):
-    """A topic does not exist, and the server does not create it."""
-
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
         self.topic = topic
@@ -46,29 +44,24 @@ class TopicMissing(Exception):
 def partition_count(client: KafkaClient, topic: str) -> int:
     """Return the number of partitions of a topic. The server creates the topic if it does not exist
     and the settings of the server allow it. Raises TopicMissing, KafkaTrouble."""
-    for pause_s in (*_CREATION_PAUSES_S, None):
+    may_create, pauses_s = True, iter(_CREATION_PAUSES_S)
+    while True:
         try:
-            found = client.retried(lambda: client.topic(topic, may_create=True))
+            if may_create:
+                found = client.retried(lambda: client.topic(topic, may_create=True))
+            else:
+                found = client.topic(topic)
             return len(found.partitions)
         except KafkaRefused as refused:
-            if refused.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                return _count_existing(client, topic)
+            if refused.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and may_create:
+                may_create = False  # the topic may exist
+                continue
             if refused.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-        if pause_s is not None:
-            time.sleep(pause_s)
-    raise TopicMissing(topic)
-
-
-def _count_existing(client: KafkaClient, topic: str) -> int:
-    """Return the partition count after creation was not authorized. Raises TopicMissing, or
-    KafkaRefused if the principal may not use the existing topic."""
-    try:
-        return len(client.topic(topic).partitions)
-    except KafkaRefused as refused:
-        if refused.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise TopicMissing(topic) from None
-        raise
+        pause_s = next(pauses_s, None) if may_create else None
+        if pause_s is None:
+            raise TopicMissing(topic)
+        time.sleep(pause_s)
 
 
 @dataclass(slots=True)
@@ -80,8 +73,6 @@ class Producer:
 
 @dataclass(slots=True)
 class _Open:
-    """A batch of one partition that still accepts records."""
-
     records: list[bytes] = field(default_factory=list)
     size: int = 0
     sequence: int = 0
@@ -119,7 +110,6 @@ class Appender:
         self.row_count += batch.num_rows
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
-        """Yield each topic with the indices of its rows."""
         if "topic" not in batch.schema.names:
             yield self._options.topic, np.arange(batch.num_rows)
             return
@@ -169,15 +159,15 @@ class Appender:
         bodies = values.take(at).to_pylist()
         names = keys.take(at).to_pylist() if keys is not None else [None] * len(rows)
         batch_bytes = self._options.batch_bytes
-        opened = {number: self._opened(Place(topic, number)) for number in set(chosen.tolist())}
-        for number, key, value, row in zip(
-            chosen.tolist(), names, bodies, rows.tolist(), strict=True
-        ):
+        opened = {n: self._open.setdefault(Place(topic, n), _Open()) for n in set(chosen.tolist())}
+        records = zip(chosen.tolist(), names, bodies, rows.tolist(), strict=True)
+        for number, key, value, row in records:
             into = opened[number]
             tail = _headers(headers[row]) if headers is not None else b"\x00"
             record = _record(len(into.records), key, value, tail)
             if into.records and into.size + len(record) > batch_bytes:
-                self._flush_large()
+                # Send the batches that are full, or at least a quarter full, in one request.
+                self._send(size_min=batch_bytes // 4)
                 record = _record(len(into.records), key, value, tail)
             into.records.append(record)
             into.size += len(record)
@@ -185,21 +175,14 @@ class Appender:
             if self._size > _OPEN_BYTES_MAX:
                 self.flush()
 
-    def _opened(self, place: Place) -> _Open:
-        return self._open.setdefault(place, _Open())
-
-    def _flush_large(self) -> None:
-        """Send the batches that are full, or at least a quarter full, in one request."""
-        least = self._options.batch_bytes // 4
-        self._send([place for place, each in self._open.items() if each.size >= least])
-
     def flush(self) -> None:
-        self._send([place for place, each in self._open.items() if each.records])
+        self._send(size_min=1)
 
-    def _send(self, places: Sequence[Place]) -> None:
-        if not places:
+    def _send(self, *, size_min: int) -> None:
+        full = {place: each for place, each in self._open.items() if each.size >= size_min}
+        if not full:
             return
-        batches = {place: self._closed(self._open[place]) for place in places}
+        batches = {place: self._closed(each) for place, each in full.items()}
         try:
             self._client.produce(
                 batches, is_repeatable=True, transactional_id=self._producer.transactional_id
@@ -210,8 +193,7 @@ class Appender:
                     f"{refusal.subject}: {refusal.message} Set option delivery=at-least-once."
                 ) from None
             raise
-        for place in places:
-            each = self._open[place]
+        for each in full.values():
             each.sequence = (each.sequence + len(each.records)) % _SEQUENCES
             self._size -= each.size
             each.records, each.size = [], 0
@@ -258,3 +240,44 @@ def _headers(pairs: Sequence[Mapping[str, Any] | None] | None) -> bytes:
         parts += (encode_varint(len(name)), name)
         parts += (b"\x01",) if content is None else (encode_varint(len(content)), content)
     return b"".join(parts)
+
+
+_SEED: Final = 0x9747B28C
+_MIX: Final = np.uint32(0x5BD1E995)
+_POSITIVE: Final = 0x7FFF_FFFF
+
+Words = npt.NDArray[np.uint32]
+
+
+def hashes(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the hashes of binary keys. The hash of a null is not defined."""
+    count = len(keys)
+    edges = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + count + 1]
+    raw = keys.buffers()[2]
+    data = np.frombuffer(raw, np.uint8) if raw is not None else np.empty(0, np.uint8)
+    begins = edges[:-1].astype(np.int64)
+    sizes = np.diff(edges)
+    found = np.zeros(count, np.int64)
+    for size in np.unique(sizes).tolist():
+        rows = np.flatnonzero(sizes == size)
+        octets = data[begins[rows, None] + np.arange(size)]
+        found[rows] = _murmur2(octets, size) & _POSITIVE
+    return found
+
+
+def _murmur2(octets: npt.NDArray[np.uint8], size: int) -> Words:
+    whole = size & ~3
+    words = np.ascontiguousarray(octets[:, :whole]).view("<u4") if whole else None
+    state = np.full(len(octets), _SEED ^ size, np.uint32)
+    for column in range(whole // 4):
+        assert words is not None
+        word = words[:, column] * _MIX
+        word = (word ^ (word >> np.uint32(24))) * _MIX
+        state = (state * _MIX) ^ word
+    if whole < size:
+        tail = np.zeros(len(octets), np.uint32)
+        for at in range(whole, size):
+            tail |= octets[:, at].astype(np.uint32) << np.uint32(8 * (at - whole))
+        state = (state ^ tail) * _MIX
+    state = (state ^ (state >> np.uint32(13))) * _MIX
+    return state ^ (state >> np.uint32(15))

@@ -1,17 +1,26 @@
 """The sink of ``df.write.format("penstock")`` and ``writeStream``, which writes rows as records.
 
-    exactly-once     a transaction for each task, one decision for the batch (``sink_commit``)
+    exactly-once     a transaction for each task, one decision for the batch
     at-least-once    records are appended at once; a repeated batch appends them twice
 
 A batch write is never repeated: the transactions of its tasks are committed when all tasks have
-finished, and aborted if one fails.
-"""
+finished, and aborted if one fails. In a micro-batch, each task that has rows leaves its transaction
+open. When all tasks have finished, the driver *decides*: one offset commit of a consumer group
+names the batch and the transactions of all tasks. Then the driver ends these one after another.
 
+A repeated micro-batch first looks for a decision. Without one, transactions of earlier attempts are
+aborted when the tasks take over their transactional ids. With one, the transactions are ended
+(which is idempotent) and no rows are written. Only a transaction that timed out between decision
+and end is written again, by its task."""
+
+import base64
+import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -19,23 +28,134 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from penstock.net.kafka_client.client import KafkaClient
-from penstock.pipeline.client.connections import client_for
-from penstock.pipeline.client.write_options import Delivery, WriteOptions
-from penstock.pipeline.writing import sink_commit
+from penstock.net.kafka_client.client import TRANSACTION, KafkaClient, KafkaRefused, Place
+from penstock.net.kafka_client.group_offsets import Committed, commit_offsets, committed_offsets
+from penstock.pipeline.client.options import Delivery, WriteOptions, client_for
 from penstock.pipeline.writing.appender import Appender, Producer
-from penstock.pipeline.writing.sink_commit import Decision, Written
+from penstock.wire.kafka.faults import ErrorCode
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+_INIT_PRODUCER_ID, _END_TXN = 22, 26
+_END_TWICE_MAX: Final = 4  # newer versions raise the epoch, which makes a second end an error
+_ENTRY: Final = struct.Struct(">iqh")  # task, producer id, epoch
+assert _ENTRY.size == 14
+_FORMAT: Final = "1:"
+_METADATA_MAX: Final = 4_096  # characters of an offset's metadata
+TASKS_MAX: Final = (_METADATA_MAX - len(_FORMAT)) // 4 * 3 // _ENTRY.size
+
+_ABORTED: Final = (
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+)
+
+
+class TooManyTasks(ValueError):
+    """A batch has too many tasks. The text is one line for the author of the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    task: int
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    batch_id: int
+    written: tuple[Written, ...]
+
+
+def group_of(query_id: str) -> str:
+    return f"spark-sink-{query_id}"
+
+
+def transactional_id(query_id: str, task: int) -> str:
+    return f"spark-{query_id}-{task}"
+
+
+def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> Producer:
+    """Take over the task's transactional id: the open transaction of an earlier attempt is aborted,
+    and its later records are rejected. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
+
+    name = transactional_id(query_id, task)
+    request = InitProducerIdRequest(name, transaction_timeout_ms=timeout_ms)
+
+    def begin_transaction() -> Producer:
+        node = client.coordinator(name, kind=TRANSACTION)
+        reply = client.call(_INIT_PRODUCER_ID, request, node=node)
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return Producer(reply.producer_id, reply.producer_epoch, name)
+
+    return client.retried(begin_transaction)
+
+
+def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
+    """End a transaction. Return True if it has ended as requested, now or before; False if it was
+    aborted. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.end_txn import EndTxnRequest
+
+    name = transactional_id(query_id, written.task)
+    request = EndTxnRequest(name, written.producer_id, written.epoch, is_commit)
+
+    def end_transaction() -> bool:
+        node = client.coordinator(name, kind=TRANSACTION)
+        reply = client.call(_END_TXN, request, node=node, version_max=_END_TWICE_MAX)
+        if reply.error_code in _ABORTED:
+            return False
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return True
+
+    return client.retried(end_transaction)
+
+
+def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
+    """Store the decision, which is final after the reply. ``topic`` is any existing topic. Raises
+    KafkaTrouble, TooManyTasks."""
+    written = decision.written
+    if len(written) > TASKS_MAX:
+        raise TooManyTasks(
+            f"{len(written)} tasks write in one batch, exactly-once allows {TASKS_MAX}:"
+            " coalesce before writing, or set delivery=at-least-once"
+        )
+    raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
+    entry = Committed(decision.batch_id, _FORMAT + base64.b64encode(raw).decode())
+    commit_offsets(client, group_of(query_id), {Place(topic, 0): entry})
+
+
+def decided(client: KafkaClient, query_id: str) -> Decision | None:
+    """Return the newest decision of a query, if any. Raises KafkaTrouble."""
+    found = [
+        Decision(entry.offset, _unpacked(entry.metadata))
+        for entry in committed_offsets(client, group_of(query_id)).values()
+        if entry.metadata.startswith(_FORMAT)
+    ]
+    return max(found, key=lambda each: each.batch_id, default=None)
+
+
+def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
+    """Commit the transactions of a decision. Return the tasks whose transactions are committed.
+    Raises KafkaTrouble."""
+    return frozenset(
+        each.task for each in decision.written if end(client, query_id, each, is_commit=True)
+    )
+
+
+def _unpacked(text: str) -> tuple[Written, ...]:
+    raw = base64.b64decode(text.removeprefix(_FORMAT))
+    return tuple(Written(*fields) for fields in _ENTRY.iter_unpack(raw))
+
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    """Transactions of tasks were aborted before the batch was committed."""
-
     def __init__(self, query_id: str, tasks: Sequence[int]) -> None:
         super().__init__(query_id, tasks)
         self.tasks = tasks
@@ -49,8 +169,6 @@ class CommitLost(Exception):
 
 @dataclass
 class Done(WriterCommitMessage):
-    """The result of a task."""
-
     query_id: str
     row_count: int = 0
     topic: str = ""  # any topic that the task wrote to
@@ -59,47 +177,39 @@ class Done(WriterCommitMessage):
 
 
 def _append(
-    batches: "Iterator[pa.RecordBatch]",
+    batches: Iterator[pa.RecordBatch],
     client: KafkaClient,
     options: WriteOptions,
     query_id: str,
     task: int,
 ) -> Done:
     """Write all rows of a task; a transaction begins with the first row."""
+    is_once = options.delivery is Delivery.EXACTLY_ONCE
     appender: Appender | None = None
-    producer: Producer | None = None
     for batch in batches:
         if not batch.num_rows:
             continue
         if appender is None:
-            if options.delivery is Delivery.EXACTLY_ONCE:
-                timeout_ms = options.transaction_ms_max
-                producer = sink_commit.begin(client, query_id, task, timeout_ms=timeout_ms)
-                appender = Appender(client, options, producer, turn=task)
-            else:
-                appender = Appender(client, options, Producer(*client.producer_id()), turn=task)
+            timeout_ms = options.transaction_ms_max
+            producer = (
+                begin(client, query_id, task, timeout_ms=timeout_ms)
+                if is_once
+                else Producer(*client.producer_id())
+            )
+            appender = Appender(client, options, producer, turn=task)
         appender.add(batch)
     if appender is None:
         return Done(query_id)
     appender.flush()
-    written = None
-    if producer is not None:
-        written = Written(task, producer.producer_id, producer.epoch)
+    written = Written(task, producer.producer_id, producer.epoch) if is_once else None
     return Done(query_id, appender.row_count, appender.topics[0], written)
-
-
-def _context() -> TaskContext:
-    context = TaskContext.get()
-    assert context is not None, "rows are written in tasks only"
-    return context
 
 
 def _finish(client: KafkaClient, query_id: str, messages: Sequence[Done]) -> None:
     lost = [
         done.written.task
         for done in messages
-        if done.written is not None
-        and not sink_commit.end(client, query_id, done.written, is_commit=True)
+        if done.written is not None and not end(client, query_id, done.written, is_commit=True)
     ]
     if lost:
         raise CommitLost(query_id, lost)
@@ -109,7 +219,7 @@ def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
     client = client_for(options.connection)
     for done in _done(messages):
         if done.written is not None and not done.is_settled:
-            sink_commit.end(client, done.query_id, done.written, is_commit=False)
+            end(client, done.query_id, done.written, is_commit=False)
 
 
 def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Done]:
@@ -121,9 +231,11 @@ class BatchWriter(DataSourceArrowWriter):
     options: WriteOptions
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+        context = TaskContext.get()
+        assert context is not None, "rows are written in tasks only"
         client = client_for(self.options.connection)
-        return _append(iterator, client, self.options, self.job_id, _context().partitionId())
+        return _append(iterator, client, self.options, self.job_id, context.partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _finish(client_for(self.options.connection), self.job_id, _done(messages))
@@ -136,8 +248,9 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     options: WriteOptions
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
-        context = _context()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+        context = TaskContext.get()
+        assert context is not None, "rows are written in tasks only"
         query_id, batch_id = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         assert query_id is not None, "a streaming query must have an id"
         assert batch_id is not None, "tasks must belong to a batch"
@@ -152,7 +265,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def write_task(
-    batches: "Iterator[pa.RecordBatch]",
+    batches: Iterator[pa.RecordBatch],
     options: WriteOptions,
     query_id: str,
     *,
@@ -162,7 +275,7 @@ def write_task(
     """Run a task of a new or repeated micro-batch. Raises KafkaTrouble, RowInvalid."""
     client = client_for(options.connection)
     if options.delivery is Delivery.EXACTLY_ONCE:
-        decision = sink_commit.decided(client, query_id)
+        decision = decided(client, query_id)
         settled = None if decision is None else _settled(client, query_id, task, decision, batch_id)
         if settled is not None:
             for _ in batches:
@@ -178,7 +291,7 @@ def _settled(
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
-    committed = sink_commit.settle(client, query_id, decision)
+    committed = settle(client, query_id, decision)
     mine = next((each for each in decision.written if each.task == task), None)
     # If all transactions are committed, the rows may be divided differently among tasks this time.
     if len(committed) < len(decision.written) and mine is not None and task not in committed:
@@ -195,5 +308,5 @@ def commit_batch(messages: Sequence[Done], options: WriteOptions, *, batch_id: i
     client = client_for(options.connection)
     query_id = fresh[0].query_id
     written = tuple(each.written for each in messages if each.written is not None)
-    sink_commit.decide(client, query_id, Decision(batch_id, written), topic=fresh[0].topic)
+    decide(client, query_id, Decision(batch_id, written), topic=fresh[0].topic)
     _finish(client, query_id, messages)

@@ -1,24 +1,28 @@
-"""The options of ``format("penstock")`` for reading: those of the Kafka connector, and ours.
+"""The options of ``format("penstock")``, those of the Kafka connector and ours; and Kafka clients.
 
 The driver parses options once into a frozen value that is sent to the workers. An unknown name is
-rejected, with a suggestion of the nearest known name, because a misspelt limit that is silently
-ignored would only be noticed in production. Options that begin with ``kafka.`` are those of Kafka's
-clients: security options are checked; options of the connector's consumers (buffers, polls) are
-accepted and have no effect. ``write_options`` has the options for writing.
-"""
+rejected, because a misspelt limit that is silently ignored would only be noticed in production.
+Options that begin with ``kafka.`` are those of Kafka's clients: security options are checked;
+options of the connector's consumers (buffers, polls) are accepted and have no effect.
+
+Clients are cached for each thread of a worker. Spark reuses its Python workers for later
+micro-batches; reusing their connections too saves time in small batches."""
 
 import difflib
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.net.kafka_client.client import (
     EARLIEST,
     LATEST,
+    KafkaClient,
     Place,
     Security,
     SecurityInvalid,
@@ -28,9 +32,16 @@ from penstock.net.kafka_client.client import (
 from penstock.pipeline.client.option_values import OptionInvalid, Options
 from penstock.pipeline.decoding import columns as made
 from penstock.pipeline.decoding.decoder import OnCorrupt
+from penstock.record.compression import Codec
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 FETCH_BYTES: Final = 16 * 1_048_576
+TRANSACTION_MS: Final = 10 * 60_000
+TRANSACTION_MS_MAX: Final = 15 * 60_000  # the server's maximum
+BATCH_BYTES: Final = 900 * 1_024  # records of one batch; the default limit of topics is 1 MiB
 _PASSWORD_FILE: Final = "kafka.sasl.password.file"  # noqa: S105
 _PASSWORD_ENV: Final = "kafka.sasl.password.env"  # noqa: S105
 
@@ -46,6 +57,14 @@ _KNOWN: Final = (
     "columns", "decode", "commitGroup", "maxBytesPerTrigger", "onDataLoss", "onCorrupt",
     "mode", "pushdown", "fetchBytes",
 )  # fmt: skip
+_KNOWN_WRITING: Final = ("topic", "delivery", "transactionTimeout", "batchBytes", "includeHeaders")
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {  # of the columns to write
+    "topic": ("string",),
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
 # Options that Spark itself adds to those of a source or sink.
 SPARKS_OWN: Final = (
     "path", "checkpointLocation", "queryName", "outputMode", "__default__", "sourceName",
@@ -71,16 +90,12 @@ class OnDataLoss(StrEnum):
 
 
 class TimestampStrategy(StrEnum):
-    """The behaviour if all records are older than the requested time."""
-
     ERROR = "error"
     LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The parameters with which a worker connects to the cluster."""
-
     addresses: str
     security: Security = field(default_factory=Security)
     client_id: str = "penstock-spark"
@@ -161,14 +176,9 @@ def parse_connection(given: Options) -> Connection:
         raise OptionInvalid(f"options kafka.security and kafka.sasl: {error}") from None
     except ValueError as error:
         raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
-    timeout_ms = given.number("kafka.request.timeout.ms", 30_000)
-    assert timeout_ms is not None
-    return Connection(
-        addresses,
-        security,
-        client_id=given.text("kafka.client.id", "penstock-spark"),
-        timeout_s=timeout_ms / 1_000,
-    )
+    timeout_ms = given.number("kafka.request.timeout.ms") or 30_000
+    client_id = given.text("kafka.client.id", "penstock-spark")
+    return Connection(addresses, security, client_id, timeout_ms / 1_000)
 
 
 def _password(given: Options) -> str:
@@ -188,15 +198,13 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     """Raises OptionInvalid."""
     given = Options(options)
     check_names(given, _KNOWN)
-    on_data_loss = (
-        OnDataLoss.FAIL if given.flag("failOnDataLoss", default=True) else OnDataLoss.SKIP
-    )
+    may_fail = given.flag("failOnDataLoss", default=True)
+    on_data_loss = OnDataLoss.FAIL if may_fail else OnDataLoss.SKIP
     isolation = given.text("kafka.isolation.level", "read_committed").lower()
     if isolation not in ("read_committed", "read_uncommitted"):
         raise OptionInvalid(
             f"option kafka.isolation.level: read_committed or read_uncommitted, not '{isolation}'"
         )
-    fetch_bytes = given.size("fetchBytes")
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         given.number(name, least=0)
     given.number("kafkaConsumer.pollTimeoutMs")
@@ -219,13 +227,8 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
         trigger_delay_ms_max=given.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MS),
         partitions_min=given.number("minPartitions"),
         records_per_partition_max=given.number("maxRecordsPerPartition"),
-        fetch_bytes=FETCH_BYTES if fetch_bytes is None else fetch_bytes,
+        fetch_bytes=given.size("fetchBytes") or FETCH_BYTES,
     )
-    _check_together(found)
-    return found
-
-
-def _check_together(found: ReadOptions) -> None:
     least, most = found.offsets_per_trigger_min, found.offsets_per_trigger_max
     if least is not None and most is not None and least > most:
         raise OptionInvalid(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
@@ -233,6 +236,7 @@ def _check_together(found: ReadOptions) -> None:
         raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger exclude each other")
     if not 65_536 <= found.fetch_bytes <= 1 << 30:
         raise OptionInvalid(f"option fetchBytes must be 64k to 1g, not {found.fetch_bytes}")
+    return found
 
 
 def _subscription(given: Options) -> Subscription:
@@ -271,9 +275,6 @@ def _columns(given: Options) -> tuple[str, ...]:
     if len(set(chosen)) != len(chosen):
         raise OptionInvalid("option columns names a column twice")
     return tuple(chosen)
-
-
-# ── Where to begin and end ───────────────────────────────────────────────────────────────────────
 
 
 def _starting(given: Options, *, is_streaming: bool) -> Position:
@@ -321,3 +322,87 @@ def _position(
     if text.lower() not in known:
         raise OptionInvalid(f"option {name} must be earliest, latest or JSON, not '{text}'")
     return Position(known[text.lower()], option=name)
+
+
+# ── Writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Delivery(StrEnum):
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    connection: Connection
+    topic: str = ""  # empty: each row has a topic
+    delivery: Delivery = Delivery.EXACTLY_ONCE
+    codec: int = Codec.NONE
+    transaction_ms_max: int = TRANSACTION_MS
+    batch_bytes: int = BATCH_BYTES
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises OptionInvalid."""
+    given = Options(options)
+    check_names(given, _KNOWN_WRITING)
+    codec = given.text("kafka.compression.type", "none").upper()
+    if codec not in Codec.__members__:
+        known = ", ".join(name.lower() for name in Codec.__members__)
+        raise OptionInvalid(
+            f"option kafka.compression.type must be one of {known}, not '{codec.lower()}'"
+        )
+    timeout_ms = given.duration_ms("transactionTimeout", TRANSACTION_MS)
+    if not 1_000 <= timeout_ms <= TRANSACTION_MS_MAX:
+        raise OptionInvalid("option transactionTimeout must be 1s to 15m")
+    return WriteOptions(
+        parse_connection(given),
+        topic=given.text("topic"),
+        delivery=given.choice("delivery", Delivery, Delivery.EXACTLY_ONCE),
+        codec=Codec[codec],
+        transaction_ms_max=timeout_ms,
+        batch_bytes=given.size("batchBytes") or BATCH_BYTES,
+    )
+
+
+def check_columns(schema: "StructType", options: WriteOptions) -> None:
+    """Raises OptionInvalid."""
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kind in found.items():
+        if name not in _TYPES:
+            known = ", ".join(_TYPES)
+            raise OptionInvalid(f"unknown column {name}; a row has {known}")
+        if kind not in _TYPES[name]:
+            raise OptionInvalid(f"column {name} must be {' or '.join(_TYPES[name])}, not {kind}")
+    if "value" not in found:
+        raise OptionInvalid("column value is missing")
+    if "topic" not in found and not options.topic:
+        raise OptionInvalid("option topic is missing, and there is no column topic")
+
+
+_CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
+
+_local = threading.local()
+
+
+def new_client(connection: Connection) -> KafkaClient:
+    """Return a client that connects when first used; the caller closes it. Raises
+    SecurityInvalid."""
+    return KafkaClient(
+        connection.addresses,
+        security=connection.security,
+        timeout_s=connection.timeout_s,
+        client_id=connection.client_id,
+    )
+
+
+def client_for(connection: Connection) -> KafkaClient:
+    """Return the client of this thread. Raises SecurityInvalid."""
+    if getattr(_local, "pid", None) != os.getpid():
+        _local.pid, _local.clients = os.getpid(), OrderedDict()
+    clients: OrderedDict[Connection, KafkaClient] = _local.clients
+    client = clients.pop(connection) if connection in clients else new_client(connection)
+    clients[connection] = client  # as the last, because the first is closed if there are too many
+    while len(clients) > _CLIENTS_MAX:
+        clients.popitem(last=False)[1].close()
+    return client

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place, by_topic
 
-_OFFSET_COMMIT, _OFFSET_FETCH = 8, 9
+_OFFSET_COMMIT, _OFFSET_FETCH, _DESCRIBE_SHARE_OFFSETS = 8, 9, 90
 _COMMIT_BY_NAME_MAX: Final = 9  # newer commits name topics by id
 _FETCH_ONE_GROUP_MAX: Final = 7  # newer requests name several groups
 
@@ -36,6 +36,24 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
         return {place: each for place, each in found.items() if each.offset >= 0}
 
     return client.retried(fetch)
+
+
+def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
+    """Return the first offset of each partition that a share group has not finished; 0 if it has no
+    start before its first record. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated import describe_share_group_offsets as api
+
+    groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]
+    request = api.DescribeShareGroupOffsetsRequest(groups=groups)
+    reply = client.call(_DESCRIBE_SHARE_OFFSETS, request, node=client.coordinator(group))
+    found = {}
+    for each in reply.groups:
+        _check(each.error_code, group)
+        for topic in each.topics:
+            for part in topic.partitions:
+                _check(part.error_code, group)
+                found[Place(topic.topic_name, part.partition_index)] = max(0, part.start_offset)
+    return found
 
 
 def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, Committed]) -> None:
