@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from enum import IntEnum
 
-from penstock.broker.context.backup_hold import BackupHold
+from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.coordination.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
 from penstock.broker.partition.partitions import Partitions

@@ -10,8 +10,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import Partitions
 from penstock.broker.partition.queue import Queue
-from penstock.broker.queues.moves import Mover
-from penstock.broker.queues.redrive import Redriver
+from penstock.broker.queues.redrive import Mover, Redriver
 from penstock.broker.queues.shares import ShareCalls
 from penstock.metadata.topics.move_tasks import MoveTasks
 from penstock.model import calls

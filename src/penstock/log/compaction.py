@@ -31,12 +31,10 @@ from penstock.log.replacement import (
     rewritten_folder,
 )
 from penstock.log.retention import grouped
-from penstock.log.storage.check import CHECK_FIELDS, CheckWindow
-from penstock.log.storage.entries import EntryFile
-from penstock.log.storage.files import Disk
-from penstock.log.storage.layout import CHECK_SUFFIX, segment_path
+from penstock.log.storage.files import CHECK_SUFFIX, Disk, segment_path
 from penstock.log.storage.scan import header_fault
 from penstock.log.storage.segment import Segment, SegmentInfo
+from penstock.log.storage.side_files import CHECK_FIELDS, CheckWindow, EntryFile
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.record.batch import (

@@ -15,8 +15,8 @@ from itertools import pairwise
 import msgspec
 
 from penstock.log.log import Log
+from penstock.log.storage.files import EPOCHS_CHECKPOINT
 from penstock.log.storage.headers import Epochs
-from penstock.log.storage.layout import EPOCHS_CHECKPOINT
 
 CHECKPOINT_VERSION = 1
 

@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 from penstock.log.recovery import open_quickly
 from penstock.log.replacement import is_being_replaced
-from penstock.log.storage.checkpoint import RecoveryPoint, is_whole_checkpoint, read_point
-from penstock.log.storage.damage import Damage, load_damage
-from penstock.log.storage.files import ReadOnlyDisk
-from penstock.log.storage.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
-from penstock.log.storage.scan import WINDOW_BYTES, Scan, Scanner
+from penstock.log.storage.checkpoint import (
+    Damage,
+    RecoveryPoint,
+    is_whole_checkpoint,
+    load_damage,
+    read_point,
+)
+from penstock.log.storage.files import CHECKPOINT_SUFFIX, LOG_SUFFIX, ReadOnlyDisk, base_offset_of
+from penstock.log.storage.scan import WINDOW_BYTES, Scanner
 from penstock.log.storage.segment import Segment
 from penstock.model.limits import INDEX_INTERVAL_BYTES
 from penstock.record.batch import HEADER_BYTES, parse_header
@@ -76,7 +80,7 @@ def summarize(place: PartitionFolder) -> PartitionSummary:
                 end_offset = segment.end_offset
                 max_timestamp = max(max_timestamp, segment.max_timestamp)
             elif next_base is None:
-                scan = Scanner(segment.source()).run()
+                scan = Scanner(segment).run()
                 end_offset, max_timestamp = scan.offset, max(max_timestamp, scan.max_timestamp)
         finally:
             segment.close()
@@ -125,11 +129,9 @@ class Verification:
         self._segment = segment = _segment(folder, base_offset)
         self._next_base = next_base
         try:
-            self._source = source = segment.source()
-            if bytes_max is not None:
-                source.size = min(source.size, bytes_max)
+            self._scanner = Scanner(segment, bytes_max=bytes_max)
+            # After the files were opened: without a mark now, all four belong together.
             self._is_swapped = is_being_replaced(segment.disk, folder, base_offset)
-            self._scanner = Scanner(source)
         except BaseException:
             segment.close()
             raise
@@ -143,25 +145,21 @@ class Verification:
         return max(1, self._scanner.scan.position - position) if is_more else 0
 
     def result(self) -> SegmentReport:
-        segment, source, next_base = self._segment, self._source, self._next_base
+        segment, scan, next_base = self._segment, self._scanner.scan, self._next_base
         if self._is_swapped:
             remark = "not verified: compaction is replacing this segment"
             end_offset = segment.base_offset if next_base is None else next_base
-            return SegmentReport(segment.path, source.size, 0, end_offset, [], [remark])
-        scan = self._scanner.scan
+            return SegmentReport(segment.path, scan.size, 0, end_offset, [], [remark])
         damage, remarks = list(scan.damage), []
         if next_base is not None:
             scan.seal()
-            if scan.position != source.size or scan.offset != next_base:
-                reason = scan.tail_reason or f"records up to offset {next_base} are missing"
-                size = source.size - scan.position
-                name = segment.path.name
-                damage.append(Damage(name, scan.position, size, scan.offset, next_base, reason))
-        elif scan.position != source.size:
-            remarks.append(f"torn end, {source.size - scan.position} bytes: {scan.tail_reason}")
+            if scan.position != scan.size or scan.offset != next_base:
+                damage.append(scan.gap_before(segment.path.name, next_base))
+        elif scan.position != scan.size:
+            remarks.append(f"torn end, {scan.size - scan.position} bytes: {scan.tail_reason}")
         if not damage and not segment.is_indexed(scan):
             remarks.append("index or header checks are out of date")
-        return SegmentReport(segment.path, source.size, scan.ordinal, scan.offset, damage, remarks)
+        return SegmentReport(segment.path, scan.size, scan.ordinal, scan.offset, damage, remarks)
 
     def close(self) -> None:
         self._segment.close()
@@ -189,30 +187,23 @@ def iter_segment(path: Path) -> Iterator[bytes | Damage]:
     assert base_offset is not None, "not the name of a segment file"
     segment = _segment(path.parent, base_offset)
     try:
-        source = segment.source()
-        scan = Scanner(source).run()
-        yield from _walk(segment, scan)
-        if scan.position < source.size:
-            size = source.size - scan.position
-            reason = scan.tail_reason or "not a batch"
-            yield Damage(path.name, scan.position, size, scan.offset, scan.offset, reason)
+        scan = Scanner(segment).run()
+        damages = {damage.position: damage for damage in scan.damage}
+        fd, disk, position = segment.files.log_fd, segment.disk, 0
+        while position < scan.position:
+            damage = damages.get(position)
+            if damage is not None:
+                yield damage
+                position += damage.size_bytes
+                continue
+            header = parse_header(disk.pread(fd, HEADER_BYTES, position))
+            yield disk.pread(fd, header.total_bytes, position)
+            position += header.total_bytes
+        if position < scan.size:
+            size, reason = scan.size - position, scan.tail_reason or "not a batch"
+            yield Damage(path.name, position, size, scan.offset, scan.offset, reason)
     finally:
         segment.close()
-
-
-def _walk(segment: Segment, scan: Scan) -> Iterator[bytes | Damage]:
-    damages = {damage.position: damage for damage in scan.damage}
-    fd, disk = segment.files.log_fd, segment.disk
-    position = 0
-    while position < scan.position:
-        damage = damages.get(position)
-        if damage is not None:
-            yield damage
-            position += damage.size_bytes
-            continue
-        header = parse_header(disk.pread(fd, HEADER_BYTES, position))
-        yield disk.pread(fd, header.total_bytes, position)
-        position += header.total_bytes
 
 
 def _segment(folder: Path, base_offset: int) -> Segment:

@@ -19,24 +19,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.log.batch_cache import BatchCache, BatchCacheBudget
-from penstock.log.incoming import trimmed, verified
 from penstock.log.jobs import Detached as Detached
 from penstock.log.jobs import SyncJob as SyncJob
 from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.replacement import clear_rewritten, has_rewrite, move_in, remove_segments
-from penstock.log.restart import announce_restart, carry_out_restart
+from penstock.log.replacement import (
+    announce_restart,
+    carry_out_restart,
+    clear_rewritten,
+    has_rewrite,
+    move_in,
+    remove_segments,
+)
 from penstock.log.storage.checkpoint import (
     RecoveryPoint,
     read_point,
+    save_damage,
     write_point,
 )
-from penstock.log.storage.damage import save_damage
-from penstock.log.storage.files import DISK, Disk, is_full
+from penstock.log.storage.files import (
+    DISK,
+    EPOCHS_CHECKPOINT,
+    LOG_SUFFIX,
+    SIDE_SUFFIXES,
+    Disk,
+    is_full,
+    segment_path,
+)
 from penstock.log.storage.headers import find_cut
-from penstock.log.storage.index import RELATIVE_MAX
-from penstock.log.storage.layout import EPOCHS_CHECKPOINT, LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
+from penstock.log.storage.side_files import RELATIVE_MAX
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
 from penstock.model.limits import (

@@ -1,43 +1,46 @@
-"""Opening a partition's folder: find the segments, verify them and remove what is torn.
-
-After a clean stop, only the last batch of each segment is checked. After any other stop, everything
-after the recovery point is scanned: the torn end of the last segment is cut off and reported;
-damage in the middle of a log is reported and never cut off, because whole records follow it. Side
+"""Opening a partition's folder. After a clean stop, only the last batch of each segment is checked.
+After any other stop, everything after the recovery point is scanned: the torn end of the last
+segment is cut off and reported; damage before whole records is reported and never cut off. Side
 files that are missing, short or wrong are rebuilt.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.replacement import finish_replacements
-from penstock.log.restart import finish_restart
-from penstock.log.storage.check import HOLE, header_check
+from penstock.log.replacement import finish_replacements, finish_restart
 from penstock.log.storage.checkpoint import (
     DOUBT_CRASHED,
     DOUBT_GARBAGE,
     DOUBT_NEW,
     DOUBT_SHORT,
+    Damage,
     RecoveryPoint,
+    load_damage,
+    merge_damage,
     read_low_watermark,
     read_point,
+    save_damage,
     write_low_watermark,
     write_point,
 )
-from penstock.log.storage.damage import Damage, load_damage, merge_damage, save_damage
-from penstock.log.storage.files import TMP_SUFFIX, Disk, is_full, read_whole, replace_durably
-from penstock.log.storage.index import START, BatchStart
-from penstock.log.storage.layout import (
+from penstock.log.storage.files import (
     FORMAT_FILE,
+    FORMAT_PREFIX,
     FORMAT_VERSION,
     LOG_SUFFIX,
     SIDE_SUFFIXES,
+    TMP_SUFFIX,
+    Disk,
     base_offset_of,
-    format_line,
     format_version,
+    is_full,
+    read_whole,
+    replace_durably,
     segment_path,
 )
-from penstock.log.storage.scan import ZEROS_REASON, Scan, Scanner, header_fault, is_zero_from
+from penstock.log.storage.scan import ZEROS_REASON, Scanner, header_fault, is_zero_from
 from penstock.log.storage.segment import NO_EPOCH, Segment
+from penstock.log.storage.side_files import HOLE, START, BatchStart, header_check
 from penstock.model.errors import Damaged, PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -186,7 +189,7 @@ class Recovery:
         disk.make_folder(folder)
         content = read_whole(disk, folder / FORMAT_FILE)
         if content is None:
-            replace_durably(disk, folder / FORMAT_FILE, format_line())
+            replace_durably(disk, folder / FORMAT_FILE, b"%b%d\n" % (FORMAT_PREFIX, FORMAT_VERSION))
             return
         version = format_version(content)
         if version is None or version > FORMAT_VERSION:
@@ -210,12 +213,9 @@ class Recovery:
     def _is_as_left(self, point: RecoveryPoint, bases: list[int]) -> bool:
         if not bases or bases[-1] != point.last_base:
             return False
-        return self._size(bases[-1]) == point.last_bytes
-
-    def _size(self, base_offset: int) -> int:
-        fd = self.disk.open_read(segment_path(self.folder, base_offset))
+        fd = self.disk.open_read(segment_path(self.folder, bases[-1]))
         try:
-            return self.disk.size(fd)
+            return self.disk.size(fd) == point.last_bytes
         finally:
             self.disk.close(fd)
 
@@ -279,9 +279,7 @@ class Recovery:
             return START, 0, -1
         place, time = index.place(number), index.times.read(number)
         size = self.disk.size(segment.files.log_fd)
-        if place is None or time is None or place.position >= size:
-            return START, 0, -1
-        if place.ordinal > checks.count:
+        if place is None or time is None or place.position >= size or place.ordinal > checks.count:
             return START, 0, -1
         return place, number, time[0]
 
@@ -296,58 +294,43 @@ class Recovery:
         may_cut: bool,
     ) -> bool:
         """Scan a segment and rebuild its side files. False if a torn end has been cut off."""
-        source = segment.source()
-        scan = Scanner(source, start, epoch=self._epoch, max_timestamp=timestamp).run()
+        scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
             start, number = START, 0  # the index led to no valid batch: scan all
-            scan = Scanner(source, epoch=self._epoch).run()
-        self._scanned_bytes += source.size - start.position
+            scan = Scanner(segment, epoch=self._epoch).run()
+        size = scan.size
+        self._scanned_bytes += size - start.position
         self._damage += scan.damage
-        is_whole = scan.position == source.size and next_base in (None, scan.offset)
+        is_whole = scan.position == size and next_base in (None, scan.offset)
         if may_cut:
             segment.bytes, segment.end_offset = scan.position, scan.offset
-            if scan.position < source.size:
+            if scan.position < size:
                 if scan.tail_reason != ZEROS_REASON:
                     self._doubt(DOUBT_GARBAGE)
                 self._reason = scan.tail_reason
-                self._truncated_bytes += source.size - scan.position
+                self._truncated_bytes += size - scan.position
                 self.disk.truncate(segment.files.log_fd, scan.position)
             elif not is_whole:
                 self._reason = f"records up to offset {next_base} were never synced"
         else:
             assert next_base is not None, "only the last segment may be cut"
-            segment.bytes, segment.end_offset = source.size, next_base
+            segment.bytes, segment.end_offset = size, next_base
             if not is_whole:
-                self._close_gap(segment, scan, source.size, next_base)
+                self._damage.append(scan.gap_before(segment.path.name, next_base))
+                if scan.position < size:
+                    # Without this entry the bytes would be taken for a batch whose check was lost.
+                    scan.checks.append(HOLE)
+                    scan.ordinal += 1
                 is_whole = True
         if next_base is not None:
             scan.seal()
-        is_stale = segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
-        self._has_stale_checks = is_stale
-        segment.last_epoch = scan.epoch
-        segment.batch_count = scan.ordinal
-        segment.max_timestamp = scan.max_timestamp
-        segment.last = scan.last or START
+        self._has_stale_checks = segment.rebuild(
+            scan, from_place=number, from_ordinal=start.ordinal
+        )
+        segment.last_epoch, segment.batch_count = scan.epoch, scan.ordinal
+        segment.max_timestamp, segment.last = scan.max_timestamp, scan.last or START
         segment.first_timestamp = _first_timestamp(segment)
         return is_whole or next_base is None
-
-    def _close_gap(self, segment: Segment, scan: Scan, size: int, next_base: int) -> None:
-        """Report damage at the end of a closed segment, up to the start of the next one."""
-        if scan.position < size:
-            # Without this entry the bytes would be taken for a batch whose check was lost.
-            scan.checks.append(HOLE)
-            scan.ordinal += 1
-        reason = scan.tail_reason or f"records up to offset {next_base} are missing"
-        self._damage.append(
-            Damage(
-                segment.path.name,
-                scan.position,
-                size - scan.position,
-                scan.offset,
-                next_base,
-                reason,
-            )
-        )
 
     def _make_durable(self, last: Segment) -> None:
         """Sync what was read, which may be only in the page cache, and move the recovery point."""
@@ -386,10 +369,8 @@ def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPO
     place, time = index.place(number), index.times.read(number)
     if place is None or time is None or index.times.count != index.count:
         return False
-    if checks.count != place.ordinal + 1:
-        return False
     raw = segment.disk.pread(files.log_fd, HEADER_BYTES, place.position)
-    if len(raw) < HEADER_BYTES:
+    if checks.count != place.ordinal + 1 or len(raw) < HEADER_BYTES:
         return False
     header = parse_header(raw)
     if (
@@ -400,12 +381,9 @@ def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPO
         or (next_base is not None and header.next_offset != next_base)
     ):
         return False
-    segment.bytes = size
-    segment.end_offset = header.next_offset
-    segment.last_epoch = header.leader_epoch
-    segment.batch_count = checks.count
-    segment.max_timestamp = time[0]
-    segment.last = place
+    segment.bytes, segment.end_offset = size, header.next_offset
+    segment.last_epoch, segment.batch_count = header.leader_epoch, checks.count
+    segment.max_timestamp, segment.last = time[0], place
     segment.first_timestamp = _first_timestamp(segment)
     return True
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.log.storage.index import RELATIVE_MAX
 from penstock.log.storage.segment import SegmentInfo
+from penstock.log.storage.side_files import RELATIVE_MAX
 
 
 def droppable(

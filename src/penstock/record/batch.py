@@ -15,7 +15,7 @@
 
 ``length`` counts from byte 12 on. ``crc`` is CRC-32C of everything from byte 21 to the end, so a
 broker may set base offset and leader epoch without touching the records; the log protects the bytes
-that the CRC leaves out with a separate file (``log/storage/check.py``).
+that the CRC leaves out with a separate file (``log/storage/side_files.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
                  · 13 produced: a producer's batch that got its append time here

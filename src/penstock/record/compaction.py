@@ -33,8 +33,7 @@ from penstock.record.batch import (
 )
 from penstock.record.compression import compress
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import RecordSlice, records_blob, slices_of
-from penstock.record.varint import encode_varint
+from penstock.record.record import RecordSlice, encode_varint, records_blob, slices_of
 
 SPAN_MAX = 2**31  # offsets in one batch: its last offset delta is an i32
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
@@ -199,7 +198,7 @@ def covered(
                 break
             if is_bare(header) and total == HEADER_BYTES:
                 # Bare batches may have been merged since, and may reach beyond either side.
-                header = _span(header, max(header.base_offset, at), min(header.next_offset, end))
+                header = spanned(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
                 raise MalformedBatch(f"a batch crosses the end offset {end}")
             if header.base_offset < at:
@@ -240,7 +239,7 @@ def _is_plain(
     return at == next_offset <= end
 
 
-def _span(header: BatchHeader, start: int, end: int) -> BatchHeader:
+def spanned(header: BatchHeader, start: int, end: int) -> BatchHeader:
     return header._replace(base_offset=start, last_offset_delta=end - start - 1)
 
 
@@ -249,7 +248,7 @@ def _bare(like: BatchHeader, start: int, end: int) -> list[bytes]:
     found = []
     while start < end:
         until = min(end, start + SPAN_MAX)
-        spanned = _span(like, start, until)._replace(base_timestamp=like.max_timestamp)
-        found.append(empty_batch(spanned, with_producer=False))
+        header = spanned(like, start, until)._replace(base_timestamp=like.max_timestamp)
+        found.append(empty_batch(header, with_producer=False))
         start = until
     return found

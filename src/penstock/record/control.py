@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL, encode_batch, parse_header
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import encode_record, iter_records
-from penstock.record.varint import encode_varint
+from penstock.record.record import encode_record, encode_varint, iter_records
 
 TYPE_ABORT = 0
 TYPE_COMMIT = 1

@@ -46,13 +46,15 @@ from penstock.record.batch import (
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import (
     RECORDS_BYTES_MAX,
+    SMALL,
     Header,
+    decode_varint,
+    encode_varint,
     heads_of,
     records_blob,
     take_field,
     take_headers,
 )
-from penstock.record.varint import SMALL, decode_varint, encode_varint
 
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."

@@ -16,8 +16,7 @@ from penstock.model.message import Record
 from penstock.record.batch import BatchHeader
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_some
-from penstock.record.record import heads_of
-from penstock.record.varint import decode_varint
+from penstock.record.record import decode_varint, heads_of
 
 MARK_RECORDS: Final = 64
 PIECE_RECORDS: Final = 256  # decoded at a time, about a millisecond

@@ -19,7 +19,7 @@ from penstock.log.inspection import verify_segment
 from penstock.log.log import Log
 from penstock.log.replacement import begin_replacement, mark_path, rewritten_folder
 from penstock.log.retention import cleanable, grouped
-from penstock.log.storage.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.storage.files import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
 from penstock.log.storage.segment import SegmentInfo
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, encode_batch, parse_header
 from penstock.record.control import encode_control_batch, encode_marker_batch

@@ -18,8 +18,8 @@ from tests.unit.log.stage import (
 )
 
 from penstock.log.log import AppendsRefused, Log, LogConfig, OffsetOutOfRange
-from penstock.log.segments import OPEN_SEGMENTS_MAX
-from penstock.log.storage.damage import DamagedRange
+from penstock.log.readable import OPEN_SEGMENTS_MAX
+from penstock.log.storage.checkpoint import DamagedRange
 from penstock.model.errors import DiskFull
 from penstock.record.batch import parse_header
 

@@ -18,7 +18,7 @@ from tests.unit.log.stage import (
 
 from penstock.log.log import Log, LogConfig
 from penstock.log.recovery import FormatUnsupported
-from penstock.log.storage.damage import DamagedRange
+from penstock.log.storage.checkpoint import DamagedRange
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record
 

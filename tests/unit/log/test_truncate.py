@@ -23,8 +23,7 @@ from penstock.log.inspection import segment_bases, verify_segment
 from penstock.log.log import AppendsRefused, Log, LogConfig
 from penstock.log.replacement import begin_replacement, mark_path, rewritten_folder
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point
-from penstock.log.storage.files import DISK
-from penstock.log.storage.layout import SIDE_SUFFIXES
+from penstock.log.storage.files import DISK, SIDE_SUFFIXES
 from penstock.model.errors import DiskFull, OffsetOutOfRange
 from penstock.model.file_slice import FileSlice
 from penstock.record.batch import parse_header

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.replication import election, repair
+from penstock.replication import election
 from penstock.replication.election import Found, Standing
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Halt, Ignore, Refresh, Restart, Truncate
@@ -154,21 +154,21 @@ def test_R5_a_loss_is_declared_once_and_only_by_those_in_sync() -> None:
 
 
 def test_R5_who_finds_damage_is_counted_out_in_a_new_epoch_where_others_have_everything() -> None:
-    change = repair.resign(VIEW, ROW.leader)
+    change = election.resign(VIEW, ROW.leader)
     assert (change.row.leader, change.row.lost) == (NO_NODE, frozenset((ROW.leader,)))
     assert (change.row.epoch, change.row.in_sync) == (ROW.epoch + 1, ROW.in_sync)
     elected = election.elect(View(201, 201, change.row), ALIVE)
     assert elected is not None
     assert elected.row.leader != ROW.leader
     other = next(node for node in ROW.in_sync if node != ROW.leader)
-    change = repair.resign(VIEW, other)
+    change = election.resign(VIEW, other)
     assert (change.row.leader, change.row.leader_incarnation) == (
         ROW.leader,
         ROW.leader_incarnation,
     ), "who leads leads on"
     assert (change.row.epoch, change.row.lost) == (ROW.epoch + 1, frozenset((other,)))
     alone = view_of(in_sync=frozenset((ROW.leader,)))
-    change = repair.resign(alone, ROW.leader)
+    change = election.resign(alone, ROW.leader)
     assert (change.row.leader, change.row.lost) == (NO_NODE, frozenset()), "nobody else has it"
 
 

@@ -1,19 +1,133 @@
-"""What all partitions of a node share: clock, threads, disk budget, defaults. Built in node/."""
+"""What backups in progress require of a broker for a while: segments are kept, and crossings wait.
 
+A message that crosses from one log to another (a dead letter, a message moved back, the end of a
+transaction) is written in one log before it is acked in the other. The positions of several nodes
+are not taken at one instant, so a message could be acked before the position of one log and missing
+before that of the other. While crossings are held, none begins its second half; those that had
+begun it have finished the first half. Sends, receives and deletes continue.
+
+Everything before the positions is kept: segments are not dropped, and nothing is compacted, because
+a record whose successor comes after the position is the last one of its key in the backup.
+
+Both end by themselves, in case the client is gone. A node with a low disk drops segments anyway
+(``partition.py``).
+
+A cache of opened batches with many records, for all queues of a node.
+
+A record that is leased again is looked up in its batch. A large batch must be read, decompressed
+and indexed for that, so the batches used last are kept, up to 64 MiB in total.
+
+What all partitions of a node share: clock, threads, disk budget, defaults. Built in node/.
+"""
+
+import asyncio
+from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from penstock.broker.context.backup_hold import BackupHold
 from penstock.broker.context.disk import DiskBudget
-from penstock.broker.context.opened_batches import OpenedBatches
 from penstock.log.log import LogConfig
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model import limits
+from penstock.model.limits import OPENED_BYTES_MAX
 from penstock.model.ports import Clock
 from penstock.model.stream import TopicDefaults
 from penstock.model.topic import Fsync
+from penstock.record.opened import OpenedBatch
+
+HOLDERS_MAX: Final = 16  # backups that begin at the same time
+CROSSINGS_MS_MAX: Final = 10_000
+SEGMENTS_MS_MAX: Final = 600_000
+
+
+class BackupHold:
+    def __init__(self) -> None:
+        self._segments_until_ms = 0
+        self._holders: dict[str, asyncio.TimerHandle] = {}
+        self._released: asyncio.Event | None = None  # None: nothing is held
+
+    # ── Segments ─────────────────────────────────────────────────────────────────────────────
+
+    def keep_segments(self, for_ms: int, *, now_ms: int) -> None:
+        """Keep segments for a time. Never shortens an earlier request."""
+        until_ms = now_ms + min(for_ms, SEGMENTS_MS_MAX)
+        self._segments_until_ms = max(self._segments_until_ms, until_ms)
+
+    def keeps_segments(self, *, now_ms: int) -> bool:
+        return now_ms < self._segments_until_ms
+
+    # ── Crossings ────────────────────────────────────────────────────────────────────────────
+
+    async def crossing(self) -> None:
+        """Await this before the second half of a crossing."""
+        if self._released is not None:
+            await self._released.wait()
+
+    def hold_crossings(self, holder: str, for_ms: int) -> bool:
+        """Hold crossings until ``release_crossings`` by the same holder, or the time is over.
+        Returns False if there are too many holders."""
+        if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
+            return False
+        self.release_crossings(holder)
+        loop = asyncio.get_running_loop()
+        seconds = min(for_ms, CROSSINGS_MS_MAX) / 1_000
+        self._holders[holder] = loop.call_later(seconds, self.release_crossings, holder)
+        if self._released is None:
+            self._released = asyncio.Event()
+        return True
+
+    def holds_crossings(self, holder: str) -> bool:
+        return holder in self._holders
+
+    def release_crossings(self, holder: str) -> None:
+        timer = self._holders.pop(holder, None)
+        if timer is not None:
+            timer.cancel()
+        if not self._holders and self._released is not None:
+            self._released.set()
+            self._released = None
+
+
+BATCHES_MAX: Final = 64
+
+
+class OpenedBatches:
+    def __init__(self, bytes_max: int = OPENED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._size_bytes = 0
+        # By owner (a record reader) and base offset; the last used is at the end.
+        self.kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
+
+    def find(self, owner: object, offset: int) -> OpenedBatch | None:
+        """Return the batch of ``owner`` that covers an offset."""
+        for key, opened in self.kept.items():
+            header = opened.header
+            if key[0] is owner and header.base_offset <= offset < header.next_offset:
+                self.kept.move_to_end(key)
+                return opened
+        return None
+
+    def add(self, owner: object, opened: OpenedBatch) -> None:
+        """Keep a batch, and drop the oldest ones above the bound. One batch is always kept."""
+        key = (owner, opened.header.base_offset)
+        self._drop(key)
+        self.kept[key] = opened
+        self._size_bytes += opened.size_bytes
+        while len(self.kept) > 1 and (
+            self._size_bytes > self._bytes_max or len(self.kept) > BATCHES_MAX
+        ):
+            self._drop(next(iter(self.kept)))
+
+    def forget(self, owner: object) -> None:
+        for key in [key for key in self.kept if key[0] is owner]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[object, int]) -> None:
+        opened = self.kept.pop(key, None)
+        if opened is not None:
+            self._size_bytes -= opened.size_bytes
 
 
 class BrokerMeter(Protocol):

@@ -1,4 +1,7 @@
-"""The host of the group coordinators of this node.
+"""Assigns the tasks of large streams groups in a thread, because a coordinator's decision cannot be
+interrupted. Members get the tasks with their next heartbeat, as in Apache Kafka.
+
+The host of the group coordinators of this node.
 
 State is in the internal topic ``__groups``; ``cursor/groups/records.py`` has the rows. A group that
 is assigned here sees a change of topics with the next heartbeat of any member; when a topic is
@@ -7,12 +10,12 @@ names (``model/names.py``).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from penstock.broker.coordination.group_assignments import TaskAssignments
 from penstock.broker.coordination.group_configs import GroupConfigs
 from penstock.broker.coordination.group_coordinator import GroupCoordinator
 from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
@@ -26,6 +29,7 @@ from penstock.cursor.groups.describe import Description, Listing
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import FetchReply
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings
+from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
 from penstock.cursor.patterns.matches import Topics
 from penstock.model.call_times import (
@@ -38,6 +42,42 @@ from penstock.model.limits import MINUTE_MS
 from penstock.model.names import scoped_id, split_share
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+
+log_ = logging.getLogger(__name__)
+
+
+class TaskAssignments:
+    def __init__(self) -> None:
+        self._jobs: dict[str, asyncio.Task[None]] = {}  # by group
+        self._lock = asyncio.Lock()  # one thread at a time: threads share the interpreter
+
+    def begin(self, coordinator: GroupCoordinator, group_id: str) -> None:
+        """Begin the assignment that a group needs, if any, unless it is in progress."""
+        if group_id in self._jobs:
+            return
+        pending = coordinator.peek(None, lambda groups: groups.pending_assignment(group_id))
+        if pending is not None:
+            job = asyncio.create_task(self._assign(coordinator, pending), name=f"assign {group_id}")
+            self._jobs[group_id] = job
+            job.add_done_callback(lambda job: self._ended(group_id, job))
+
+    async def _assign(self, coordinator: GroupCoordinator, pending: AssignmentInput) -> None:
+        async with self._lock:
+            assignment = await asyncio.to_thread(compute_assignment, pending)
+        coordinator.note(lambda groups, decision: groups.take_assignment(assignment, decision))
+
+    def _ended(self, group_id: str, job: asyncio.Task[None]) -> None:
+        del self._jobs[group_id]
+        if not job.cancelled() and (error := job.exception()) is not None:
+            # The next heartbeat begins the assignment again.
+            log_.error("task assignment failed", exc_info=error, extra={"group": group_id})
+
+    async def stop(self) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
 
 TOPIC_NAME = "__groups"
 EXPIRE_INTERVAL_MS = MINUTE_MS

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import asdict, replace
 
-from penstock.broker.context.backup_hold import BackupHold
+from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS
 from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup

@@ -25,7 +25,7 @@ from penstock.cursor.leases.open import open_cursor
 from penstock.log.compaction import Unreadable
 from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
-from penstock.log.storage.damage import Damage, DamagedRange
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.model import limits
 from penstock.model.errors import (
     Damaged,

@@ -9,7 +9,7 @@ waits.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from penstock.broker.replicas.counts import ReplicationCounts
+from penstock.broker.replicas.in_sync_sets import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.model.errors import PenstockError
 from penstock.model.levels import LEADERS_SEND_ENDS, LEVEL_FIRST

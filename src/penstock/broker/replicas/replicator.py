@@ -24,7 +24,7 @@ from penstock.broker.replicas.follower_log import FollowerLog
 from penstock.broker.replicas.leadership import Leadership
 from penstock.broker.storage.flush import Flush
 from penstock.log.log import Log
-from penstock.log.storage.damage import Damage, DamagedRange
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
 from penstock.model.topic import Fsync, Topic

@@ -17,12 +17,10 @@ from typing import Any
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
-from penstock.broker.replicas.counts import ReplicationCounts
-from penstock.broker.replicas.damaged_replicas import DamagedReplicas
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas, LogOpener, OpenedLog
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
-from penstock.broker.replicas.in_sync_sets import InSyncSets
+from penstock.broker.replicas.in_sync_sets import InSyncSets, ReplicationCounts
 from penstock.broker.replicas.leadership import Leadership
-from penstock.broker.replicas.opening import LogOpener, OpenedLog
 from penstock.broker.replicas.replicator import Replicator
 from penstock.broker.storage.log_opening import log_config
 from penstock.membership.cluster_view import ClusterView

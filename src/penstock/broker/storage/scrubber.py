@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 from penstock.log.inspection import Verification
 from penstock.log.log import Log
-from penstock.log.storage.damage import Damage
+from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.segment import SegmentInfo
 from penstock.model.limits import KIB, MIB
 

@@ -40,8 +40,13 @@ from penstock.record.message import (
     encode_message,
     group_of,
 )
-from penstock.record.record import RecordSlice, records_blob, slices_of
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.record import (
+    RecordSlice,
+    decode_varint,
+    encode_varint,
+    records_blob,
+    slices_of,
+)
 
 STEP_RECORDS: Final = 128  # about a millisecond
 STEP_BATCHES: Final = 1_024  # headers, about a millisecond

@@ -1,10 +1,8 @@
-"""Reads many whole batches as one buffer, for readers by offset.
-
-Such a reader forwards bytes unchanged, so splitting them into batches would only cost an object, a
-copy and a step per batch. A range is read with one call, verified in place and passed on.
+"""Reads many whole batches as one buffer, for readers by offset. They forward bytes unchanged, so
+splitting them into batches would only cost an object, a copy and a step per batch.
 
     a known range ──────────────► one read, no verification
-    recently written (``recent_positions.py``) and requested as a slice ──► not even a read
+    recently written and requested as a slice ──► not even a read
     any other ──► one read ──► verify every header, check and CRC ──► known from now on
                                    │ the first batch is bad
                                    └► None: ``Segment.read`` finds the damage batch by batch
@@ -16,11 +14,12 @@ batches' CRCs. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off; 
 above all the lease cursor, verify everything they read.
 """
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.log.storage.check import header_check, read_checks
-from penstock.log.storage.index import BatchStart
+from penstock.log.storage.side_files import BatchStart, header_check, read_checks
 from penstock.model.file_slice import FileSlice, Piece
 from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from penstock.record.batch import (
@@ -35,6 +34,82 @@ from penstock.record.crc32c import crc32c
 
 if TYPE_CHECKING:
     from penstock.log.storage.segment import Segment
+
+# Bytes from one position to the next: a quarter of what most clients request at once. A position
+# takes 24 bytes of memory.
+POSITION_BYTES = 256 * KIB
+
+
+class RecentSlice(NamedTuple):
+    position: int
+    size: int
+    next_offset: int
+    record_count: int
+
+
+class RecentPositions:
+    """Positions of batches in recently written bytes of one segment, which are served unread: they
+    were valid when they arrived, and reading them now would read the page cache, not the disk. A
+    reader that starts at a position continues from one to the next, any other reader reaches one
+    with its first read. Positions expire (``age``); their bytes are then verified like all
+    others."""
+
+    __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
+
+    def __init__(self) -> None:
+        self.due_at = 0  # position from which on the next batch gets a position
+        self.records = 0  # records appended by this process, without those of control batches
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, offset: int, position: int) -> None:
+        """Note a batch that begins here; ``records`` does not count it yet."""
+        self._offsets.append(offset)
+        self._positions.append(position)
+        self._records.append(self.records)
+        self.due_at = position + POSITION_BYTES
+
+    def clear(self) -> None:
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._records = array("q")
+        self._old_count = 0
+        self.due_at = 0
+
+    def age(self) -> None:
+        """Drop the positions that existed at the last call."""
+        if self._old_count == len(self._offsets):
+            self.clear()
+            return
+        for each in (self._offsets, self._positions, self._records):
+            del each[: self._old_count]
+        self._old_count = len(self._offsets)
+
+    def find(
+        self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
+    ) -> RecentSlice | None:
+        """Return the longest slice from the position at ``start`` to another, or to the segment's
+        end, at most ``bytes_max`` and ``up_to``. None if there is none."""
+        offsets, positions = self._offsets, self._positions
+        first = bisect_left(offsets, start)
+        if first == len(offsets) or offsets[first] != start:
+            return None
+        position = positions[first]
+        if end_offset <= up_to and end_position - position <= bytes_max:
+            size = end_position - position
+            return RecentSlice(position, size, end_offset, self.records - self._records[first])
+        last = min(bisect_right(positions, position + bytes_max), bisect_right(offsets, up_to)) - 1
+        if last <= first:
+            return None
+        count = self._records[last] - self._records[first]
+        return RecentSlice(position, positions[last] - position, offsets[last], count)
+
+    def next_after(self, start: int) -> int | None:
+        at = bisect_right(self._offsets, start)
+        return self._offsets[at] if at < len(self._offsets) else None
+
 
 READ_BYTES_MAX = 4 * MIB  # of one read: longer reads would delay all other requests
 TRUSTED_READS = 15  # between two verifications of one range
@@ -67,32 +142,18 @@ class VerifiedRange:
         self.trusted_reads = 0
 
 
-class VerifiedRanges:
+class VerifiedRanges(dict[int, VerifiedRange]):
     """The known ranges of one open segment, by requested offset. Most readers continue where
     they stopped and request as much as others did, so exact matches suffice; the oldest are
     evicted."""
 
-    __slots__ = ("_by_offset",)
-
-    def __init__(self) -> None:
-        self._by_offset: dict[int, VerifiedRange] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_offset)
-
-    def find(self, offset: int) -> VerifiedRange | None:
-        return self._by_offset.get(offset)
-
     def at(self, offset: int, place: BatchStart) -> VerifiedRange:
-        known = self._by_offset.get(offset)
+        known = self.get(offset)
         if known is None:
-            if len(self._by_offset) >= RANGES_MAX:
-                del self._by_offset[next(iter(self._by_offset))]
-            known = self._by_offset[offset] = VerifiedRange(place)
+            if len(self) >= RANGES_MAX:
+                del self[next(iter(self))]
+            known = self[offset] = VerifiedRange(place)
         return known
-
-    def clear(self) -> None:
-        self._by_offset.clear()
 
 
 def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> BatchBuffers:
@@ -131,7 +192,7 @@ def read_buffers(
         if found is not None:
             return found
     verified = segment.files.verified
-    known = verified.find(start)
+    known = verified.get(start)
     if known is not None and known.trusted_reads:
         found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         if found is not None:
@@ -180,7 +241,7 @@ def _read_known(
     segment: "Segment", first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
     """Read as many consecutive known ranges as fit."""
-    find = segment.files.verified.find
+    find = segment.files.verified.get
     position = first.place.position
     size = count = next_offset = 0
     known: VerifiedRange | None = first

@@ -6,10 +6,9 @@ CRC. The first bad batch ends the read, or raises DamagedRange if no good batch 
 
 from typing import TYPE_CHECKING
 
-from penstock.log.storage.check import HOLE, CheckWindow
-from penstock.log.storage.damage import Damage, DamagedRange
-from penstock.log.storage.index import BatchStart
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.log.storage.scan import header_fault
+from penstock.log.storage.side_files import HOLE, BatchStart, CheckWindow
 from penstock.model.limits import MIB
 from penstock.record.batch import (
     CRC_FROM,

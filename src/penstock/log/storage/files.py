@@ -1,11 +1,20 @@
-"""File system calls of the log. No other module opens, syncs or unlinks its files.
+"""The files in a partition's folder: their names, and the calls that open, sync or unlink them.
 
-All calls go through the methods of ``Disk``, so a test can pass a disk that is full, torn or broken
-without patching ``os``. Calls are positioned (``pread``, ``pwrite``): no descriptor has a position
-that callers could disagree about.
+    format                          "penstock-log 1" and a line end
+    00000000000000000000.log        batches, one after the other, exactly as they are sent
+    00000000000000000000.index      start of a batch every few kibibytes        (rebuildable)
+    00000000000000000000.time       the highest timestamp up to that batch      (rebuildable)
+    00000000000000000000.check      a checksum of every batch's header          (rebuildable)
+    recovery-point                  offset up to which all is synced; whether the stop was clean
+    damage                          damaged ranges that were found, as JSON
+    low-watermark                   the first offset of a stream that readers may see
+    <name>.0.checkpoint  .1.        two generations of a snapshot of the owner's state
+    00000000000000000000.restart    decision to drop everything and begin at that offset
 
-A small file is replaced durably: written beside the old one, synced, renamed over it, folder
-synced. After a power cut the old or the new content is there, never a mix.
+A segment is named by the offset of its first record. docs/formats/log.md draws the formats.
+
+All calls go through ``Disk``, so a test can pass a disk that is full, torn or broken. Calls are
+positioned: no descriptor has a position that callers could disagree about.
 """
 
 import errno
@@ -14,6 +23,45 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.model.limits import MIB
+
+FORMAT_FILE = "format"
+FORMAT_VERSION = 1
+FORMAT_PREFIX = b"penstock-log "
+RECOVERY_POINT_FILE = "recovery-point"
+DAMAGE_FILE = "damage"
+LOW_WATERMARK_FILE = "low-watermark"
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_SUFFIX = ".time"
+CHECK_SUFFIX = ".check"
+CHECKPOINT_SUFFIX = ".checkpoint"
+EPOCHS_CHECKPOINT = "epochs"  # the only one known to the log: truncation invalidates it
+RESTART_SUFFIX = ".restart"
+SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX)
+
+_DIGITS = 20
+
+
+def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
+    return folder / f"{base_offset:0{_DIGITS}d}{suffix}"
+
+
+def base_offset_of(name: str) -> int | None:
+    """Return the offset in the name of a segment's file; None if the file is not a segment's."""
+    stem, dot, suffix = name.partition(".")
+    if len(stem) != _DIGITS or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem) if dot + suffix in (LOG_SUFFIX, *SIDE_SUFFIXES) else None
+
+
+def format_version(content: bytes) -> int | None:
+    """Return the version of a format line, or None if the content is not such a line."""
+    number = content.removeprefix(FORMAT_PREFIX).strip()
+    if not content.startswith(FORMAT_PREFIX) or not number.isdigit() or len(number) > 9:
+        return None
+    return int(number)
+
 
 TMP_SUFFIX = ".tmp"
 FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
@@ -41,12 +89,8 @@ class Disk:
         data = os.pread(fd, count, position)
         if len(data) == count or not data:
             return data
-        parts = [data]
-        got = len(data)
-        while got < count:
-            data = os.pread(fd, count - got, position + got)
-            if not data:
-                break
+        parts, got = [data], len(data)
+        while got < count and (data := os.pread(fd, count - got, position + got)):
             parts.append(data)
             got += len(data)
         return b"".join(parts)
@@ -142,7 +186,8 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
-    """Replace a file's content; durable when this returns."""
+    """Replace a file's content; durable when this returns. After a power cut the old or the new
+    content is there, never a mix."""
     tmp = path.with_name(path.name + TMP_SUFFIX)
     fd = disk.open(tmp)
     try:

@@ -7,10 +7,9 @@ Bodies are not read. A header is trusted if it continues where the one before it
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.log.storage.check import CheckWindow
-from penstock.log.storage.index import START, BatchStart
 from penstock.log.storage.scan import header_fault
 from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
+from penstock.log.storage.side_files import START, BatchStart, CheckWindow
 from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
 
 WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it

@@ -12,19 +12,34 @@ from typing import NamedTuple, NoReturn
 
 from penstock.log.storage.batch_buffers import (
     BatchBuffers,
+    RecentPositions,
     VerifiedRanges,
     buffers_of,
     read_buffers,
 )
 from penstock.log.storage.batch_reader import READ_AHEAD_BYTES, BatchReader
-from penstock.log.storage.check import CHECK_FIELDS, header_check, is_same_checks, read_checks
-from penstock.log.storage.damage import DamagedRange
-from penstock.log.storage.entries import EntryFile
-from penstock.log.storage.files import Disk, SharedFile, is_full
-from penstock.log.storage.index import RELATIVE_MAX, START, BatchStart, SegmentIndex
-from penstock.log.storage.layout import CHECK_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, segment_path
-from penstock.log.storage.recent_positions import RecentPositions
-from penstock.log.storage.scan import Scan, Scanner, Source
+from penstock.log.storage.checkpoint import DamagedRange
+from penstock.log.storage.files import (
+    CHECK_SUFFIX,
+    INDEX_SUFFIX,
+    TIME_SUFFIX,
+    Disk,
+    SharedFile,
+    is_full,
+    segment_path,
+)
+from penstock.log.storage.scan import Scan, Scanner
+from penstock.log.storage.side_files import (
+    CHECK_FIELDS,
+    RELATIVE_MAX,
+    START,
+    BatchStart,
+    EntryFile,
+    SegmentIndex,
+    header_check,
+    is_same_checks,
+    read_checks,
+)
 from penstock.model.errors import DiskFull
 from penstock.record.batch import (
     ATTR_CONTROL,
@@ -310,7 +325,7 @@ class Segment:
     def _rebuild_all(self) -> bool:
         """Rebuild the side files. False if the end of the segment is not whole: then they stay as
         they are, because appends continue their numbering."""
-        scan = Scanner(self.source()).run()
+        scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
         scan.seal()
@@ -318,19 +333,6 @@ class Segment:
         self.batch_count = scan.ordinal
         self.last = scan.last
         return True
-
-    def source(self) -> Source:
-        files = self.files
-        return Source(
-            self.path,
-            self.base_offset,
-            files.log_fd,
-            self.bytes or self.disk.size(files.log_fd),
-            self.disk,
-            files.checks,
-            files.index,
-            self.interval_bytes,
-        )
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
         """Return whether the side files match a scan. The index may have other entries than a new

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.pipeline.decoding.varints import Bytes, Longs, Unreadable, read_varints
 from penstock.record.malformed import MalformedBatch
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.record import decode_varint, encode_varint
 
 _WIDTH: Final = 400  # chains of a chunk; finding more marks costs more time than it saves
 _LINKS_MIN: Final = 64  # records of a chain; smaller offset deltas are single bytes

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from penstock.pipeline.decoding.record_bounds import plan_steps, walk
 from penstock.pipeline.decoding.varints import Bytes, Longs, Unreadable, read_varints
 from penstock.record.message import SYSTEM_HEADER
-from penstock.record.record import HEADERS_PER_RECORD_MAX
-from penstock.record.varint import encode_varint
+from penstock.record.record import HEADERS_PER_RECORD_MAX, encode_varint
 
 RECORD_BYTES_MIN: Final = 7  # seven fields of a byte each
 _SYSTEM_NAME: Final = encode_varint(len(SYSTEM_HEADER)) + SYSTEM_HEADER

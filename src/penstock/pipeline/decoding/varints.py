@@ -1,6 +1,6 @@
 """Reads vectors of zig-zag varints: the same field of many records at once.
 
-``record/varint.py`` reads a single varint. Positions are not trusted: reads are clipped to the
+``record/record.py`` reads a single varint. Positions are not trusted: reads are clipped to the
 buffer, so a wrong position gives a wrong number and no crash. The caller checks that fields end
 where their record ends; see ``records``.
 """

@@ -2,7 +2,7 @@
 
 First HOLD on every node; then POSITIONS, stage by stage; then HOLD again, which releases crossings
 (messages that move between logs) and still keeps the segments that are copied.
-``broker/context/backup_hold.py`` and ``broker/backup_positions.py`` explain why."""
+``broker/context/context.py`` and ``broker/backup_positions.py`` explain why."""
 
 from collections.abc import Sequence
 from typing import Final

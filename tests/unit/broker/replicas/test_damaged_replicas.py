@@ -11,7 +11,7 @@ from tests.harness.damage import flip_bit
 from tests.unit.broker.replicas.stage import Cluster, ClusterNode, cluster, settles, until
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.replicas import opening, replicators
+from penstock.broker.replicas import damaged_replicas, replicators
 from penstock.broker.replicas.replicator import Replicator
 from penstock.broker.storage.log_opening import open_log
 from penstock.log.log import Log
@@ -187,7 +187,7 @@ async def test_a_node_taken_for_dead_while_a_copy_is_emptied_opens_it_once(
         topic, key = await on.topic()
         await _filled(on, topic, key)
         monkeypatch.setattr(replicators, "_remove_folder", remove_late)
-        monkeypatch.setattr(opening, "open_log", count_opened)
+        monkeypatch.setattr(damaged_replicas, "open_log", count_opened)
         second = on.nodes[2]
         flip_bit(second.replica(key).log.folder / FIRST_SEGMENT, FIRST_BATCH)
         await second.broker.partitions.scrubber.round()

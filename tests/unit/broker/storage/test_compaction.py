@@ -11,7 +11,7 @@ from penstock.broker.context.disk import DiskBudget
 from penstock.broker.partition.partition import Partition
 from penstock.log.compaction import Unreadable
 from penstock.log.log import LogConfig
-from penstock.log.storage.layout import segment_path
+from penstock.log.storage.files import segment_path
 from penstock.model.calls import Append, AppendBatches, AppendMarker, Ends, Fetch
 from penstock.model.ports import Marker
 from penstock.model.topic import Fsync, Kind, Topic

@@ -14,8 +14,8 @@ from tests.unit.log.stage import QuickDisk, append, append_many, open_log, sync
 
 from penstock.broker.storage.scrubber import Scrubber
 from penstock.log.log import Log, LogConfig
-from penstock.log.storage.damage import Damage
-from penstock.log.storage.layout import segment_path
+from penstock.log.storage.checkpoint import Damage
+from penstock.log.storage.files import segment_path
 from penstock.model.calls import Append
 from penstock.model.errors import Overloaded
 from penstock.model.limits import MIB

@@ -10,14 +10,14 @@ from tests.harness.damage import flip_bit
 from tests.unit.log.stage import SMALL, QuickDisk, append, make_batch, open_log, read_all, sync
 
 from penstock.log.log import Log, LogConfig, OffsetOutOfRange
-from penstock.log.segments import OPEN_SEGMENTS_MAX
+from penstock.log.readable import OPEN_SEGMENTS_MAX
 from penstock.log.storage.batch_buffers import (
     RANGES_MAX,
     READ_BYTES_MAX,
     TRUSTED_READS,
     BatchBuffers,
 )
-from penstock.log.storage.damage import DamagedRange
+from penstock.log.storage.checkpoint import DamagedRange
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
 from penstock.record.batch import (
@@ -292,5 +292,5 @@ def test_what_is_remembered_has_a_bound(tmp_path: Path) -> None:
         check(joined(log.read_buffers(start, bytes_max=1)))
     stretches = log._active.files.verified
     assert len(stretches) == RANGES_MAX
-    assert stretches.find(0) is None
-    assert stretches.find(RANGES_MAX + 49) is not None
+    assert stretches.get(0) is None
+    assert stretches.get(RANGES_MAX + 49) is not None
