@@ -98,7 +98,6 @@ class BackupPositions:
         return taken
 
     def take_held(self, request: PositionsRequest) -> PositionsReply:
-        """Take one stage, if crossings are still held. Raises InvalidRequest."""
         if not self._hold.holds_crossings(request.holder):
             return PositionsReply(is_held=False)
         if request.stage not in STAGES:

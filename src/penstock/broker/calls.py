@@ -137,8 +137,6 @@ class Broker:
     def _of(self, call: PartitionCall[R]) -> Coroutine[Any, Any, Partition]:
         return self._partition(call.topic, call.partition)
 
-    # ── Queues ───────────────────────────────────────────────────────────────────────────────
-
     async def _append(self, call: calls.Append) -> Sequence[Appended]:
         topic, messages = call.topic, call.messages
         size = 0
@@ -213,8 +211,6 @@ class Broker:
 
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
         return await self._mover.cancel(call.task_id)
-
-    # ── Streams ──────────────────────────────────────────────────────────────────────────────
 
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches

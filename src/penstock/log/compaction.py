@@ -76,8 +76,6 @@ class Unreadable(PenstockError):
 
 
 class Clean(msgspec.Struct, array_like=True, frozen=True):
-    """The checkpoint: below ``offset`` the log has one record per key."""
-
     version: int
     offset: int
 
@@ -101,8 +99,8 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, where the log is about to be truncated:
-    records appended there later are not clean. Safe in a thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before the log is truncated. Safe in a
+    thread."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -120,10 +118,9 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """``segments``: as chosen by ``cleanable``. ``aborted``: the aborted transactions among
-        these segments; their records supersede nothing. ``held_offset``: the offset up to which
-        every replica has this log, None if there are no other replicas. Tombstones from this offset
-        on are kept however old they are: a shorter replica may hold the deleted record."""
+        """``aborted``: the aborted transactions among these segments; their records supersede
+        nothing. ``held_offset``: what every replica has of this log, None without replicas.
+        Tombstones from there on are kept: a shorter replica may hold the deleted record."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -150,8 +147,6 @@ class Compaction:
         self._is_swapped = False
         self._work: Generator[Progress, None, None] = self._run()
 
-    # ── From outside ─────────────────────────────────────────────────────────────────────────
-
     def step(self) -> Progress:
         """Do a little more. After SWAP the log's thread must call ``swap`` before the next step."""
         try:
@@ -160,7 +155,6 @@ class Compaction:
             return Progress.DONE  # retention has removed the segments
 
     def swap(self) -> int:
-        """Swap in the rewritten segment. Returns the bytes freed."""
         assert self._made is not None, "swap only after a step returned SWAP"
         assert self._is_announced
         made, self._made = self._made, None  # after a failure the mark stays for the next opening
@@ -173,8 +167,6 @@ class Compaction:
         """Release all resources. Required after every round, finished or not; idempotent."""
         self._work.close()
         self._settle()
-
-    # ── The round ────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> Generator[Progress, None, None]:
         yield from self._survey()
@@ -206,8 +198,6 @@ class Compaction:
             made.close()
             clear_rewritten(self._disk, self._folder)
         self._made = None
-
-    # ── First pass ───────────────────────────────────────────────────────────────────────────
 
     def _survey(self) -> Iterator[Progress]:
         """Note the last record of each dirty key, and each producer's last batch."""
@@ -241,8 +231,6 @@ class Compaction:
             first <= header.base_offset < marker
             for first, marker in self._aborted.get(header.producer_id, ())
         )
-
-    # ── Second pass ──────────────────────────────────────────────────────────────────────────
 
     def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
         clear_rewritten(self._disk, self._folder)
@@ -311,12 +299,9 @@ def _hash(key: bytes) -> bytes:
     return blake2b(key, digest_size=KEY_HASH_BYTES).digest()
 
 
-# ── Reading outside the log's thread ─────────────────────────────────────────────────────────
-
-
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield all batches of a closed segment, verified, some at a time. Separate descriptors are
-    used: nothing is created, and a segment dropped meanwhile can still be read to its end."""
+    """Yield all batches of a closed segment, verified, some at a time, by separate descriptors: a
+    segment dropped meanwhile can still be read to its end."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:

@@ -22,8 +22,6 @@ CHECKPOINT_VERSION = 1
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
-    """The checkpoint: the epochs of everything below ``offset``."""
-
     version: int
     offset: int
     entries: list[tuple[int, int]]
@@ -54,7 +52,6 @@ def read_epochs(log: Log) -> Epochs:
 
 
 def _read_saved(log: Log) -> Saved | None:
-    """Return the checkpoint, or None if it is missing or invalid."""
     data = log.read_checkpoint(EPOCHS_CHECKPOINT)
     if data is None:
         return None

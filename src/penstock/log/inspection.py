@@ -36,7 +36,6 @@ class PartitionFolder(NamedTuple):
 
 
 def find_partitions(data_folder: Path) -> list[PartitionFolder]:
-    """Return every ``topics/<topic id>/<partition>/`` that holds a segment."""
     return sorted(
         PartitionFolder(folder.parent.name, int(folder.name), folder)
         for folder in data_folder.glob(f"{TOPICS_FOLDER}/*/*")
@@ -106,7 +105,6 @@ class SegmentReport(NamedTuple):
 
 
 def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentReport:
-    """Read every byte of one segment and compare its side files with it."""
     with closing(Verification(folder, base_offset, next_base)) as verification:
         while verification.advance():
             pass
@@ -114,9 +112,8 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 
 class Verification:
-    """A verification in steps. ``next_base``: the start of the next segment; None for the last one,
-    whose end may be torn. With ``bytes_max``: the offset up to which bytes are known to have been
-    written, so a torn end is damage."""
+    """A verification in steps. ``next_base``: None for the last segment, whose end may be torn.
+    ``bytes_max``: known to have been written, so a torn end before is damage."""
 
     def __init__(
         self,
@@ -176,13 +173,11 @@ def verify_checkpoints(folder: Path) -> list[str]:
 
 
 def lost_offsets(folder: Path, end_offset: int) -> int:
-    """Return the number of synced records that are missing at the end of the log."""
     point = read_point(folder, ReadOnlyDisk())
     return 0 if point is None else max(0, point.offset - end_offset)
 
 
 def iter_segment(path: Path) -> Iterator[bytes | Damage]:
-    """Yield the whole batches of one file in order, and the damage between them."""
     base_offset = base_offset_of(path.name)
     assert base_offset is not None, "not the name of a segment file"
     segment = _segment(path.parent, base_offset)

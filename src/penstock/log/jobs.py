@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """A sync of everything that was dirty at one moment. Made by ``Log.begin_sync``, run once, in
-    any thread, then passed to ``Log.finish_sync`` before the next job begins."""
+    """A sync of everything that was dirty at one moment, run once in any thread, between
+    ``Log.begin_sync`` and ``Log.finish_sync``."""
 
     __slots__ = (
         "_disk",
@@ -49,8 +49,8 @@ class SyncJob:
         self.is_point_owed = False  # the disk was full: the next sync writes the point
 
     def run(self) -> None:
-        """Sync everything. An error is final: after a failed sync the kernel may mark lost pages as
-        clean, so a second sync would falsely succeed."""
+        """Sync everything. An error is final: the kernel may mark lost pages as clean, so a second
+        sync would falsely succeed."""
         try:
             for fd in self._fds:
                 self._disk.sync_data(fd)
@@ -80,8 +80,8 @@ class SyncJob:
 
 
 class Detached:
-    """Segments removed from a log but perhaps not yet unlinked, oldest first. If a crash
-    prevents that, they are part of the log again; their records stay finished."""
+    """Segments removed from a log, oldest first. If a crash comes before they are unlinked, they
+    are part of the log again; their records stay finished."""
 
     __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
 
@@ -93,8 +93,8 @@ class Detached:
         self.is_removed = False
 
     def remove(self) -> int:
-        """Unlink the files and return the bytes freed. Safe in a thread and idempotent: a second
-        caller waits, and may then create a file of the same name without losing it."""
+        """Unlink the files and return the bytes freed. Safe in a thread: a second caller waits, and
+        may then create a file of the same name."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:

@@ -29,9 +29,8 @@ OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four
 
 
 class Segments:
-    """The segments of a log in order, never empty. The last one is active: it is appended to and
-    stays open. Of the closed ones, only those that were read last have open files, and unsynced
-    ones, because a sync needs their descriptors."""
+    """The segments of a log in order. The last one is active and stays open. Of the others, only
+    those read last are open, and unsynced ones, whose descriptors a sync needs."""
 
     __slots__ = ("_all", "_bases", "_open")
 
@@ -119,12 +118,10 @@ class Segments:
         return found
 
     def close_files(self, segment: Segment) -> None:
-        """Close a segment's files; the segment stays in the list."""
         self._open.pop(segment.base_offset, None)
         segment.close()
 
     def replace(self, old: Sequence[Segment], made: Segment) -> None:
-        """Replace neighbouring segments, none of which is active, by one."""
         first = bisect_left(self._bases, made.base_offset)
         after = first + len(old)
         assert list(old) == self._all[first:after], "the segments must be neighbours"
@@ -159,8 +156,6 @@ class ReadableLog:
         self._damage = list(damage)
         self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
-    # ── State ────────────────────────────────────────────────────────────────────────────────
-
     @property
     def start_offset(self) -> int:
         return self._segments.start_offset
@@ -191,11 +186,9 @@ class ReadableLog:
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
 
-    # ── Read ─────────────────────────────────────────────────────────────────────────────────
-
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
         """Return whole batches from the one that holds ``start`` on, up to ``up_to`` or the
-        segment's end; at least one, however large, if there is any."""
+        segment's end; at least one, if there is any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -219,10 +212,9 @@ class ReadableLog:
         as_slice: bool = False,
         with_empty: bool = False,
     ) -> BatchBuffers:
-        """Like ``read``, for callers that forward the bytes: return a few buffers of many batches
-        each, without empty batches, and at most the bound of ``batch_buffers.py``, which also
-        describes the verification. ``as_slice``: a slice of the file may be returned instead.
-        ``with_empty``: include empty batches, as replicas need."""
+        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each
+        (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file. ``with_empty``: include
+        empty batches, as replicas need."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
@@ -266,8 +258,7 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset to the end, each with its first offset there, from the
-        headers of a few batches. May be incomplete if the log is damaged."""
+        """Return the epochs from an offset on, from a few headers. Incomplete if damaged."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
@@ -280,8 +271,6 @@ class ReadableLog:
                     found.append((epoch, max(offset, start)))
             self._segments.touch(segment, self._dirty)
         return found
-
-    # ── Checkpoints, low watermark, memory ───────────────────────────────────────────────────
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
         """Write a checkpoint, durably. Safe in a thread, one at a time per name."""
@@ -310,6 +299,5 @@ class ReadableLog:
             self.store_low_watermark(self.end_offset)
 
     def drop_batch_cache(self) -> None:
-        """Free the memory of recent batches. Call this on the thread that appends: the budget is
-        shared with other logs, and ``close`` may run on any thread."""
+        """Free recent batches, on the thread that appends: the budget is shared with other logs."""
         self._cache.clear()

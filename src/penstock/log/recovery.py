@@ -70,13 +70,12 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Return whether non-zero bytes followed the last whole batch: an unfinished write looks
-        like that, but so does a batch that was on disk and has changed."""
+        """Return whether non-zero bytes followed the last whole batch: an unfinished write, or a
+        batch that has changed."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
     def is_short(self) -> bool:
-        """Return whether the log ended before the recovery point."""
         return self.doubts & DOUBT_SHORT != 0
 
     @property
@@ -86,7 +85,6 @@ class RecoveryReport:
 
     @property
     def lost_offsets(self) -> int:
-        """Return the number of synced records that are missing: the disk lost them."""
         return max(0, self.recovery_point - self.end_offset)
 
 
@@ -163,9 +161,8 @@ class Recovery:
         )
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark and lower it to the log's end if it is above: records appended to
-        a log that lost its end must not be hidden. A damaged file is a doubt: other replicas have
-        the value."""
+        """Read the low watermark, and lower it to the log's end: later records must not be hidden.
+        A damaged file is a doubt: other replicas have the value."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -181,8 +178,6 @@ class Recovery:
         if damage.file == last.path.name:
             return damage.position < last.bytes
         return any(damage.file == segment.path.name for segment in self.segments)
-
-    # ── The folder ───────────────────────────────────────────────────────────────────────────
 
     def _prepare_folder(self) -> None:
         disk, folder = self.disk, self.folder
@@ -248,8 +243,6 @@ class Recovery:
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
-
-    # ── One segment ──────────────────────────────────────────────────────────────────────────
 
     def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
         """Open and if necessary scan a segment. False if the log ends here, even if files follow.
@@ -357,8 +350,8 @@ class Recovery:
 
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
-    """Accept a segment that was closed properly, after a check of its last batch. False if it must
-    be scanned because something does not match. ``epoch``: the last epoch before the segment."""
+    """Accept a segment that was closed properly, after a check of its last batch. False: scan it.
+    ``epoch``: the last one before the segment."""
     files = segment.files
     size = segment.disk.size(files.log_fd)
     index, checks = files.index, files.checks

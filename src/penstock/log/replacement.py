@@ -58,7 +58,6 @@ def mark_path(folder: Path, base_offset: int, end_offset: int) -> Path:
 
 
 def is_being_replaced(disk: Disk, folder: Path, base_offset: int) -> bool:
-    """Return whether an unfinished swap includes this segment."""
     marks = (_NAME.match(name) for name in disk.names(folder))
     return any(int(mark[1]) <= base_offset < int(mark[2]) for mark in marks if mark is not None)
 
@@ -99,16 +98,15 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark after all files are in place. The removal is made durable before the next
-    rewrite: a mark that reappeared would apply to that rewrite's files."""
+    """Remove the mark after all files are in place, durably: a mark that reappeared would apply to
+    the next rewrite's files."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
 
 
 def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Cancel a swap of which nothing has been moved. The mark is removed first: without its files,
-    a mark means that the files have been moved."""
+    """Cancel a swap of which nothing has been moved. The mark is removed first."""
     end_replacement(disk, folder, base_offset, end_offset)
     clear_rewritten(disk, folder)
 
@@ -141,7 +139,6 @@ def _finish(disk: Disk, folder: Path, names: set[str], base_offset: int, end_off
 
 
 def _last_offset(disk: Disk, path: Path, base_offset: int) -> int:
-    """Return the offset where a segment ends, by reading its headers."""
     fd = disk.open_read(path)
     try:
         size, position, offset = disk.size(fd), 0, base_offset
@@ -168,7 +165,6 @@ def announce_restart(disk: Disk, folder: Path, at: int) -> None:
 
 
 def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
-    """Replace the folder's content by an empty log that begins at ``at``."""
     point = read_point(folder, disk)
     doubts = DOUBT_NEW if point is None else point.doubts
     if has_rewrite(disk, folder):

@@ -122,7 +122,6 @@ def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> B
 
 
 def check_header(header: BatchHeader) -> None:
-    """Raise MalformedBatch if a field of the header is invalid."""
     if header.magic != MAGIC:
         raise MalformedBatch(f"magic {header.magic}, expected {MAGIC}")
     if header.length < HEADER_BYTES - LENGTH_FROM:
@@ -176,8 +175,7 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Return a batch of encoded records with offset deltas 0, 1, 2… ``attributes`` select the
-    codec, append time and control."""
+    """``attributes`` select the codec, append time and control."""
     count = len(records)
     assert count > 0, "a batch must have records"
     body = b"".join(records)
@@ -231,12 +229,10 @@ def placed(
     leader_epoch: int,
     append_time_ms: int | None = None,
 ) -> tuple[bytes | memoryview, BatchHeader]:
-    """Return a producer's batch with its offset and epoch in the log, and its new header. This is
-    the only copy made of the batch. The CRC does not cover offset and epoch. An append time applies
-    to all records: it is in the header, so the CRC, which covers it, is computed again.
-
-    A large batch in writable memory is not copied but changed in place; the result is valid only as
-    long as the caller's memory."""
+    """Return a producer's batch with its place in the log, and its new header: the only copy of the
+    batch. The CRC does not cover offset and epoch; for an append time it is computed again. A large
+    batch in writable memory is changed in place: the result is valid as long as the caller's
+    memory."""
     _, length, _, magic, crc, *rest = header
     view = memoryview(batch)
     raw: bytes | memoryview

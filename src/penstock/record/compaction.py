@@ -66,8 +66,7 @@ def compact_batch(
     is_gone_kept: bool = False,
 ) -> bytes:
     """Return the batch without its unwanted records; the same object if nothing changes. Records
-    without a key are dropped. Records without a value stay until their horizon has passed, or, with
-    ``is_gone_kept``, always."""
+    without a value stay until their horizon has passed, or, with ``is_gone_kept``, always."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -107,8 +106,7 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
-    """Return one empty batch for two adjacent ones; None if they cannot be merged. The caller has
-    decided whether a producer's sequences may be forgotten (``empty_batch``)."""
+    """Return one empty batch for two adjacent ones; None if they cannot be merged."""
     one, two = parse_header(first), parse_header(second)
     span = two.next_offset - one.base_offset
     if (
@@ -134,8 +132,7 @@ def is_bare(header: BatchHeader) -> bool:
 def _encode(
     header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
-    """Return the batch; None if times are too far apart for a delta, or if it is now too large
-    because its producer compresses better than this node."""
+    """Return the batch; None if times are too far apart for a delta, or if it is now too large."""
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if horizon_ms is not None:
         attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms
@@ -180,9 +177,8 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches read from ``start``, up to ``next_offset`` and not beyond ``end``. The
-    first batch may begin below the start, if it contains the start. Raises MalformedBatch for a
-    batch that lies across the end, or for batches out of order."""
+    """Return the batches from ``start`` to ``next_offset``, at most ``end``. The first may begin
+    below the start. Raises MalformedBatch for batches across the end or out of order."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []
@@ -222,8 +218,7 @@ def covered(
 def _is_plain(
     buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
 ) -> bool:
-    """Return whether the batches need no change, as nearly always. One flat loop: a log of small
-    batches has many of them, and other requests wait meanwhile."""
+    """Return whether the batches need no change, as nearly always. Flat: others wait meanwhile."""
     unpack, at = HEADER.unpack_from, start
     for buffer in buffers:
         position, size = 0, len(buffer)

@@ -60,22 +60,19 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 class TooLarge(MalformedBatch):
-    """Records that take more bytes than the caller allows."""
-
     def __init__(self, bytes_max: int) -> None:
         super().__init__(f"the decompressed records exceed {bytes_max} bytes")
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
-    """Decompress records. Raises MalformedBatch if the data is not of that codec, TooLarge if the
-    result is larger than ``bytes_max``."""
+    """Raises MalformedBatch if the data is not of that codec, or TooLarge."""
     found = decompress_to_view(codec, data, bytes_max=bytes_max)
     return found if isinstance(found, bytes) else bytes(found)
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """Decompress without the last copy, which takes 10 ms for 32 MiB and cannot be interrupted. In
-    a thread, all other work here leaves the event loop free."""
+    """Decompress without the last copy, which takes 10 ms for 32 MiB. In a thread, all other work
+    here leaves the event loop free."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)
@@ -91,9 +88,8 @@ def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | me
 
 
 def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> memoryview:
-    """Decompress a format that need not state its size: try a likely size, then larger ones. The
-    library lets other threads run only while it writes into a buffer of its kind, here a view; and
-    large memory comes from the system, already zeroed."""
+    """Decompress a format that need not state its size: try a likely size, then larger ones. Other
+    threads run only while the library writes into a view."""
     capacity = min(bytes_max, max(_GUESS_BYTES, _GUESS_RATIO * len(data)))
     while True:
         out = _memory(capacity)

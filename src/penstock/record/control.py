@@ -27,7 +27,6 @@ _KEY_LENGTH = encode_varint(KEY.size)
 def encode_control_batch(
     entries: Sequence[tuple[int, bytes]], *, base_offset: int, leader_epoch: int, timestamp: int
 ) -> bytes:
-    """Return one batch with one record per (type, value)."""
     records = []
     for delta, (kind, value) in enumerate(entries):
         body = b"".join(
@@ -60,9 +59,8 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """Return the end of a transaction, as Kafka clients read it: one record whose key is the type
-    and whose value has the coordinator's epoch (version i16, epoch i32). It takes an offset and no
-    sequence; the append sets its offset and leader epoch."""
+    """Return the end of a transaction, as Kafka clients read it. The append sets its offset and
+    leader epoch; it takes no sequence."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,
@@ -83,7 +81,6 @@ def encode_marker_batch(
 
 
 def iter_control(batch: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (offset, type, value) of each record of a control batch."""
     assert parse_header(batch).is_control, "not a control batch"
     for record in iter_records(batch):
         key = record.key

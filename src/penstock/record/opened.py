@@ -80,8 +80,8 @@ class OpenedBatch:
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """Yield the records from an offset on, a few at a time; a piece may be empty. Raises
-        MalformedBatch after the last record that can be read."""
+        """Yield the records from an offset on, a few at a time. Raises MalformedBatch at the
+        end."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -112,7 +112,6 @@ class OpenedBatch:
     def _decode(
         self, number: int, position: int, from_offset: int
     ) -> tuple[list[Record], int, int]:
-        """Return the decoded records, how many were processed, and the next position."""
         blob, header = self._blob, self.header
         count = min(PIECE_RECORDS, header.count - number)
         if isinstance(blob, bytes):
@@ -148,8 +147,7 @@ def bad_records(
     earliest_ms: int,
     latest_ms: int,
 ) -> Generator[None, None, list[BadRecord]]:
-    """Return the records without a key (if ``needs_key``), and those with a timestamp outside of
-    the bounds. Raises MalformedBatch."""
+    """Return records that lack a key or have a time outside the bounds. Raises MalformedBatch."""
     bad: list[BadRecord] = []
     base_ms = header.base_timestamp
     for number, (delta, delta_ms, _, _, _, key_at, _) in enumerate(heads_of(blob, header), 1):
@@ -166,8 +164,8 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Return offset and time of the first record from ``start_offset`` on that has at least this
-    time; None if there is none. Raises MalformedBatch."""
+    """Return offset and time of the first record from ``start_offset`` on with this time or a later
+    one. Raises MalformedBatch."""
     base_ms, is_append_time = header.base_timestamp, header.is_append_time
     for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

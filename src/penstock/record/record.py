@@ -85,8 +85,7 @@ class RawRecord(NamedTuple):
 
 
 class RecordSlice(NamedTuple):
-    """Positions of one record's parts, and the parts that are needed decoded: compacting and
-    sealing a batch keep most of its bytes as they are."""
+    """Positions of one record's parts: compacting and sealing keep most bytes as they are."""
 
     offset_delta: int
     time_delta: int
@@ -120,7 +119,6 @@ def encode_record(
 
 
 def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
-    """Return the decompressed records of a whole batch."""
     packed = _packed(batch, header)
     if header.attributes & ATTR_CODEC_MASK or len(packed) > bytes_max:
         return decompress(header.codec, packed, bytes_max=bytes_max)
@@ -130,8 +128,7 @@ def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_
 def records_view(
     batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Return the same as ``records_blob``, for a thread. More than ``COPIED_BYTES_MAX`` are not
-    copied: that would block the event loop."""
+    """Return the same as ``records_blob``, for a thread: large ones are not copied."""
     view = decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
     return view if len(view) > COPIED_BYTES_MAX else bytes(view)
 
@@ -160,9 +157,8 @@ def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterato
 
 
 def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[int, ...]]:
-    """Yield the offset delta and the time delta of each record, and the positions ``start``,
-    ``fields_at``, ``offset_at``, ``key_at`` and ``end`` of its slice. Raises MalformedBatch. One
-    loop with the short varints inlined: a call per field would double the time."""
+    """Yield offset delta, time delta and positions of each record. Raises MalformedBatch. One loop
+    with the short varints inlined: a call per field would double the time."""
     last_delta, total, end = header.last_offset_delta, len(blob), 0
     try:
         for _ in range(header.count):
@@ -193,7 +189,6 @@ def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[in
 
 
 def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
-    """Yield each record's slice. Raises MalformedBatch."""
     make = tuple.__new__
     for delta, time_delta, start, fields_at, offset_at, key_at, end in heads_of(blob, header):
         key_size, value_at = decode_varint(blob, key_at)
@@ -209,8 +204,7 @@ def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
 
 
 def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    """Return a length-prefixed field, and the position after it. Raises MalformedBatch, or
-    IndexError if the records end before the field."""
+    """Return a length-prefixed field, and the position after it. May raise IndexError."""
     byte = blob[position]
     if byte < 0x80:
         size, position = (byte >> 1) ^ -(byte & 1), position + 1
@@ -229,7 +223,6 @@ def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]
 def take_headers(
     blob: bytes, position: int, end: int, *, count_max: int = HEADERS_PER_RECORD_MAX
 ) -> list[Header]:
-    """Return the headers of a record, at most the first ``count_max``."""
     count, position = decode_varint(blob, position)
     if not 0 <= count <= HEADERS_PER_RECORD_MAX:
         raise MalformedBatch(f"invalid header count {count} in a record")

@@ -31,8 +31,6 @@ class Standing(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The state of a replica's log when its node starts."""
-
     is_there: bool
     is_whole: bool  # no damage, no gap, no epoch out of order
     end_offset: int
@@ -65,8 +63,8 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition: the first replica leads and all replicas are in sync, because nothing was
-    written yet. The change requires all of them to be alive, for nothing commits without them."""
+    """Create a partition: all replicas are in sync, and must be alive, for nothing commits without
+    them."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -82,9 +80,8 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect a live replica that has everything committed (R7), the first in the order of
-    preference. Safe at any time. ``avoiding``: nodes that are about to stop, elected only if there
-    is no other. None if there is no candidate."""
+    """Elect the first live replica that has everything committed (R7), if possible none of
+    ``avoiding``. Safe at any time."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -96,9 +93,8 @@ def elect(
 def recover(
     view: View, incarnations: Mapping[int, int], standings: Mapping[int, Standing]
 ) -> Change | None:
-    """Elect the replica with the longest log if all in-sync replicas have declared a loss, once all
-    of them have reported (R6). A whole replica cannot lose against one that lacks records. None
-    while a report is missing."""
+    """If all in-sync replicas have declared a loss, elect the one with the longest log, once all
+    have reported (R6). None while a report is missing."""
     row = view.row
     if row.whole or not all(node in incarnations and node in standings for node in row.in_sync):
         return None
@@ -138,9 +134,8 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """Return the next step of moving a partition to other nodes (R23): first the new replicas are
-    added, then, when all target replicas are in sync and one of them leads, the old ones are
-    removed. None while there is nothing to do but wait."""
+    """Return the next step of moving a partition (R23): add the new replicas; then, when all of the
+    target are in sync and one of them leads, remove the old ones. None: wait."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition needs at least one replica"
@@ -173,8 +168,7 @@ def next_step(
     row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
 ) -> RepairStep:
     """Return the next step of a quarantined replica. ``fetched_in``: the last epoch in which it may
-    have sent its leader a fetch. The row may be outdated: once this replica was marked lost in a
-    newer epoch, no node relies on it, whatever has happened since."""
+    have sent a fetch. Once it was marked lost in a newer epoch, no node relies on it."""
     if row.leader == node:
         return RepairStep.RESIGN
     if not is_spare(row, node):

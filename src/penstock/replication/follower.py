@@ -122,8 +122,7 @@ class Follower:
         )
 
     def _restart(self, reply: Behind, high_watermark: int) -> Restart | Halt:
-        """Restart at the leader's start. All that is committed here is before that start, or the
-        leader would have it."""
+        """Restart at the leader's start: all that is committed is before it."""
         at = reply.start_offset
         if at < high_watermark:
             return Halt(f"restart at {at} requested, but {high_watermark} is committed")
@@ -138,8 +137,8 @@ class Follower:
         end_offset: int,
         high_watermark: int,
     ) -> Truncate | Restart | Halt:
-        """Cut the log to where both logs agree, by their epochs up to the leader's (R17): that may
-        take several rounds, each with an older epoch. Never to the high watermark, which lags."""
+        """Cut the log to where both agree, by their epochs (R17), perhaps in several rounds. Never
+        to the high watermark, which lags."""
         _, own_end = history.end_of(reply.epoch, end_offset=end_offset)
         to = min(reply.end_offset, own_end)
         if to >= end_offset:

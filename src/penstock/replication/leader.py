@@ -21,8 +21,6 @@ PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
 
 
 class Serve(NamedTuple):
-    """Reply with the batches from ``fetch.offset`` on."""
-
     fetch: Fetch
 
 
@@ -74,13 +72,10 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that an earlier leader may have confirmed is committed here too: until
-        then readers at the end must retry (R19)."""
+        """Whether everything that an earlier leader may have confirmed is committed here (R19)."""
         return self.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
-        """Apply a later view of the same epoch. Changes that were proposed on an older version of
-        the row have failed or are in the view (R2)."""
         assert view.row.epoch == self.epoch
         assert view.row.leader == self.node
         self._view = view
@@ -89,8 +84,6 @@ class Leader:
         for node in self._peers.keys() - set(view.row.replicas):
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
-
-    # ── Fetches ──────────────────────────────────────────────────────────────────────────────
 
     def fetched(
         self,
@@ -128,9 +121,8 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's (R15). It contains an empty log, wherever
-        that begins. A log that ends in an epoch older than all epochs here may have diverged in the
-        part dropped here, at an unknown offset: it starts again."""
+        """Return None if this log contains the follower's (R15), as it does any empty log. One that
+        ends in an epoch older than all here may have diverged before the start: it starts again."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -141,8 +133,6 @@ class Leader:
         if epoch == NO_EPOCH and start_offset:
             return Behind(fetch, start_offset)
         return Diverge(fetch, epoch, end)
-
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
 
     def advance(self, durable_offset: int) -> int:
         """Return the high watermark, given what this node has on disk (R13). It never falls."""
@@ -171,8 +161,6 @@ class Leader:
             counted |= change.row.in_sync
         return counted
 
-    # ── The in-sync set ──────────────────────────────────────────────────────────────────────
-
     def propose(
         self,
         *,
@@ -180,9 +168,8 @@ class Leader:
         lag_ms_max: int = LAG_MS_MAX,
         gone: Collection[int] = (),
     ) -> Change | None:
-        """Return the next change of the in-sync set that is due; None if there is none. Repeating a
-        change is safe, and resolves a lost reply. ``gone``: nodes that are not registered, which
-        are removed without waiting: removing a member is safe at any time (R9)."""
+        """Return the next change of the in-sync set that is due. Repeating a change is safe, and
+        resolves a lost reply. ``gone``: nodes to remove without waiting (R9)."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
@@ -211,9 +198,8 @@ class Leader:
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
 
     def refused(self, change: Change) -> None:
-        """Drop a change that the store rejected, unless an earlier attempt at the same change may
-        still be applied. Otherwise a change that can never be applied, for example of a node that
-        has registered again, would delay commits for ever."""
+        """Drop a rejected change, unless an earlier attempt at it may still be applied: a change
+        that can never be applied would delay commits for ever."""
         if change in self._pending and change not in self._doubted:
             self._pending.remove(change)
 
@@ -237,8 +223,8 @@ class Leader:
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """Return the change, or None unless the member has, in this epoch and with its current
-        registration, all that is or may be committed (R11), and the low watermark (R25)."""
+        """Return the change, or None unless the member has, in this epoch and registration, all
+        that may be committed (R11), and the low watermark (R25)."""
         peer = self._peers.get(member)
         if (
             peer is None
@@ -253,9 +239,8 @@ class Leader:
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
-        """Return the offset up to which every replica, in sync or not, has the log on disk; 0 if
-        one has sent no fetch in this epoch. No replica will request anything below it, so the log
-        below it may be dropped without a trace."""
+        """Return what every replica, in sync or not, has on disk; 0 if one has sent no fetch. The
+        log below may be dropped without a trace."""
         held = durable_offset
         for node in self.row.replicas:
             if node != self.node:
@@ -263,11 +248,8 @@ class Leader:
                 held = min(held, 0 if peer is None else peer.durable_offset)
         return held
 
-    # ── For status ───────────────────────────────────────────────────────────────────────────
-
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
-        """Return the most records that a replica lacks on disk, and the most ms for which one has
-        not had everything. Replicas that have sent no fetch count too."""
+        """Return the most records that a replica lacks, and the most ms since one had all."""
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:

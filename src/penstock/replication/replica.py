@@ -25,8 +25,6 @@ class Role(Enum):
 
 
 class Seen(NamedTuple):
-    """The effect of a view."""
-
     is_new_epoch: bool  # client requests in progress have an unknown outcome (R8)
     high_watermark: int
 
@@ -45,9 +43,8 @@ class Replica:
         high_watermark: int,
         low_watermark: int = 0,
     ) -> None:
-        """``registered_at``: the store's revision when this incarnation registered. A view read
-        before may be about an earlier process of this node (R4). A node that has declared a loss
-        does not know the high watermark: it passes the start of its log."""
+        """``registered_at``: the store's revision then; an earlier view may be about an earlier
+        process (R4). After a loss ``high_watermark`` is the log's start."""
         self.node = node
         self.incarnation = incarnation
         self.role = Role.WAITING
@@ -63,8 +60,6 @@ class Replica:
         self.follower: Follower | None = None
         self.view: View | None = None
         self._registered_at = registered_at
-
-    # ── Views ────────────────────────────────────────────────────────────────────────────────
 
     def see(self, view: View, *, now_ms: int) -> Seen:
         """Apply a view, unless it is older than the last one: revision and epoch never go back."""
@@ -118,8 +113,6 @@ class Replica:
         self.leader = None
         self.follower = None
 
-    # ── Appends ──────────────────────────────────────────────────────────────────────────────
-
     def appended(self, epoch: int, next_offset: int) -> None:
         """Note a batch of this epoch that was written and ends before ``next_offset``."""
         self.history.append(epoch, self.end_offset)
@@ -127,7 +120,6 @@ class Replica:
         self.end_offset = next_offset
 
     def synced(self, durable_offset: int) -> int:
-        """Note the end of the log on disk. Returns the high watermark."""
         assert durable_offset <= self.end_offset
         self.durable_offset = max(self.durable_offset, durable_offset)
         self._advance()
@@ -156,7 +148,6 @@ class Replica:
         self.history.trim(start_offset)
 
     def stored_low_watermark(self, offset: int) -> None:
-        """Note that this node has the low watermark on disk."""
         self.low_watermark = offset
         if self.leader is not None:
             self.leader.low_watermark = offset
@@ -170,8 +161,6 @@ class Replica:
     def held_offset(self) -> int:
         """On a leader: what every replica has on disk. Other nodes get it from the leader."""
         return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
-
-    # ── Replication ──────────────────────────────────────────────────────────────────────────
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
         """Return a leader's reply to a fetch; the high watermark may have moved."""
@@ -189,7 +178,6 @@ class Replica:
         return found
 
     def next_fetch(self) -> Fetch | None:
-        """Return a follower's next request to its leader."""
         if self.follower is None:
             return None
         return self.follower.next_fetch(
@@ -200,8 +188,7 @@ class Replica:
         )
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return what to do with the log; afterwards call ``appended`` and ``followed``,
-        ``truncated`` or ``restarted``."""
+        """Return what to do with the log; afterwards report it."""
         if self.follower is None:
             return None
         step = self.follower.take(

@@ -48,8 +48,6 @@ class BackupHold:
         self._holders: dict[str, asyncio.TimerHandle] = {}
         self._released: asyncio.Event | None = None  # None: nothing is held
 
-    # ── Segments ─────────────────────────────────────────────────────────────────────────────
-
     def keep_segments(self, for_ms: int, *, now_ms: int) -> None:
         """Keep segments for a time. Never shortens an earlier request."""
         until_ms = now_ms + min(for_ms, SEGMENTS_MS_MAX)
@@ -58,16 +56,13 @@ class BackupHold:
     def keeps_segments(self, *, now_ms: int) -> bool:
         return now_ms < self._segments_until_ms
 
-    # ── Crossings ────────────────────────────────────────────────────────────────────────────
-
     async def crossing(self) -> None:
         """Await this before the second half of a crossing."""
         if self._released is not None:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Hold crossings until ``release_crossings`` by the same holder, or the time is over.
-        Returns False if there are too many holders."""
+        """Hold crossings until ``release_crossings``, or for a time. False: too many holders."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -101,7 +96,6 @@ class OpenedBatches:
         self.kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
 
     def find(self, owner: object, offset: int) -> OpenedBatch | None:
-        """Return the batch of ``owner`` that covers an offset."""
         for key, opened in self.kept.items():
             header = opened.header
             if key[0] is owner and header.base_offset <= offset < header.next_offset:

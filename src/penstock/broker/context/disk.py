@@ -55,12 +55,10 @@ class DiskBudget:
 
     @property
     def refusal(self) -> str:
-        """The error text of a rejected append."""
         text = troubles.disk_full_text(self.free_bytes, self.reserve_bytes)
         return f"{text[0].upper()}{text[1:]}. What helps: {troubles.DISK_DO}."
 
     def trouble(self) -> Trouble | None:
-        """Return the state of the disk to report to operators."""
         self._measure()
         spare_bytes = self.reserve_bytes // 100
         if self._left_bytes <= 0:

@@ -7,9 +7,8 @@ from penstock.model.ports import Clock
 
 
 class Alarm:
-    """One timer on the node's monotonic clock. The timers of the loop and the clock may disagree a
-    little, and deadlines are often moved back, so an alarm may ring too early, never too late: the
-    callback looks at the clock, and sets the alarm again."""
+    """One timer on the node's monotonic clock. It may ring too early, never too late: the callback
+    looks at the clock, and sets the alarm again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -53,7 +52,6 @@ class Interval:
             self._changed.set()
 
     async def wait(self) -> None:
-        """Wait for one interval from the call on."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while (left := since + self._ms / 1_000 - loop.time()) > 0:

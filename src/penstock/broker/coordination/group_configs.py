@@ -21,7 +21,6 @@ class GroupConfigs:
     def __init__(
         self, configs: ResourceConfigs, *, usage: CoordinatorUsage, level: Callable[[], int]
     ) -> None:
-        """``level``: the feature level in force."""
         self._configs = configs
         self._usage = usage
         self._level = level
@@ -50,8 +49,7 @@ class GroupConfigs:
         return Reply()
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
-        """Store the configs of a row. Values set in the store since then win. Raises
-        PenstockError."""
+        """Store the configs of a row; values set since then win. Raises PenstockError."""
         await self._configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:

@@ -49,8 +49,7 @@ class GroupCoordinator(CoordinatorRuntime):
         usage: CoordinatorUsage = NO_QUOTAS,
         configs: GroupConfigs | None = None,
     ) -> None:
-        """``usage`` counts what tenants have at this node. ``configs``: group configs in the
-        metadata store; None: they stay rows."""
+        """``configs``: group configs in the metadata store; None: they stay rows."""
         super().__init__(open_log=open_log, clock=clock, label=label)
         self._usage = usage
         self._configs = configs
@@ -64,8 +63,8 @@ class GroupCoordinator(CoordinatorRuntime):
         self._held: set[int] = set()  # tickets whose reply waits for the log
 
     def end_waits(self) -> None:
-        """Fail the requests that wait for other members: their clients look for the coordinator
-        again. Requests that wait for the log get their reply."""
+        """Fail the requests that wait for other members; those that wait for the log get a
+        reply."""
         for ticket in self._waiters:
             if ticket not in self._held:
                 self._fail(ticket)
@@ -76,8 +75,6 @@ class GroupCoordinator(CoordinatorRuntime):
             await asyncio.gather(self._move, return_exceptions=True)
         await super().stop()
         self._fail_all()
-
-    # ── Memory and log ───────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
         stored = None if self._configs is None else self._configs.of
@@ -99,11 +96,8 @@ class GroupCoordinator(CoordinatorRuntime):
         self._alarm.clear()
         self._fail_all()
 
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
-
     def move_configs(self) -> None:
-        """Begin to move rows with configs to the metadata store, if there are any and the feature
-        level allows it."""
+        """Begin to move rows with configs to the metadata store, if the feature level allows it."""
         if self._configs is None or not self._configs.is_in_force or self._move is not None:
             return
         if self.ready() and self._groups.configs_rows():
@@ -114,7 +108,6 @@ class GroupCoordinator(CoordinatorRuntime):
             self._move.add_done_callback(lambda _: self._move_ended(groups))
 
     async def configs_moved(self) -> None:
-        """Return when the move in progress has ended, if there is one."""
         if self._move is not None:
             await asyncio.wait((self._move,))
 
@@ -161,10 +154,7 @@ class GroupCoordinator(CoordinatorRuntime):
                 )
             await asyncio.sleep(MOVE_RETRY_SECONDS)
 
-    # ── Requests ─────────────────────────────────────────────────────────────────────────────
-
     async def request(self, failed: ReplyT, decide: Decide) -> ReplyT:
-        """Return the reply of one decision; ``failed`` if there is none."""
         if not self.ready():
             return self._unready(failed)
         self._ticket += 1
@@ -182,15 +172,13 @@ class GroupCoordinator(CoordinatorRuntime):
         return read(self._groups) if self.ready() else unready
 
     async def read(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
-        """Read memory; return once the log has it too."""
         if not self.ready():
             return self._unready(failed)
         found = read(self._groups)
         return found if await self.committed() else self._unready(failed)
 
     def _unready(self, failed: ReplyT) -> ReplyT:
-        """Return the failed reply, with the code that makes clients look for the coordinator if
-        another node is it."""
+        """Return the failed reply; if another node coordinates, with the code that says so."""
         if not self.is_standing_by:
             return failed
         if isinstance(failed, tuple):
@@ -199,8 +187,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
 
     def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
-        """Make a decision for which no request waits; a failure is logged. ``is_divisible``: a
-        crash may leave its first rows without the rest."""
+        """Make a decision for which no request waits. ``is_divisible``: see ``append``."""
         if not self.ready():
             return
         try:
@@ -237,8 +224,6 @@ class GroupCoordinator(CoordinatorRuntime):
         waiter = self._waiters.get(ticket)
         if waiter is not None and not waiter[0].done():
             waiter[0].set_result(reply)
-
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, decide: Decide, ticket: int | None = None) -> Decision:
         clock = self._clock

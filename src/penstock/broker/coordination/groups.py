@@ -52,7 +52,6 @@ class TaskAssignments:
         self._lock = asyncio.Lock()  # one thread at a time: threads share the interpreter
 
     def begin(self, coordinator: GroupCoordinator, group_id: str) -> None:
-        """Begin the assignment that a group needs, if any, unless it is in progress."""
         if group_id in self._jobs:
             return
         pending = coordinator.peek(None, lambda groups: groups.pending_assignment(group_id))
@@ -133,8 +132,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         configs: GroupConfigs | None = None,
         level: Callable[[], int] = lambda: LEVEL_MAX,
     ) -> None:
-        """``configs``: group configs in the metadata store; None: they are rows at any level.
-        ``level``: the feature level in force."""
+        """``configs``: in the metadata store; None: they are rows at any level."""
         super().__init__(TOPIC_NAME, setup, expire_ms=expire_interval_ms)
         self._settings = settings
         self._configs = configs
@@ -154,8 +152,6 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             calls.ListGroups: self._list_groups,
             calls.DescribeGroup: self._describe_group,
         }
-
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
         for found in self._catalog.all_topics():
@@ -178,13 +174,11 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         )
 
     def level_changed(self) -> None:
-        """The feature level may be one at which configs are in the metadata store."""
         for coordinator in self._coordinators:
             coordinator.move_configs()
 
     def end_waits(self) -> None:
-        """The node drains: end all waits, and let no request wait any more. Commits and reads
-        continue."""
+        """The node drains: no request waits any more. Commits and reads continue."""
         self._is_draining = True
         for coordinator in self._coordinators:
             coordinator.end_waits()
@@ -201,14 +195,11 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
                 coordinator.forget_topic(before.topic_id)
 
     def expire(self) -> None:
-        """Drop offsets past their retention, and groups without any."""
         for coordinator in self._coordinators:
             coordinator.note(
                 lambda groups, decision: groups.expire(decision, topic_ids=self._topics.id_of),
                 is_divisible=True,
             )
-
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, call: GroupCall[R]) -> Coroutine[Any, Any, R]:
         topics, group_id = self._topics, call.group_id
@@ -239,8 +230,6 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         self._assignments.begin(coordinator, call.group_id)
         return reply
 
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
-
     def share_settings(self, group_id: str) -> ShareSettings:
         if self._configs is not None and self._configs.is_in_force:
             return share_settings(self._configs.of(group_id))
@@ -250,7 +239,6 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return share_settings(found)
 
     def settings_of(self, share: Topic) -> ShareSettings:
-        """Return the settings of the group that reads a topic through a share."""
         named = split_share(share.name)
         assert named is not None, "a share is named after its group"
         group_id = scoped_id(share.account, named[1], own_account=self._namespace[0])
@@ -273,12 +261,10 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             return await self._configs.change(call.group_id, call.changes)
         return await self._decide(call)
 
-    # ── Reads ────────────────────────────────────────────────────────────────────────────────
-
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
-        """Return committed offsets, from the node that coordinates the group. Clients fetch them
-        once, between assignment and reading, and some (librdkafka 2.16) never again if the
-        coordinator moves at that moment: they have partitions and read nothing."""
+        """Return committed offsets, from the node that coordinates the group. Some clients
+        (librdkafka 2.16) fetch them once, and read nothing if the coordinator moves at that
+        moment."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN

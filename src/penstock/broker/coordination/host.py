@@ -33,8 +33,6 @@ CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 @dataclass(frozen=True)
 class CoordinatorSetup:
-    """What the hosts of groups and of transactions share."""
-
     broker: BrokerPort
     catalog: Catalog
     clock: Clock
@@ -76,11 +74,7 @@ class CoordinatorHost(ABC, Generic[C]):
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
         return self.handlers[type(call)](call)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
-        """Return when the state is loaded. A coordinator whose log cannot be read is in
-        ``troubles`` and replies that it is not available."""
         topic = await self._find_or_create_topic()
         self._coordinators = [
             self._new_coordinator(f"{self._topic_name}/{each}", partial(self._open_log, each))
@@ -102,7 +96,6 @@ class CoordinatorHost(ABC, Generic[C]):
             await coordinator.stop()
 
     def led(self, partition: int, is_led: bool) -> None:
-        """Note whether this node leads a partition of the internal topic."""
         assert self._led is not None, "a node without a cluster leads all partitions"
         (self._led.add if is_led else self._led.discard)(partition)
         if partition < len(self._coordinators):
@@ -117,11 +110,9 @@ class CoordinatorHost(ABC, Generic[C]):
         ]
 
     def _at(self, key: str) -> C:
-        """Return the coordinator of a group or transactional id."""
         return self._coordinators[partition_of_group(key, len(self._coordinators))]
 
     def troubles(self) -> Sequence[str]:
-        """Return why coordinators are out of service, except for unreadable rows."""
         return [
             each.trouble
             for each in self._coordinators
@@ -141,8 +132,6 @@ class CoordinatorHost(ABC, Generic[C]):
         """Do what is due by the clock now. Timers do so by themselves."""
         for coordinator in self._coordinators:
             coordinator.tick()
-
-    # ── The internal topic ───────────────────────────────────────────────────────────────────
 
     async def _find_or_create_topic(self) -> Topic:
         topic = self._catalog.find(*self._namespace, self._topic_name)

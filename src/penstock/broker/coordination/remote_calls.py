@@ -44,8 +44,8 @@ class RemoteCoordinators:
         caller: Callable[[int], Caller],
         wait_changed: Callable[[float], Awaitable[None]],
     ) -> None:
-        """``leader`` returns the leader of the partition of an internal topic that has a key.
-        ``wait_changed`` returns when leaders may have changed, or after a number of seconds."""
+        """``leader`` returns the node that has a key of an internal topic. ``wait_changed`` returns
+        when leaders may have changed, or after some seconds."""
         self.wait_changed = wait_changed
         self._own = own_node
         self._leader = leader
@@ -86,7 +86,6 @@ class RemoteCoordinators:
 
 
 def register(handlers: CallHandlers, *, groups: GroupsHere, transactions: Coordinators) -> None:
-    """Serve the calls of other nodes."""
 
     async def complete(request: GroupComplete, _caller: CallerInfo) -> CodeReply:
         reply = await groups.call(CompleteTransaction(*msgspec.structs.astuple(request)))

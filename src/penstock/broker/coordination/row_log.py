@@ -55,8 +55,7 @@ class RowsMissing(PenstockError):
 
 
 class RowUnreadable(PenstockError):
-    """A row that a coordinator rejects: the topic is damaged, or was written by a newer version or
-    another program. Nothing after the row is read until an operator skips it."""
+    """A row that a coordinator rejects. Nothing after it is read until an operator skips it."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, row: Row | None, reason: str
@@ -80,7 +79,6 @@ def digest_of(row: Row) -> str:
 
 
 def encode_rows(decisions: Sequence[Sequence[Row]], *, wall_ms: int) -> list[bytes]:
-    """Encode as few batches as possible without splitting a decision."""
     batches: list[bytes] = []
     records: list[bytes] = []
     size = 0
@@ -127,8 +125,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return the start and the committed end. A new leader may not know everything that is
-        committed: then this waits until it does (R19)."""
+        """Return the start and the committed end, once the leader knows what is committed (R19)."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()
@@ -144,8 +141,7 @@ class RowLog:
         return ends.start_offset, ends.high_watermark
 
     async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
-        """Pass all rows in [start, end) to ``replay``, which takes them one after another. Raises
-        RowUnreadable for the first row that it rejects."""
+        """Pass the rows in [start, end) to ``replay``, one by one. Raises RowUnreadable."""
         async for placed in self.read(start, end):
             rows = _RememberingRows(placed)
             try:
@@ -158,8 +154,8 @@ class RowLog:
                 ) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end) that are not skipped, some at a time. Raises RowUnreadable
-        for a batch that cannot be decoded."""
+        """Yield the rows in [start, end) that are not skipped, some at a time. Raises
+        RowUnreadable."""
         offset = start
         while offset < end:
             fetched = await self._broker.call(
@@ -204,8 +200,7 @@ class RowLog:
         return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
-        """Return once all is committed. If it raises, what is in the log is committed as well:
-        batches are appended one by one, and a rejected batch leaves nothing in the log."""
+        """Return once all is committed. If it raises, the batches in the log are committed too."""
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
@@ -213,8 +208,6 @@ class RowLog:
 
 
 class _RememberingRows:
-    """Iterates over rows and remembers the last one that was taken."""
-
     def __init__(self, placed: Sequence[PlacedRow]) -> None:
         self._placed = placed
         self.last: PlacedRow

@@ -39,8 +39,6 @@ OnCommitted = Callable[[bool], None]
 
 
 class _Append:
-    """Decisions that are appended together, and the callbacks that wait for them."""
-
     __slots__ = ("decisions", "waiting")
 
     def __init__(self) -> None:
@@ -57,7 +55,6 @@ class CoordinatorRuntime(ABC):
     def __init__(
         self, *, open_log: Callable[[], Awaitable[RowLog]], clock: Clock, label: str
     ) -> None:
-        """``label`` names the coordinator in logs and probes."""
         self.trouble: str | None = None  # why nothing is served
         self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
         self.is_standing_by = False  # another node leads the log, and decides
@@ -78,16 +75,14 @@ class CoordinatorRuntime(ABC):
         self._alarm = Alarm(clock, self.tick)  # set by subclasses
         self._changed: asyncio.Future[None] | None = None  # done when ``wait_ready`` looks again
 
-    # ── For subclasses ───────────────────────────────────────────────────────────────────────
-
     @abstractmethod
     def reset(self) -> None:
         """Forget everything: reading begins, or begins again."""
 
     @abstractmethod
     def replay(self, rows: Iterable[Row]) -> None:
-        """Apply rows in the order of the log, each before the next one is taken. Raises ValueError
-        for a row that is not of this kind of coordinator."""
+        """Apply rows in order, each before the next is taken. Raises ValueError for a foreign
+        row."""
 
     @abstractmethod
     def loaded(self) -> None:
@@ -101,10 +96,7 @@ class CoordinatorRuntime(ABC):
     def tick(self) -> None:
         """Do what is due by the clock."""
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
-        """Return when memory is loaded, or cannot be (``trouble``)."""
         self._start_load()
         if self._loader is not None:
             await asyncio.shield(self._loader)
@@ -146,14 +138,12 @@ class CoordinatorRuntime(ABC):
         self.read_again()
 
     def read_again(self) -> None:
-        """Read the log at once if it could not be read before: an operator has changed which rows
-        are skipped."""
+        """Read the log now if it could not be read: an operator has skipped a row."""
         self._reload_ms = 0
         self._start_load()
 
     async def wait_ready(self, *, until_s: float) -> None:
-        """Return when memory is loaded, at once if another node leads, and at the latest at
-        ``until_s`` by the loop's clock."""
+        """Return when memory is loaded or another node leads, at the latest at ``until_s``."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -173,11 +163,9 @@ class CoordinatorRuntime(ABC):
             self._start_load()
         return self._log is not None
 
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
-
     def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
         """Append the rows of one decision, which memory has applied already. ``is_divisible``: a
-        crash may leave the first of them without the rest, so they need not fit into one batch."""
+        crash may leave the first without the rest, so they need not fit into one batch."""
         assert self._log is not None, "decisions are made once the log was read"
         if not rows:
             return
@@ -188,8 +176,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` with True once everything appended so far is committed, which may
-        be now; with False if it never will be."""
+        """Call ``on_committed`` once everything appended so far is committed, or never will be."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)
@@ -202,7 +189,6 @@ class CoordinatorRuntime(ABC):
         return await future
 
     def lose(self, reason: str) -> None:
-        """Memory and log differ: read the log again."""
         if self._log is None:
             return
         if not self.is_standing_by:
@@ -219,8 +205,6 @@ class CoordinatorRuntime(ABC):
         dropped.notify(is_committed=False)
         self._start_load()
 
-    # ── Appending ────────────────────────────────────────────────────────────────────────────
-
     def _start_appender(self) -> None:
         if self._appender is None:
             self._appender = self._loop.create_task(
@@ -229,8 +213,8 @@ class CoordinatorRuntime(ABC):
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until nothing is left. Begins with the next turn of the loop, so the decisions of
-        this turn are appended together."""
+        """Append until nothing is left, from the next turn on: decisions of a turn share a
+        batch."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 
@@ -256,8 +240,6 @@ class CoordinatorRuntime(ABC):
         finally:
             append.notify(is_committed=False)  # what still waits was given up
             self._in_progress = None
-
-    # ── Loading ──────────────────────────────────────────────────────────────────────────────
 
     def _start_load(self) -> None:
         if self._log is not None or self._loader is not None or self._is_stopping:
@@ -293,8 +275,7 @@ class CoordinatorRuntime(ABC):
             self._not_loaded(error, type(error).__name__)
 
     def _load_ended(self, _: asyncio.Task[None]) -> None:
-        """A callback instead of the end of the task: a task that is cancelled before its first step
-        has no end, and leaders may come and go within one turn of the loop."""
+        """A callback: a task cancelled before its first step does not run to its end."""
         self._loader = None
         self._start_load()
 

@@ -57,8 +57,8 @@ class TransactionCoordinator(CoordinatorRuntime):
         label: str,
         usage: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
-        """``write_marker`` returns when a marker is committed in its partition, or the partition is
-        gone; if it raises, the marker is retried."""
+        """``write_marker`` returns when a marker is committed, or its partition is gone; if it
+        raises, the marker is retried."""
         super().__init__(open_log=open_log, clock=clock, label=label)
         self._usage = usage
         self._write_marker = write_marker
@@ -80,8 +80,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             task.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
         await super().stop()
-
-    # ── Memory and log ───────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
         # Partitions reject late markers of an earlier coordinator by its epoch.
@@ -106,8 +104,6 @@ class TransactionCoordinator(CoordinatorRuntime):
         for future in completions.values():
             future.set_result(None)
 
-    # ── Calls ────────────────────────────────────────────────────────────────────────────────
-
     async def request(
         self,
         transactional_id: str,
@@ -115,8 +111,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the reply once it is durable. ``decide`` gets an unused producer id if
-        ``needs_id``, and is called again if it came too early."""
+        """Return the durable reply. ``decide`` is called again if it came too early."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -165,8 +160,8 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the code of ``check``. If it is NONE, the state that ``check`` has seen is durable
-        and still valid: the caller acts on it before its next await."""
+        """Return the code of ``check``. NONE: what ``check`` has seen is durable, and valid until
+        the caller's next await."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -181,7 +176,6 @@ class TransactionCoordinator(CoordinatorRuntime):
         return self._unready
 
     async def describe(self, transactional_id: str) -> tuple[ErrorCode, TxnValue | None]:
-        """Read memory; return once the log has it too."""
         if self.ready():
             found = self._txns.describe(transactional_id)
             if await self.committed():
@@ -195,8 +189,6 @@ class TransactionCoordinator(CoordinatorRuntime):
                 return ErrorCode.NONE, found
         return self._unready, {}
 
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
-
     def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
         try:
             return decide(self._txns)
@@ -207,8 +199,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     def _note(
         self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
     ) -> None:
-        """Make a decision for which no call waits; a failure is logged. ``is_divisible``: a crash
-        may leave its first rows without the rest."""
+        """Make a decision for which no call waits. ``is_divisible``: see ``append``."""
         try:
             outcome = self._attempt(decide)
         except Exception:
@@ -238,8 +229,6 @@ class TransactionCoordinator(CoordinatorRuntime):
     def _is_prepared(self, transactional_id: str) -> bool:
         txn = self._txns.describe(transactional_id)
         return txn is not None and txn.state in _PREPARED
-
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
 
     def _send(self, markers: Iterable[Marker]) -> None:
         if self._is_stopping:
@@ -273,7 +262,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             )
 
     async def _send_one(self, marker: Marker) -> str | None:
-        """Return why the marker could not be written, or None."""
         try:
             await self._write_marker(marker)
         except PenstockError as error:
@@ -300,8 +288,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._alarm.set(self._retry_at_ms)
         self._failed.add(marker)
 
-    # ── Time ─────────────────────────────────────────────────────────────────────────────────
-
     def tick(self) -> None:
         if not self.ready():
             return
@@ -315,7 +301,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._alarm.set(self._retry_at_ms)
 
     def expire(self) -> None:
-        """Forget ids that have been idle for long."""
         if self.ready():
             wall_ms = self._clock.wall_ms()
             self._note(lambda txns: txns.expire(wall_ms=wall_ms), is_divisible=True)

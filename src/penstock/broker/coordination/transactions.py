@@ -56,8 +56,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         markers: BrokerPort | None = None,
         hold: BackupHold | None = None,
     ) -> None:
-        """Start it after the groups and stop it before them. ``markers``: in a cluster, the brokers
-        of all nodes."""
+        """Start it after the groups and stop it before them."""
         super().__init__(TOPIC_NAME, setup, expire_ms=EXPIRE_INTERVAL_MS)
         self._markers = markers or setup.broker
         self._hold = hold or BackupHold()
@@ -90,10 +89,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         for coordinator in self._coordinators:
             coordinator.expire()
 
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
-
     async def _write_marker(self, marker: Marker) -> None:
-        """Return when the marker is committed, or its partition is gone."""
         await self._hold.crossing()
         try:
             if marker.topic_id.startswith(GROUP_PREFIX):
@@ -139,8 +135,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             raise ProducerRefused(int(reply.code), reply.code.name)
         if reply.code:
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
-
-    # ── The calls ────────────────────────────────────────────────────────────────────────────
 
     def _remote_node(self, transactional_id: str) -> int | None:
         return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
@@ -239,7 +233,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
 
 
 def _partition_of(group_id: str) -> TopicPartition:
-    """Return the group as the partition that stands for it in a transaction."""
     return GROUP_PREFIX + group_id, 0
 
 

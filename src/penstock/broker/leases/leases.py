@@ -48,8 +48,7 @@ FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
 
 
 class _AppendedBatch(NamedTuple):
-    """A batch just appended, still as messages: a cursor that is caught up takes them from here
-    instead of decoding what was just encoded."""
+    """A batch just appended: a cursor that is caught up takes its messages undecoded."""
 
     previous_end: int  # there are only events between this offset and ``base_offset``
     base_offset: int
@@ -202,8 +201,8 @@ class Leases:
         return result
 
     def next_offset(self, *, up_to: int) -> int | Reading | None:
-        """Return the first offset below ``up_to`` that can be leased now; None if there is none,
-        LATER: call again after ``reader.ready``. For standard queues only."""
+        """Return the first offset below ``up_to`` that can be leased now; LATER: call again after
+        ``reader.ready``. For standard queues only."""
         assert isinstance(self.cursor, StandardCursor)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         found = self.cursor.next_offset(now_ms=now_ms)
@@ -233,7 +232,6 @@ class Leases:
         return again_bytes
 
     async def finish(self, result: LeaseResult) -> None:
-        """Read the records that ``lease`` could not read at once."""
         late, result.late = result.late, []
         for pick in late:
             await asyncio.sleep(0)  # the record may be large
@@ -253,8 +251,8 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Read ahead of the cursor. Returns about how many records were read; 0 if there is nothing
-        below the high watermark and ``up_to``, or not yet."""
+        """Read ahead of the cursor. Returns about how many records were read; 0: none, or not
+        yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -330,8 +328,7 @@ class Leases:
         await self.settled(self.cursor.purge(end_offset=self._log.end_offset).events)
 
     async def start(self, offset: int, *, backlog: int) -> None:
-        """Begin at an offset. ``backlog``: the number of messages from there to the log's end; the
-        caller has flushed the journal in this turn."""
+        """Begin at an offset, with ``backlog`` messages up to the log's end."""
         self._forget_ahead()
         self._oldest = None
         events = self.cursor.start(offset, backlog=backlog).events
@@ -339,8 +336,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Forget records below an offset; ``passed`` of them were at or after the head. Returns the
-        event, for logs that need one."""
+        """Forget records below an offset, ``passed`` of them not leased yet. Returns the events."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)
@@ -366,8 +362,7 @@ class Leases:
     # ── Waking ───────────────────────────────────────────────────────────────────────────────
 
     def wake(self) -> None:
-        """Something may be available: serve the waits, and wake again when the next lease or delay
-        ends."""
+        """Serve the waits, and wake again when the next lease or delay ends."""
         if self._listeners:
             for listener in tuple(self._listeners):
                 listener()
@@ -378,7 +373,6 @@ class Leases:
         self.arm()
 
     def _wake_later(self) -> None:
-        """Continue in another turn, or when a batch is opened."""
         if self._is_wake_due:
             return
         self._is_wake_due = True
@@ -438,8 +432,8 @@ class Leases:
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return records from ``start`` on that are not gone, and the offset to continue from.
-        Reads a bounded part of the log: there may be more after an empty result."""
+        """Return records that are not gone, and the offset to continue from. There may be more
+        after an empty result."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
@@ -453,7 +447,6 @@ class Leases:
         return Peeked(self.index, record, seen.state, attempts, until_ms, seen.blocked_by)
 
     async def obstacles(self, *, attempts_max: int | None) -> Obstacles:
-        """Find out why messages are not delivered."""
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         fed = 0
         while self.cursor.wants_feed and fed < FED_PER_TURN_MAX:

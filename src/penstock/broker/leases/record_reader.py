@@ -96,11 +96,8 @@ class RecordReader:
         """The task that the next call of ``read_ahead`` waits for."""
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
-    # ── Ahead of the cursor ──────────────────────────────────────────────────────────────────
-
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a part of the log into ``ahead``, up to a few hundred records. The cursor takes
-        what fits into its window; the rest stays here, so that nothing is decoded twice. False:
+        """Decode a part of the log into ``ahead``, from which the cursor takes what fits. False:
         there is nothing, or not yet (``is_later``)."""
         self.is_later = False
         if self._pieces is None and not self._batches:
@@ -137,8 +134,7 @@ class RecordReader:
             self.ahead_end = piece[-1].offset + 1
 
     def _decode_batches(self, scan_from: int) -> bool:
-        """Decode small batches until there are enough records, or begin with the next large one.
-        Returns False if nothing was done."""
+        """Decode small batches, or begin with the next large one. False: nothing was done."""
         is_read = False
         ahead, batches = self.ahead, self._batches
         while batches and len(ahead) < limits.WINDOW_RECORDS_MAX:
@@ -175,9 +171,8 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. A batch that a stream appended unopened may turn out to be
-        unreadable: its records get times so old that they count as expired, and the queue continues
-        after them."""
+        """Return the records of a batch. If it turns out to be unreadable, its records get times so
+        old that they count as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:
@@ -218,11 +213,8 @@ class RecordReader:
             last = min(first + PIECE_RECORDS, end)
             yield [Record(offset, LONG_AGO_MS, _UNREADABLE) for offset in range(first, last)]
 
-    # ── Again ────────────────────────────────────────────────────────────────────────────────
-
     def read(self, offset: int) -> Record | Reading | None:
-        """Read one record for a later lease. None, with the damage noted, if it cannot be read: the
-        lease then ends by itself. LATER: ``read_late`` can."""
+        """Read one record for a later lease. None: damaged. LATER: ``read_late`` can."""
         opened = self._opened.find(self, offset) if self._opened.kept else None
         if opened is None:
             if self._openings and any(start <= offset < end for start, end in self._openings):
@@ -259,8 +251,6 @@ class RecordReader:
             opening for (start, end), opening in self._openings.items() if start <= offset < end
         )
 
-    # ── Peeking ──────────────────────────────────────────────────────────────────────────────
-
     def _peek(
         self,
         start: int,
@@ -269,8 +259,8 @@ class RecordReader:
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
     ) -> Peeking:
-        """Return up to ``count`` records below ``end`` that ``peeked`` accepts, and the offset to
-        continue from. Yields None to let other tasks run, or a task to wait for."""
+        """Return up to ``count`` records that ``peeked`` accepts, and the offset to continue from.
+        Yields None to let other tasks run, or a task to wait for."""
         if start < 0:
             return [], end
         offset = max(start, self.log.start_offset)
@@ -305,7 +295,6 @@ class RecordReader:
     async def peek(
         self, start: int, end: int, count: int, peeked: Callable[[Record], Peeked | None]
     ) -> tuple[list[Peeked], int]:
-        """Return records below ``end`` that ``peeked`` accepts, and the offset to continue from."""
         steps = self._peek(start, end, count, limits.READ_BYTES_MAX, peeked)
         while True:
             try:
@@ -321,8 +310,7 @@ class RecordReader:
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
-        """Return the first record. None also while its batch is being opened: the next call finds
-        it."""
+        """Return the first record; None also while its batch is being opened."""
         steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
         while True:
             try:
@@ -331,8 +319,6 @@ class RecordReader:
             except StopIteration as ended:
                 found: list[Peeked] = ended.value[0]
                 return found[0] if found else None
-
-    # ── Opening ──────────────────────────────────────────────────────────────────────────────
 
     def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
         """Open a batch; None if that takes more than a few milliseconds."""

@@ -23,8 +23,6 @@ SERVED_PER_TURN_MAX = 64  # waits; each takes up to 0.2 ms
 
 
 class LeaseResult(msgspec.Struct, gc=False):
-    """The result of one attempt to lease."""
-
     deliveries: list[Delivery]
     dead: list[Pick]  # due for the dead-letter queue
     flush: Flush | None = None  # makes the leases durable
@@ -58,16 +56,15 @@ class Waits:
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """End a wait, served or not. Ended waits are removed lazily: the queue is rebuilt when they
-        are the majority."""
+        """End a wait. Ended waits are removed lazily, when they are the majority."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
             self._parked = deque(w for w in self._parked if not w.result.done())
 
     def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
-        """Lease for the waits in turn, until nothing is available or no wait is left. True: it
-        stopped before that, and has to be called again in another turn of the loop."""
+        """Lease for the waits in turn, until nothing is available or no wait is left. True: it has
+        to be called again in another turn of the loop."""
         for _ in range(SERVED_PER_TURN_MAX):
             while self._parked and self._parked[0].result.done():
                 self._parked.popleft()
@@ -80,7 +77,6 @@ class Waits:
         return True
 
     def fail(self, error: PenstockError) -> None:
-        """End every wait with an error."""
         for wait in self._parked:
             if not wait.result.done():
                 wait.result.set_exception(error)

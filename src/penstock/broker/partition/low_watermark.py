@@ -47,8 +47,8 @@ class LowWatermark:
         return replication is None or replication.level >= LOW_WATERMARK_FILES
 
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
-        """Return when no view shows anything below ``offset``, also after a restart of this node.
-        Returns True if ``confirmed`` has to make sure that it survives elections."""
+        """Return when no view shows anything below ``offset``, also after a restart. True: await
+        ``confirmed``, so that it survives elections."""
         is_file = self._is_file
         if is_file:
             await self._store(offset)
@@ -98,5 +98,4 @@ class LowWatermark:
                 return passed
 
     async def count(self, start: int, end: int) -> int:
-        """Count the messages in [start, end); other requests are served meanwhile."""
         return await in_slices(count_messages(self._log, start, end, bytes_max=READ_BYTES_MAX))

@@ -193,13 +193,11 @@ class Partition:
     # ── Damage ───────────────────────────────────────────────────────────────────────────────
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """For the scrubber."""
         self.log.note_damage(found)
         self._report_damage()
 
     def _report_damage(self) -> None:
-        """Report damage found by opening or scrubbing the log, except in records that are gone for
-        all views."""
+        """Report damage of records that a view still has."""
         low = self.low_offset
         for damage in self.log.damage:
             if damage.next_offset > low:
@@ -240,8 +238,8 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first offset for readers. Earlier versions wrote a Trim event for a stream's low
-        watermark, which moved the head of its otherwise unused lease cursor."""
+        """The first offset for readers. Earlier versions moved the head of a stream's lease
+        cursor."""
         if self.topic.is_queue:
             return self.log.low_watermark  # it may have been a stream
         head = min(self.leases.cursor.head, self.journal.high_watermark)
@@ -265,8 +263,7 @@ class Partition:
             raise
 
     async def delete_records(self, before: int) -> int:
-        """Hide all records below an offset at once; their segments are removed later. Returns when
-        neither a crash nor an election can bring a record back."""
+        """Hide the records below an offset now and for good; their segments are removed later."""
         end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may lag
         before = end if before < 0 else before
         if not self.start_offset <= before <= end:
@@ -281,9 +278,8 @@ class Partition:
     # ── Shares ───────────────────────────────────────────────────────────────────────────────
 
     async def begin_share(self, share: Topic, start: int) -> None:
-        """Begin a share at an offset. The start is in the log before the catalog has the share: so
-        a share without a start in the log is one whose start was dropped with its segment, and it
-        is at the log's start."""
+        """Begin a share. The log has its start before the catalog has the share: one without a
+        start in the log had it in a dropped segment, and is at the log's start."""
         cursor = open_cursor(is_fifo=False)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
@@ -308,7 +304,6 @@ class Partition:
         await leases.start(start, backlog=backlog)
 
     def end_share(self, share_id: str) -> None:
-        """Forget a share. Its events stay in the log, and are ignored."""
         leases = self.shares.pop(share_id, None)
         if leases is not None:
             leases.disarm()
@@ -343,8 +338,7 @@ class Partition:
         return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     async def checkpoint(self) -> None:
-        """Write the cursors to disk once everything they have seen is committed, unless nothing was
-        appended since the last checkpoint."""
+        """Write the cursors to disk once everything they have seen is committed."""
         self.journal.flush()
         if self.journal.appended_bytes == self._checkpoint_bytes:
             return
@@ -377,8 +371,7 @@ class Partition:
 
     @property
     def low_offset(self) -> int:
-        """The lowest offset that a view still needs. Of a stream, only retention decides which
-        records go."""
+        """The lowest offset that a view still needs; of a stream, only retention decides."""
         if not self.topic.is_queue:
             return self.start_offset
         low = self.leases.cursor.low_offset()
@@ -393,8 +386,7 @@ class Partition:
         return context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low
 
     async def clean(self) -> int:
-        """Drop records past their retention and segments without any use. Returns the bytes
-        freed."""
+        """Drop records past their retention, and unused segments. Returns the bytes freed."""
         self.log.expire_recent()
         freed_bytes = await self._drop_segments()
         if self.topic.is_queue:
@@ -402,8 +394,7 @@ class Partition:
         return freed_bytes
 
     async def compact(self) -> int:
-        """Keep only the last record of each key, if the topic is compacted and it is worth it.
-        Returns the bytes freed."""
+        """Keep only the last record of each key, if it is worth it. Returns the bytes freed."""
         settings = settings_of(self.topic, self._context.defaults)
         if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
             return 0
@@ -456,7 +447,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Called every interval. ``never`` syncs sealed segments too: their files stay open until
+        """Called every interval. ``never`` syncs sealed segments, whose files stay open until
         then."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):

@@ -95,7 +95,6 @@ class Partitions:
         return list(self._queues.values())
 
     def damages(self) -> Sequence[tuple[str, str]]:
-        """Return damaged partitions as topic and partition, each with the reason."""
         return [
             (
                 f"{partition.topic.name}/{partition.index}",
@@ -135,7 +134,6 @@ class Partitions:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Follow the catalog; a node without a cluster opens every topic first."""
         catalog = self._context.catalog
         if not self._is_clustered:
             await self._open_all()
@@ -162,14 +160,12 @@ class Partitions:
     # ── Leading, in a cluster ────────────────────────────────────────────────────────────────
 
     def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
-        """Call ``listener`` with each partition that this node begins (True) or stops (False) to
-        lead."""
+        """Call ``listener`` with each partition, when this node begins or stops to lead it."""
         self._on_led.append(listener)
 
     async def lead(
         self, topic: Topic, index: int, log: Log, restored: Replay, replication: Replication
     ) -> Partition:
-        """Begin to lead a partition."""
         queue = await self.open(topic)
         partition = Partition(
             queue.topic,
@@ -201,7 +197,6 @@ class Partitions:
         await partition.release(reason)
 
     def set_stats_of_all(self, stats_of_all: StatsOfAll) -> None:
-        """For queues of which other nodes lead some partitions."""
         self._stats_of_all = stats_of_all
 
     async def _stats_everywhere(self, topic: Topic) -> QueueStats:
@@ -338,8 +333,8 @@ class Partitions:
             yield
 
     async def _close_deleted(self, topic: Topic) -> None:
-        """Close a topic that the catalog does not have any more. Its data is removed only if there
-        is a tombstone: the entry may also be missing because a store was restored."""
+        """Close a topic. Its data is removed only if there is a tombstone: the entry may also be
+        missing because a store was restored."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
@@ -360,7 +355,6 @@ class Partitions:
             await self._remove_folder(topic)
 
     async def _delete_shares(self, topic: Topic) -> None:
-        """Delete the shares of a deleted topic."""
         catalog, now_ms = self._context.catalog, self._context.clock.wall_ms()
         for share in catalog.shares_of(topic.topic_id):
             with contextlib.suppress(TopicNotFound):
@@ -394,7 +388,6 @@ class Partitions:
                 log_.warning("folder without a topic kept", extra={"folder": folder.name})
 
     def spawn(self, work: Awaitable[None], name: str) -> None:
-        """Run something in the background; a failure is logged."""
 
         async def run() -> None:
             try:
@@ -411,7 +404,6 @@ class Partitions:
     # ── Periodic jobs ───────────────────────────────────────────────────────────────────────────
 
     async def _clean_forever(self) -> None:
-        """Apply retention and write checkpoints, one partition at a time."""
         while True:
             await asyncio.sleep(self._context.clean_interval_ms / 1_000)
             for partition in self._partitions():
@@ -427,8 +419,7 @@ class Partitions:
                     )
 
     async def _compact_forever(self) -> None:
-        """Compact one log at a time: a round may be long and keeps many keys in memory. Retention
-        does not wait for it."""
+        """Compact one log at a time: a round may be long and keeps many keys in memory."""
         while True:
             await self.compact_interval.wait()
             for log in (*self._partitions(), *self._also_compacted()):

@@ -36,8 +36,7 @@ T = TypeVar("T")
 
 
 class Led(dict[int, T]):
-    """By index, the partitions that this node leads. A lookup of another one raises NotLeader, at
-    no cost for the others."""
+    """The partitions that this node leads, by index. A lookup of another raises NotLeader."""
 
     __slots__ = ("_topic_id",)
 
@@ -62,7 +61,6 @@ class Queue:
         spawn: Callable[[Awaitable[None], str], None],
         stats_of_all: StatsOfAll | None = None,
     ) -> None:
-        """``stats_of_all``: None without a cluster."""
         self.topic = topic
         # A share has the partitions of its source.
         self.partitions: Led[Partition] = Led(topic.topic_id)
@@ -96,7 +94,6 @@ class Queue:
         self._views = tuple(self.leases.values())
 
     def remove(self, index: int) -> None:
-        """Remove a partition that another node leads now."""
         self.partitions.pop(index, None)
         self.leases.pop(index, None)
         self._views = tuple(self.leases.values())
@@ -175,8 +172,7 @@ class Queue:
     async def _collect(
         self, leases: Leases, result: LeaseResult, deliveries: list[Delivery]
     ) -> None:
-        """Add to ``deliveries`` what was leased, once it is durable enough to reply; if the attempt
-        was cut short, return when the next one can be made."""
+        """Add what was leased, once it is durable; return when the next attempt can be made."""
         first = len(deliveries)
         deliveries.extend(result.deliveries)
         try:

@@ -52,8 +52,8 @@ REPLAY_READ_BYTES = 4 * limits.MIB
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The cursors after every batch below ``offset``. To change the layout, raise the version: a
-    checkpoint with an unknown version is ignored and the log is replayed."""
+    """The cursors after every batch below ``offset``. To change the layout, raise the version: an
+    unknown one is ignored."""
 
     version: int
     offset: int
@@ -100,8 +100,7 @@ def read_checkpoint(log: Log) -> Checkpoint | None:
 
 
 def forget_beyond(log: Log, offset: int) -> None:
-    """Remove checkpoints of more than what is left when the log is truncated to this offset. Safe
-    in a thread."""
+    """Remove checkpoints beyond an offset, before the log is truncated. Safe in a thread."""
     checkpoint = read_checkpoint(log)
     if checkpoint is None or checkpoint.offset > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
@@ -139,7 +138,7 @@ def count_messages(
 
 class Replay:
     """The cursors of a partition after a part of its log. Begins at a checkpoint, advances as far
-    as requested (a follower: as far as is committed), and is finished when this node leads."""
+    as requested, and is finished when this node leads."""
 
     def __init__(
         self,
@@ -198,8 +197,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Read on to an offset, or for ``bytes_max``. Returns whether the offset is reached, or
-        never can be."""
+        """Read on, at most ``bytes_max``. Returns whether the offset is reached, or cannot be."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -253,8 +251,7 @@ class Replay:
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def clip(self, low_watermark: int) -> None:
-        """Forget records below the low watermark, for which the log of a stream has no event. May
-        read the log."""
+        """Forget records below the low watermark, for which a stream has no event."""
         if low_watermark <= self._low_watermark:
             return
         self._low_watermark = low_watermark
@@ -268,7 +265,6 @@ class Replay:
         self._cursors_from = max(self._cursors_from, low_watermark)
 
     def _passed(self, cursor: LeaseCursor, low_watermark: int) -> int:
-        """Count the messages between the head and the low watermark."""
         end = max(self._cursors_from, self.offset)  # of what the cursor has seen
         if low_watermark >= end:
             return cursor.unseen
@@ -289,18 +285,15 @@ class Replay:
         return self.producers.seen(wall_ms=self._context.clock.wall_ms())
 
     def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        """See ``Stream.aborted_below``."""
         aborted = self.producers.aborted_between(self._log.start_offset, offset)
         return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Forget transactions of which compaction has left no record."""
         self.producers.forget_aborted(gone)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
-        """Limit an event to records that this replay has seen. The messages that the first move of
-        a head passes are counted here, for the event counts from an earlier offset; later events
-        are right."""
+        """Limit an event to records that this replay has seen. The first move of a head is counted
+        here, for the event counts from an earlier offset."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -326,8 +319,7 @@ class Replay:
                 return count
 
     def checkpoint(self) -> Callable[[], None]:
-        """Take a snapshot, and return a function that writes it in any thread. Only for committed
-        records: with another leader the log may end differently."""
+        """Snapshot committed state, and return a function that writes it in any thread."""
         clock, context, log, offset = self._context.clock, self._context, self._log, self.offset
         now_ms = clock.mono_ms()
         snapshot = self.cursor.snapshot(now_ms=now_ms)
@@ -365,8 +357,8 @@ def _open_cursors(
     checkpoint: Checkpoint | None,
     context: BrokerContext,
 ) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-    """Return the cursors of the topic and its shares as of the checkpoint; None if it is damaged. A
-    share that is not in the checkpoint began after it."""
+    """Return the cursors as of the checkpoint; None if it is damaged. A share that is not in the
+    checkpoint began after it."""
 
     def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
         now_ms = context.clock.mono_ms()

@@ -44,13 +44,10 @@ class Stream:
         )
         self._listeners: set[Callable[[], None]] = set()
 
-    # ── Producing ────────────────────────────────────────────────────────────────────────────
-
     def append(
         self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
     ) -> tuple[BatchAppended, Flush | None]:
-        """Append batches. Await ``flush.committed`` before replying; no flush means that everything
-        is committed already."""
+        """Append batches. Await ``flush.committed``; without a flush everything is committed."""
         wall_ms = self._clock.wall_ms()
         headers = [parse_header(batch) for batch in batches]
         duplicate = self._check(headers, wall_ms)
@@ -90,10 +87,8 @@ class Stream:
 
     def _excuse_gap(self) -> None:
         """Producers send several batches at once: the first may have arrived just before this node
-        led, and been rejected, the next just after. On an error about their order, some producers
-        take a new epoch and send all batches without a reply again, though they may be in the log.
-        So they get a retriable error, and retry in order. The next batch of a forgotten producer
-        would even be accepted as its first."""
+        led, and been rejected. On an error about order, some producers send all batches again with
+        a new epoch, though they may be in the log. So they get a retriable error."""
         if self._clock.mono_ms() < self._gaps_excused_until_ms:
             raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
 
@@ -125,8 +120,6 @@ class Stream:
 
     def producers(self) -> Sequence[ProducerSeen]:
         return self._producers.seen(wall_ms=self._clock.wall_ms())
-
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def ends(self) -> StreamEnds:
@@ -161,9 +154,9 @@ class Stream:
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
     def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> BatchBuffers:
-        """Skip batches that compaction has emptied: some clients consider a reply without a record
-        truncated, and give up after a few. If there are no others, return the last one, so that the
-        reader makes progress."""
+        """Skip batches that compaction has emptied: some clients give up after a few replies
+        without a record. If there are no others, return the last one, so that the reader makes
+        progress."""
         found = self._log.read_buffers(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         for _ in range(EMPTY_READS_MAX - 1):
             if not found.is_all_empty or found.next_offset >= up_to:
@@ -175,20 +168,17 @@ class Stream:
         return found
 
     def aborted_between(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Like ``aborted_below``, for transactions that overlap these offsets."""
         aborted = self._producers.aborted_between(start, end)
         return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
     def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        """Return producer, first offset and marker of each aborted transaction that began below:
-        compaction ignores its records."""
+        """Return producer, first offset and marker of each aborted transaction that began below."""
         return self.aborted_between(self._log.start_offset, offset)
 
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
     ) -> tuple[int, int]:
-        """Return offset and time of the first record at or after a time, from ``start_offset`` on;
-        (-1, -1) if there is none. Opens one batch."""
+        """Return offset and time of the first record at or after a time; (-1, -1) if none."""
         high_watermark = self._journal.high_watermark
         offset = max(self._log.find_time(timestamp_ms), start_offset)
         while offset < high_watermark:
@@ -206,12 +196,9 @@ class Stream:
         return -1, -1
 
     async def newest(self, *, start_offset: int, tenant: str) -> tuple[int, int]:
-        """Return offset and time of the record with the highest timestamp."""
         return await self.find_time(
             self._log.last_timestamp_ms, start_offset=start_offset, tenant=tenant
         )
-
-    # ── Waking ───────────────────────────────────────────────────────────────────────────────
 
     def on_advance(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.add(listener)
@@ -222,14 +209,11 @@ class Stream:
             for listener in tuple(self._listeners):
                 listener()
 
-    # ── Producers ────────────────────────────────────────────────────────────────────────────
-
     def trim(self, start_offset: int) -> None:
         self._producers.trim(start_offset)
         self.advanced()  # readers also wait for the start of the log
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Forget transactions of ``aborted_below`` that compaction has left no record of."""
         self._producers.forget_aborted(gone)
 
     def replace_producers(self, producers: Producers) -> None:
@@ -244,7 +228,6 @@ class Stream:
 
 
 def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
-    """Apply a batch of the log to the state of its producer."""
     if header.is_control and header.attributes & ATTR_TRANSACTIONAL:
         for _, kind, value in iter_control(batch):
             if kind in (TYPE_ABORT, TYPE_COMMIT):

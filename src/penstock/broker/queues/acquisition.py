@@ -92,7 +92,6 @@ class Acquisition:
         return ends.last_stable_offset if self._is_committed else ends.high_watermark
 
     def _next_batches(self, offset: int, up_to: int) -> Batches:
-        """Return the batches from an offset on that fit into the reply."""
         is_first = not (self._batches or self._is_strict)
         if self._bytes_left <= 0 and not is_first:
             return []
@@ -115,7 +114,6 @@ class Acquisition:
         return batches
 
     async def _settle(self, result: LeaseResult, batches: Batches) -> None:
-        """Add what was leased, once it is written."""
         deliveries = self.deliveries
         first = len(deliveries)
         deliveries.extend(result.deliveries)

@@ -139,19 +139,16 @@ class Mover:
         self._stopping = asyncio.Event()
 
     def resume(self) -> None:
-        """Continue tasks that an earlier process left unfinished."""
         for task in self._tasks.unfinished():
             self._run(task)
 
     def resume_of(self, source_arn: str) -> None:
-        """Continue tasks of a source that this node leads now."""
         self._left.discard(source_arn)
         for task in self._tasks.list(source_arn):
             if task.status in UNFINISHED and task.task_id not in self._running:
                 self._run(task)
 
     def leave(self, source_arn: str) -> None:
-        """Stop tasks of a source: another node continues them."""
         if any(task.source_arn == source_arn for task in self._states.values()):
             self._left.add(source_arn)
 
@@ -248,8 +245,8 @@ class Mover:
         return None
 
     def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
-        """Return the queue to move a message to; or None and the reason. Only queues that the
-        task's creator was authorized for count, whatever source the message names."""
+        """Return the queue to move a message to, or the reason. Only queues that the task's creator
+        was authorized for count."""
         arn = task.destination_arn or message.source_arn
         if arn is None:
             return None, SOURCE_UNKNOWN
@@ -296,7 +293,6 @@ class Mover:
             await self.broker.call(Extend(source, delivery.partition, [(delivery.claim, 0)]))
 
     async def _pace(self, task_id: str, elapsed_s: float, moved_before: int) -> None:
-        """Wait until the rate allows the next step."""
         task = self._states[task_id]
         if task.rate_per_s is None:
             return

@@ -77,8 +77,6 @@ class ShareCalls:
             RestartShare: self._restart_share,
         }
 
-    # ── Open and close ────────────────────────────────────────────────────────────────────
-
     def find_share(self, source: Topic, group: str) -> Topic | None:
         name = share_name(source.name, group)
         share = self._catalog.find(source.account, source.region, name)
@@ -144,8 +142,7 @@ class ShareCalls:
         return share
 
     async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
-        """Other nodes learn of a share from the catalog, but a member's first fetch may be faster.
-        Nodes that do not reply in time open it later."""
+        """Other nodes learn of a share from the catalog; a member's first fetch may be faster."""
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(OPEN_SECONDS_MAX):
                 for partition in range(1, source.partition_count):
@@ -154,8 +151,7 @@ class ShareCalls:
     async def _begin_remote(
         self, brokers: BrokerPort, source: Topic, share: Topic, start: int
     ) -> None:
-        """Begin the share on other nodes, which would begin at the start of their partitions. If
-        one fails, the share is deleted."""
+        """Begin the share on other nodes; if one fails, the share is deleted."""
         try:
             for partition in range(1, source.partition_count):
                 await brokers.call(RestartShare(share, partition, start))
@@ -194,8 +190,6 @@ class ShareCalls:
             return False
         await self._delete(share)
         return True
-
-    # ── Leases ──────────────────────────────────────────────────────────────────────────────
 
     async def _acquire(self, call: Acquire) -> Acquired:
         queue, leases = await self._find(call)
@@ -247,8 +241,6 @@ class ShareCalls:
         if queue is None:
             raise TopicNotFound(share.name)
         return self._leases(queue, partition).on_available(listener)
-
-    # ── Position ──────────────────────────────────────────────────────────────────────
 
     async def _share_start(self, call: ShareStart) -> int:
         _, leases = await self._find(call)

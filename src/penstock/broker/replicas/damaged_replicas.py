@@ -48,9 +48,8 @@ class LogOpener:
         self._node = node
 
     async def open(self, key: PartitionKey, view: View, *, may_be_new: bool) -> OpenedLog | None:
-        """Open a log and declare its loss, if any. ``may_be_new``: no records are expected of a log
-        that does not exist. Returns None if the catalog does not have the topic, because it was
-        deleted or the catalog lags: the log is opened when the topic is seen."""
+        """Open a log and declare its loss, if any, unless it ``may_be_new``. None: the catalog does
+        not have the topic (yet)."""
         topic = self._context.catalog.find_id(key.topic_id)
         if topic is None:
             return None
@@ -118,7 +117,7 @@ class DamagedReplicas:
         *,
         rows_changed: asyncio.Event,
     ) -> None:
-        """``rows_changed``: set whenever a row or a registration has changed; others wait for it
+        """``rows_changed``: set when a row or a registration has changed; others wait for it
         too."""
         self._node = node
         self._view = view
@@ -130,7 +129,7 @@ class DamagedReplicas:
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
         """Begin to repair a replica; return whether it is quarantined already. ``fetched_in``: the
-        last epoch in which an earlier replica of this node may have sent its leader a fetch."""
+        last epoch in which this node may have sent a fetch."""
         if self._is_stopped:
             return False
         if self._is_spare(replicator):

@@ -165,8 +165,6 @@ _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 
 
 class _WaitingCall:
-    """One call that waits for news of any of its partitions."""
-
     def __init__(self, fetches: Sequence[_Waiting]) -> None:
         self.news: dict[int, None] = {}  # indexes in ``fetches``
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -191,8 +189,6 @@ class _WaitingCall:
 
 
 class ReplicaServer:
-    """Replies to other nodes about the replicas of this node."""
-
     def __init__(
         self,
         find: Callable[[str, int], Replicator | None],
@@ -201,7 +197,6 @@ class ReplicaServer:
         level: Callable[[], int] = lambda: LEVEL_FIRST,
         counts: ReplicationCounts,
     ) -> None:
-        """``level``: the feature level in force."""
         self._find = find
         self._incarnation = incarnation
         self._level = level

@@ -78,23 +78,18 @@ class FollowerLog:
             await asyncio.wait([self._work])
         return replay.seen_producers()
 
-    # ── Fetches and replies ──────────────────────────────────────────────────────────────────
-
     def next_fetch(self) -> Fetch | None:
-        """Return the next request to the leader; None if none may be sent now."""
         if self._work is not None or self._owner.is_changing_role or self._fetch is not None:
             return None
         self._fetch = self._owner.replica.next_fetch()
         return self._fetch
 
     def cancel_fetch(self) -> None:
-        """Ignore the reply to the fetch in progress, and what an earlier leader said about the
-        other replicas."""
+        """Ignore the reply in progress, and what an earlier leader said about other replicas."""
         self._fetch = None
         self._held_offset = 0
 
     def fetch_failed(self, fetch: Fetch, *, after_ms: int) -> None:
-        """There was no reply, or nothing new: fetch again."""
         if fetch is self._fetch:
             self._fetch = None
             self._owner.fetch_soon(after_ms=after_ms)
@@ -164,8 +159,6 @@ class FollowerLog:
         replica.synced(replica.end_offset)
         self._continue(after_ms=pause_ms)
 
-    # ── One thing at a time ──────────────────────────────────────────────────────────────────
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._work is None, "one thing is done to a log at a time"
         self._work = self._loop.create_task(self._run(work), name=f"replicate {self._key}")
@@ -219,14 +212,11 @@ class FollowerLog:
         await self._compactor.stop()
         self._compactor = self._new_compactor()
 
-    # ── Cursors ──────────────────────────────────────────────────────────────────────────────
-
     async def _open_replay(self) -> None:
         self._checkpoint_bytes = 0
         self.replay = await self._owner.in_thread(self._owner.new_replay)
 
     async def _catch_up(self, replay: Replay) -> None:
-        """Read a long part of the log in a thread, so that requests do not wait."""
         up_to = self._owner.replica.high_watermark
         self._is_read_in_thread = True
         try:
@@ -239,8 +229,6 @@ class FollowerLog:
         with suppress(OSError, DiskFull):  # a checkpoint only saves reading again
             await self._owner.in_thread(replay.checkpoint())
 
-    # ── Sync, truncate, restart ──────────────────────────────────────────────────────────────
-
     async def _sync(self) -> None:
         job = self._log.begin_sync()
         if job is not None:
@@ -249,8 +237,7 @@ class FollowerLog:
         await self.save_epochs()
 
     async def sync_rest(self) -> None:
-        """Sync what was appended under another leader, perhaps this node. If nothing is appended
-        any more nothing else would sync it, and the leader would wait for it to commit."""
+        """Sync what was appended under another leader, for nothing else may do it."""
         replica, durable_offset = self._owner.replica, self._owner.durable_offset
         if durable_offset < replica.end_offset and self._log.refusal is None:
             await self._sync()
@@ -278,8 +265,8 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Called every interval, for topics whose commits do not wait for a sync. Topics that never
-        sync do so after a segment: its files stay open, and it is not compacted, until then."""
+        """Called every interval. Topics that never sync do so after a segment: its files stay open,
+        and it is not compacted, until then."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return
@@ -325,16 +312,13 @@ class FollowerLog:
         self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
-        """Save the epochs, so that the next start need not read the whole log for them.
-        ``is_last``: up to the end, even if there is no new epoch."""
+        """Save the epochs for the next start. ``is_last``: even if there is no new epoch."""
         history = self._owner.replica.history
         if is_last or history.last != self._saved_epoch:
             self._saved_epoch = history.last
             entries, end = list(history), self._log.end_offset
             with suppress(OSError, DiskFull):
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
-
-    # ── Segments ─────────────────────────────────────────────────────────────────────────────
 
     def _drop_segments(self) -> None:
         """Drop what the leader has dropped, as far as it is known to be committed."""

@@ -75,7 +75,6 @@ class InSyncSets:
         self._is_check_due.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             # Not wait_for: it loses a cancellation in the turn in which the event is set.
             with contextlib.suppress(TimeoutError):
@@ -115,7 +114,6 @@ class InSyncSets:
             )
 
     async def stop(self) -> None:
-        """Stop proposing. ``run`` was cancelled before."""
         tasks = list(self._proposing.values())
         for task in tasks:
             task.cancel()

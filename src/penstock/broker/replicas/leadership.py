@@ -26,8 +26,8 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """Always true once other nodes may consider this node dead: what was accepted before, and
-        has no reply yet, gets one when the in-sync set has it, or none (R20)."""
+        """True once other nodes may consider this node dead: replies wait for the in-sync set
+        (R20)."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property

@@ -119,8 +119,6 @@ class Replicator:
             f"Outcome unknown: the leader of {self.key} changed during the request. Retry."
         )
 
-    # ── Views ────────────────────────────────────────────────────────────────────────────────
-
     def update(self, view: View) -> None:
         replica = self.replica
         before = (replica.epoch, replica.role)
@@ -146,11 +144,8 @@ class Replicator:
             )
 
     def _end_leadership(self) -> None:
-        """From here on nothing of the old epoch is accepted or counted (R8).
-
-        Appends without a reply that are in the log may still be committed by the next leader, if
-        its log has them. Their clients wait for that; the outcome of appends that are truncated
-        here, or not known in time, is unknown."""
+        """From here on nothing of the old epoch is accepted or counted (R8). Appends without a
+        reply may still be committed by the next leader: their clients wait for that."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True
@@ -168,8 +163,7 @@ class Replicator:
             self._pending.popleft().succeed()
 
     def fail_pending_after(self, offset: int) -> None:
-        """The log is truncated here. A replica that still has the rest may lead one day, so the
-        outcome is unknown."""
+        """The log is truncated here. Another replica may have the rest: the outcome is unknown."""
         while self._pending and self._pending[-1].end_offset > offset:
             self._pending.pop().fail(self.outcome_unknown())
 
@@ -180,8 +174,7 @@ class Replicator:
             flush.fail(self.outcome_unknown())
 
     async def settle(self) -> None:
-        """Return when the outcome of all that this node wrote when it led is known, or will not be
-        known in time."""
+        """Return when the outcome of all that this node wrote when it led is known, or is late."""
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -240,7 +233,6 @@ class Replicator:
         self.home.check_in_sync_soon()
 
     async def restored(self, shares: Sequence[Topic]) -> Replay:
-        """Return the cursors as the log has them, read in a thread."""
         replay, self.follower_log.replay = self.follower_log.replay, None
         wanted = frozenset(share.topic_id for share in shares)
         if replay is None or replay.damage is not None or replay.share_ids != wanted:
@@ -261,8 +253,6 @@ class Replicator:
 
     def _replay_with(self, shares: Sequence[Topic]) -> Replay:
         return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
-
-    # ── As a leader ──────────────────────────────────────────────────────────────────────────
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower; None if there is nothing new for it yet."""
@@ -315,7 +305,6 @@ class Replicator:
                 wake()
 
     def propose(self) -> Change | None:
-        """Return the next change of the in-sync set that is due."""
         leader = self.replica.leader
         if leader is None or self.partition is None:
             return None
@@ -332,8 +321,6 @@ class Replicator:
         """The store may have applied the change, or may do so later."""
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
-
-    # ── As a follower ────────────────────────────────────────────────────────────────────────
 
     @property
     def leader(self) -> int:
@@ -356,11 +343,8 @@ class Replicator:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self.context.pool, work)
 
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
-
     def reincarnate(self, incarnation: int) -> None:
-        """The node was considered dead and has registered again: its earlier roles do not count.
-        The log stays; the next leader decides what of it is committed."""
+        """The node was considered dead and has registered again: its earlier roles do not count."""
         before = self.replica
         if before.role is Role.HALTED:
             return
@@ -382,7 +366,6 @@ class Replicator:
         self.home.damaged(self, damage)
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """For the scrubber."""
         if self._is_closed:
             return
         self.damaged(DamagedRange(self.log.folder, found[0]))
@@ -390,8 +373,7 @@ class Replicator:
             self.partition.note_damage(found)
 
     def quarantine(self) -> None:
-        """Neither lead nor follow with this log any more: it is damaged, and other replicas have
-        everything."""
+        """Use this log no more: it is damaged, and other replicas have everything."""
         self.is_quarantined = True
         self._end_leadership()
         self.replica.halt("the log is damaged; it is rebuilt once another node leads")
@@ -408,7 +390,6 @@ class Replicator:
         log_.critical("replica halted", extra={"partition": str(self.key), "reason": reason})
 
     async def close(self, *, is_clean: bool) -> None:
-        """Return when the log is closed."""
         self._is_closed = True
         if self.leadership is not None:
             self.leadership.is_over = True

@@ -60,7 +60,6 @@ class Replicators:
         peer: Callable[[int], Caller],
         level: Callable[[], int] = lambda: LEVEL_FIRST,
     ) -> None:
-        """``level``: the feature level in force."""
         self.context = context
         self.node = membership.entry.node
         self.partitions = partitions
@@ -123,7 +122,6 @@ class Replicators:
         )
 
     def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
-        """Begin to repair a replica; return whether it is quarantined already."""
         return self._damaged.found(replicator, str(damage))
 
     def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
@@ -159,8 +157,7 @@ class Replicators:
         ]
 
     async def _refresh_rows(self) -> None:
-        """Give all replicas their rows: the view does not repeat what it has seen since this node
-        registered."""
+        """Give all replicas their rows, which the view does not repeat."""
         await self._view.refresh_rows()
         for key, view in tuple(self._view.rows.items()):
             if self.node in view.row.replicas:
@@ -168,7 +165,7 @@ class Replicators:
 
     async def _remove_deleted(self) -> None:
         """Remove folders of topics that were deleted while this node was down. An unknown folder
-        stays and is reported: the store may have been restored from an old backup."""
+        stays: the store may have been restored from an old backup."""
         known = {key.topic_id for key in self._view.rows}
         for folder in sorted(self._folder.iterdir()):
             if folder.name in known:
@@ -264,7 +261,6 @@ class Replicators:
             self._spawn(self._open_new(key), self._opening, key, "open")
 
     def _own_view(self, key: PartitionKey) -> View | None:
-        """Return the view of a row that names this node."""
         view = self._view.rows.get(key)
         return view if view is not None and self.node in view.row.replicas else None
 
@@ -311,8 +307,7 @@ class Replicators:
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """Close a replica. Its files are removed only if the topic was deleted, or if the
-        partition's leader confirms that this node is not a replica any more (R22): a missing row
-        alone is not a reason."""
+        partition's leader confirms that this node is not a replica any more (R22)."""
         replicator = self._replicas.pop(key)
         await replicator.close(is_clean=True)
         if view is None:
@@ -359,7 +354,6 @@ class Replicators:
         return self._replicas.values()
 
     def troubles(self) -> Sequence[tuple[str, str]]:
-        """Return halted replicas as topic and partition, each with the reason."""
         return [
             (f"{each.topic.name}/{each.key.index}", str(each.replica.halt_reason))
             for each in self._replicas.values()
@@ -387,8 +381,8 @@ class Replicators:
             )
 
     async def _register_again(self) -> None:
-        """Register until this node has a lease and has seen the rows of its partitions. The lease
-        may end again meanwhile: ``lost_lease`` starts nothing while this runs."""
+        """Register until this node has a lease and has seen its rows; the lease may end
+        meanwhile."""
         try:
             while True:
                 try:

@@ -48,7 +48,6 @@ class AbortedScan:
         self._work = self._run()
 
     def step(self) -> Progress:
-        """Read a little more."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
@@ -141,10 +140,9 @@ class Compactor:
         held_offset: int | None = None,
         uses_reserve: bool = False,
     ) -> int:
-        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` is
-        called with the aborted transactions that have no records any more. ``held_offset``: what
-        every replica has; None without replicas. ``uses_reserve``: also while the disk is low.
-        Raises Unreadable if the log is damaged."""
+        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` gets
+        the aborted transactions without records. ``held_offset``: what every replica has.
+        ``uses_reserve``: also while the disk is low. Raises Unreadable if the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0

@@ -94,8 +94,7 @@ class Replication(Protocol):
         ...
 
     async def low_watermark_held(self, offset: int) -> None:
-        """Return when every replica that may be elected has stored at least ``offset``. Raises
-        LeaderMoved."""
+        """Return when every replica that may be elected has stored it. Raises LeaderMoved."""
         ...
 
     def check_accepts(self) -> None:
@@ -168,7 +167,6 @@ class Journal:
 
     @property
     def next_offset(self) -> int:
-        """The offset of the next message that is added."""
         return self.log.end_offset + len(self._messages)
 
     def add_message(self, message: Message) -> Flush:
@@ -186,9 +184,8 @@ class Journal:
         *,
         append_time_ms: int | None = None,
     ) -> BatchHeader:
-        """Append a producer's batch now, after what was added in this turn; the caller must call
-        ``commit``, whatever else happens. Returns the header as it is in the log. Raises
-        DiskFull."""
+        """Append a producer's batch now. The caller must call ``commit``, whatever else happens.
+        Returns the header as it is in the log. Raises DiskFull."""
         if self._messages or self._events:
             self.flush()
         if self.failure is not None:
@@ -218,8 +215,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches just appended. Returns the flush to wait for; None if they are
-        committed already."""
+        """Commit the batches just appended. Returns the flush to wait for, if any."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
@@ -246,8 +242,7 @@ class Journal:
     # ── Writing ──────────────────────────────────────────────────────────────────────────────
 
     def flush(self) -> None:
-        """Append what was added in this turn. Called at the end of the turn, or earlier to fix the
-        order of messages and events."""
+        """Append what was added: at the end of the turn, or earlier to fix an order."""
         flush, self._flush = self._flush, None
         if flush is None:
             return
@@ -424,7 +419,6 @@ class Journal:
         self._on_high_watermark()
 
     def replicated(self, high_watermark: int) -> None:
-        """Advance to the high watermark of the in-sync set."""
         if high_watermark <= self.high_watermark:
             # A flush that joined in the same turn has nothing more to wait for.
             self._settle_up_to(self.high_watermark)
@@ -450,8 +444,8 @@ class Journal:
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
-        """Reject everything from now on, and appends that are not written yet. Returns the flushes
-        that are written and not committed, which the caller must settle."""
+        """Reject everything from now on, and what is not written yet. Returns the flushes that are
+        not committed, which the caller must settle."""
         flush = self._flush
         is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
         self.failure = unknown if is_written else reason
@@ -471,7 +465,6 @@ class Journal:
             await asyncio.wait([self._sync_task])
 
     async def settle(self) -> None:
-        """Flush and sync, for a clean stop."""
         if self.failure is not None:
             return
         while True:

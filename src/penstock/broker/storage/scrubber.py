@@ -143,8 +143,7 @@ class Scrubber:
         await asyncio.sleep(cost_bytes / self._bytes_per_second)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread, and wait for its end also if cancelled: it uses files that are closed
-        then."""
+        """Run in a thread, and wait for its end also if cancelled: it uses files."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(future)

@@ -48,11 +48,9 @@ class RecentSlice(NamedTuple):
 
 
 class RecentPositions:
-    """Positions of batches in recently written bytes of one segment, which are served unread: they
-    were valid when they arrived, and reading them now would read the page cache, not the disk. A
-    reader that starts at a position continues from one to the next, any other reader reaches one
-    with its first read. Positions expire (``age``); their bytes are then verified like all
-    others."""
+    """Positions of batches in recently written bytes of a segment, which are served unread: they
+    were valid when they arrived. A reader continues from position to position. Positions expire
+    (``age``); their bytes are then verified like all others."""
 
     __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
 
@@ -90,8 +88,8 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> RecentSlice | None:
-        """Return the longest slice from the position at ``start`` to another, or to the segment's
-        end, at most ``bytes_max`` and ``up_to``. None if there is none."""
+        """Return the longest slice from a position at ``start`` to another or to the segment's
+        end."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -129,8 +127,7 @@ class BatchBuffers(NamedTuple):
 
 
 class VerifiedRange:
-    """What is known at an offset: where its batch begins and, once a range from there has been
-    verified, its size, end and record count."""
+    """Where the batch of an offset begins and, once verified, what is known from there on."""
 
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
@@ -143,9 +140,7 @@ class VerifiedRange:
 
 
 class VerifiedRanges(dict[int, VerifiedRange]):
-    """The known ranges of one open segment, by requested offset. Most readers continue where
-    they stopped and request as much as others did, so exact matches suffice; the oldest are
-    evicted."""
+    """The known ranges of an open segment, by requested offset; the oldest are evicted."""
 
     def at(self, offset: int, place: BatchStart) -> VerifiedRange:
         known = self.get(offset)
@@ -183,9 +178,9 @@ def read_buffers(
     as_slice: bool,
     with_empty: bool = False,
 ) -> BatchBuffers | None:
-    """Return whole batches from the one that holds ``start``: like ``Segment.read``, but perhaps
-    fewer. None if the first batch is bad or cannot be read by this function. ``as_slice``: return a
-    slice of the file if it is long enough. ``with_empty``: include empty batches, for replicas."""
+    """Return whole batches from the one that holds ``start``, perhaps fewer than ``Segment.read``.
+    None if the first batch is bad. ``as_slice``: perhaps a slice of the file. ``with_empty``: for
+    replicas."""
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
         found = _recent_slice(segment, start, bytes_max=bytes_max, up_to=up_to)
@@ -240,7 +235,6 @@ def _recent_slice(
 def _read_known(
     segment: "Segment", first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Read as many consecutive known ranges as fit."""
     find = segment.files.verified.get
     position = first.place.position
     size = count = next_offset = 0
@@ -283,8 +277,7 @@ class _BufferWalk:
     def run(
         self, start: int, *, bytes_max: int, up_to: int, with_empty: bool
     ) -> BatchBuffers | None:
-        """Return the verified range. Flat and without avoidable calls: with small batches,
-        readers wait for this loop."""
+        """Return the verified range. Flat, without avoidable calls: readers wait for this loop."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place

@@ -29,8 +29,6 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """A reader of verified batches, from one indexed batch to the end of the segment."""
-
     __slots__ = (
         "_bytes_max",
         "_checks",
@@ -110,8 +108,7 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """Build the error. If the header is given and trusted, only its batch is lost; otherwise
-        everything up to the next indexed batch is."""
+        """Without a trusted header, everything up to the next indexed batch is lost."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset

@@ -83,7 +83,6 @@ def write_checkpoint(folder: Path, name: str, data: bytes, disk: Disk) -> None:
 
 
 def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
-    """Return the newest whole checkpoint, or None."""
     found = [_read(checkpoint_path(folder, name, slot), disk) for slot in range(GENERATIONS)]
     return max((each for each in found if each is not None), default=(0, None))[1]
 

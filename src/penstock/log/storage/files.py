@@ -68,8 +68,6 @@ FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
 
 
 class Disk:
-    """The real disk. Errors are the OSErrors of the system."""
-
     def open(self, path: Path) -> int:
         """Open for reading and writing; create the file if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -85,7 +83,6 @@ class Disk:
         return os.dup(fd)
 
     def pread(self, fd: int, count: int, position: int) -> bytes:
-        """Read ``count`` bytes; fewer only at the end of the file."""
         data = os.pread(fd, count, position)
         if len(data) == count or not data:
             return data
@@ -146,8 +143,7 @@ def is_full(error: OSError) -> bool:
 
 
 class SharedFile:
-    """A descriptor with several users, closed when the last reference is gone: a segment may be
-    closed or removed while slices of it are being sent to a client."""
+    """A descriptor closed with its last reference: slices of a removed segment may be in use."""
 
     __slots__ = ("_disk", "fd")
 
@@ -174,7 +170,6 @@ def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> No
 
 
 def read_whole(disk: Disk, path: Path) -> bytes | None:
-    """Return a small file's content, or None if there is no such file."""
     try:
         fd = disk.open_read(path)
     except FileNotFoundError:
@@ -186,8 +181,7 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
-    """Replace a file's content; durable when this returns. After a power cut the old or the new
-    content is there, never a mix."""
+    """Replace a file's content, durably. After a power cut the old or the new content is there."""
     tmp = path.with_name(path.name + TMP_SUFFIX)
     fd = disk.open(tmp)
     try:

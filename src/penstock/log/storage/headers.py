@@ -55,7 +55,7 @@ def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
 
 def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
     """Return where to cut: before the batch that holds ``to``, or before damage that reaches up to
-    that batch. ``epoch``: the last epoch of the segments before."""
+    it. ``epoch``: the last one of the segments before."""
     index = segment.files.index
     place, max_timestamp = _entry_before(segment, to)
     last, end, hole = START, place, None
@@ -86,8 +86,8 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 
 def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
-    """Return an indexed batch (or the segment's first batch) before the one that holds ``to``, and
-    the highest timestamp up to it. A walk from there meets a batch that stays, if any does."""
+    """Return an indexed batch before the one that holds ``to``, and the highest timestamp up to it.
+    A walk from there meets a batch that stays, if any does."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)
@@ -104,13 +104,9 @@ def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
     return after is None or segment.base_offset + after.relative > to
 
 
-# ── Epochs ───────────────────────────────────────────────────────────────────────────────────
-
-
 def epochs_of(segment: Segment, start: int) -> Epochs:
-    """Return the epochs of the batches from the one that holds ``start`` on, each with the offset
-    of its first batch there. Epochs never decrease along a log, so if two indexed batches have the
-    same epoch, all batches between them have it too and are not read."""
+    """Return the epochs from the batch that holds ``start`` on, each with its first offset. If two
+    indexed batches have the same epoch, all between them have it too and are not read."""
     found: Epochs = []
     index = segment.files.index
     place = segment.find(start)
@@ -125,7 +121,6 @@ def epochs_of(segment: Segment, start: int) -> Epochs:
 
 
 def _bisect(found: Epochs, segment: Segment, low: int, high: int) -> None:
-    """Note the epochs from one indexed batch to another."""
     index = segment.files.index
     first, last = index.place(low), index.place(high)
     if first is None or last is None:

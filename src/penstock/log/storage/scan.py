@@ -79,8 +79,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """The state and results of a scan. ``checks`` and ``places`` are the side files as they should
-    be, from the first scanned batch on."""
+    """State and results of a scan. ``checks`` and ``places``: the side files as they should be."""
 
     size: int  # of the file, as far as it is scanned
     position: int
@@ -141,7 +140,6 @@ class Scanner:
         return self.scan
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> bool:
-        """Scan one window. False if the scan is finished."""
         scan = self.scan
         if scan.position >= scan.size:
             return False
@@ -157,7 +155,7 @@ class Scanner:
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
         """Take whole batches from the window. Returns why the next batch is bad (None: it is not
         all in the window) and how large the next window must be. One loop on local names, for
-        speed: a segment has a hundred thousand batches, and the node's start waits for it."""
+        speed."""
         scan, known, base_offset = self.scan, self._known, self._base_offset
         view, limit, at, start = memoryview(window), len(window), 0, scan.position
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
@@ -215,8 +213,6 @@ class Scanner:
     def _is_intact(self, number: int) -> bool:
         return is_entry_intact(self._checks, self._first_ordinal + number)
 
-    # ── After a bad batch ────────────────────────────────────────────────────────────────────
-
     def _step_over(self, reason: str) -> bool:
         """Find the next whole batch and report the damage before it. False if none follows."""
         scan = self.scan
@@ -238,7 +234,6 @@ class Scanner:
         return True
 
     def _next_indexed(self) -> BatchStart | None:
-        """Return the start of the next trusted batch that is indexed, or None."""
         index = self._segment.files.index
         number = index.offsets.last_at_most(self.scan.position, column=1)
         for at in range(0 if number is None else number + 1, index.count):
@@ -273,8 +268,8 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search every byte up to ``limit`` for a header that ``.check`` contains, or for one from
-        which whole batches lead to the end of the file."""
+        """Search for a header that ``.check`` contains, or that leads by whole batches to the
+        end."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(
@@ -326,8 +321,7 @@ APPEND_BYTES_MAX = 2**30  # one write can hold it on every known system
 
 
 def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
-    """Return the headers of the batches. Raises Damaged, with the log and the position in ``view``,
-    if a batch may not follow ``offset`` and ``epoch``."""
+    """Return the headers of batches that may follow ``offset`` and ``epoch``. Raises Damaged."""
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > APPEND_BYTES_MAX:
@@ -363,8 +357,7 @@ def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:
-    """Return the batches without the offsets of a bare first batch that the log already has:
-    compaction merges neighbouring bare batches, so the leader's may begin before the log's end."""
+    """Drop offsets that the log has from a bare first batch: compaction merges bare batches."""
     if len(view) < HEADER_BYTES:
         return view
     header = parse_header(view)

@@ -61,8 +61,6 @@ class SegmentInfo(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where to cut a segment, and the state of the part that stays."""
-
     position: int
     end_offset: int
     ordinal: int
@@ -175,8 +173,6 @@ class Segment:
             files, self._files = self._files, None
             files.close()
 
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
-
     def has_room(self, size: int, next_offset: int, *, bytes_max: int) -> bool:
         return self.bytes == 0 or (
             self.bytes + size <= bytes_max and next_offset - self.base_offset <= RELATIVE_MAX
@@ -213,7 +209,6 @@ class Segment:
             recent.records += header.count
 
     def append_many(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
-        """Append batches that follow each other, with one write."""
         files, recent, position = self.files, self.recent, self.bytes
         try:
             written = self.disk.pwrite(files.log_fd, data, position)
@@ -253,8 +248,8 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Remove what was appended after the cut, durably, with side files: a leftover check would
-        make a later batch in the same position look damaged."""
+        """Remove the rest, durably, with side files: a leftover check would refute a later
+        batch."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -274,8 +269,6 @@ class Segment:
         if self.batch_count:
             self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
         self.files.flush()
-
-    # ── Read ─────────────────────────────────────────────────────────────────────────────────
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
         """Return whole batches from the one that holds ``start``. Raises DamagedRange."""
@@ -300,7 +293,6 @@ class Segment:
         as_slice: bool = False,
         with_empty: bool = False,
     ) -> BatchBuffers:
-        """Return whole batches for a reader that forwards them; perhaps fewer than ``read``."""
         assert self.base_offset <= start < self.end_offset
         found = read_buffers(
             self,
@@ -323,8 +315,7 @@ class Segment:
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """Rebuild the side files. False if the end of the segment is not whole: then they stay as
-        they are, because appends continue their numbering."""
+        """Rebuild the side files. False if the segment's end is not whole: then they stay."""
         scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -335,8 +326,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan. The index may have other entries than a new
-        one would: its interval is a setting."""
+        """Return whether the side files match a scan; the interval of the index is a setting."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -349,8 +339,7 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Rebuild the side files from a scan, from these entries on. Returns whether there were
-        checks of batches that do not exist."""
+        """Rebuild side files from these entries on. True: there were checks of missing batches."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]

@@ -32,8 +32,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries of ``fields``, each with a CRC-32C over (ordinal, fields). The ordinal is not stored,
-    so an entry at the wrong position fails its CRC."""
+    """Entries of ``fields`` with a CRC over (ordinal, fields): one at a wrong position fails."""
 
     __slots__ = ("_disk", "_entry", "_flushed", "_pending", "count", "entry_bytes", "fd", "path")
 
@@ -65,7 +64,6 @@ class EntryFile:
         return [self._parse(raw[i : i + size], first + i // size) for i in range(0, len(raw), size)]
 
     def read_raw(self, first: int, count: int) -> bytes:
-        """Return the bytes of up to ``count`` entries, unchecked."""
         count = min(count, self.count - first)
         if first < 0 or count <= 0:
             return b""
@@ -80,7 +78,6 @@ class EntryFile:
         return raw
 
     def is_intact(self, first: int, count: int) -> bool:
-        """Return whether all these entries exist and pass their CRC."""
         raw, size, pack = self.read_raw(first, count), self.entry_bytes, _CRC.pack
         middle = size - _CRC.size
         for at in range(0, len(raw), size):
@@ -96,8 +93,7 @@ class EntryFile:
         return self._entry.unpack(numbered)[1:]
 
     def flush(self) -> None:
-        """Write pending entries into the page cache. On a full disk they stay in memory, at most
-        those of one segment, until the next attempt."""
+        """Write pending entries into the page cache. On a full disk they stay in memory."""
         if not self._pending:
             return
         try:
@@ -111,7 +107,6 @@ class EntryFile:
         del self._pending[: whole * self.entry_bytes]
 
     def cut(self, count: int) -> None:
-        """Remove the entries from ``count`` on."""
         if count >= self.count:
             return
         if count < self._flushed:
@@ -123,8 +118,7 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """Return the number of the last entry whose column is at most ``key``, by bisection on the
-        file; −1 if there is none, None if a damaged entry was met."""
+        """Return the last entry whose column is at most ``key``; −1: none, None: damaged."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -151,8 +145,7 @@ def header_check(header: bytes | memoryview) -> int:
 
 
 def read_checks(checks: EntryFile, first: int, count: int) -> "array[int]":
-    """Return the stored checks of consecutive batches, to compare them with headers. If a check
-    differs, ``is_entry_intact`` shows whether the check itself is damaged."""
+    """Return the stored checks of consecutive batches, unverified (``is_entry_intact``)."""
     values = array("I", checks.read_raw(first, count))
     if byteorder == "little":
         values.byteswap()
@@ -160,8 +153,6 @@ def read_checks(checks: EntryFile, first: int, count: int) -> "array[int]":
 
 
 class CheckWindow:
-    """The stored checks of a segment, read some at a time."""
-
     __slots__ = ("_ahead", "_checks", "_first", "_values")
 
     def __init__(self, checks: EntryFile, ahead: int) -> None:
@@ -177,8 +168,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether the check shows that a header has changed. If both differ, the CRC of the
-        check's entry shows which of the two is wrong; a missing check refutes nothing."""
+        """Return whether the check shows that a header has changed; a missing check does not."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -254,7 +244,6 @@ class SegmentIndex:
         return None if entry is None else BatchStart(*entry)
 
     def find_after(self, position: int) -> BatchStart | None:
-        """Return the first indexed batch after a byte position, or None."""
         at = self.offsets.last_at_most(position, column=1)
         return None if at is None else self.place(at + 1)
 
