@@ -19,14 +19,7 @@ from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, Top
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
-from penstock.model.ports import (
-    BatchAppended,
-    Fetched,
-    MoveTask,
-    Peeked,
-    ProducerSeen,
-    StreamEnds,
-)
+from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 

@@ -116,12 +116,7 @@ class Verification:
     ``bytes_max``: known to have been written, so a torn end before is damage."""
 
     def __init__(
-        self,
-        folder: Path,
-        base_offset: int,
-        next_base: int | None,
-        *,
-        bytes_max: int | None = None,
+        self, folder: Path, base_offset: int, next_base: int | None, *, bytes_max: int | None = None
     ) -> None:
         self._segment = segment = _segment(folder, base_offset)
         self._next_base = next_base

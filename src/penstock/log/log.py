@@ -31,12 +31,7 @@ from penstock.log.replacement import (
     move_in,
     remove_segments,
 )
-from penstock.log.storage.checkpoint import (
-    RecoveryPoint,
-    read_point,
-    save_damage,
-    write_point,
-)
+from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
 from penstock.log.storage.files import (
     DISK,
     EPOCHS_CHECKPOINT,

@@ -224,11 +224,7 @@ class ReadableLog:
         segment = self._segments.holding(start)
         try:
             return segment.read_buffers(
-                start,
-                bytes_max=bytes_max,
-                up_to=end,
-                as_slice=as_slice,
-                with_empty=with_empty,
+                start, bytes_max=bytes_max, up_to=end, as_slice=as_slice, with_empty=with_empty
             )
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])

@@ -58,12 +58,7 @@ def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
 
 
 def compact_batch(
-    batch: bytes,
-    *,
-    is_wanted: Wanted,
-    tombstone_ms: int,
-    now_ms: int,
-    is_gone_kept: bool = False,
+    batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int, is_gone_kept: bool = False
 ) -> bytes:
     """Return the batch without its unwanted records; the same object if nothing changes. Records
     without a value stay until their horizon has passed, or, with ``is_gone_kept``, always."""

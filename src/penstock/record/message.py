@@ -252,13 +252,7 @@ def decode_some(
 
 
 def decode_message(
-    blob: bytes,
-    position: int,
-    end: int,
-    origin: bytes,
-    offset: int,
-    sealed: int,
-    is_own: bool,
+    blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int, is_own: bool
 ) -> Message:
     """Decode from the key on. ``sealed``: the sealed bit of the batch; ``is_own``: the server wrote
     the batch, so the ``penstock`` header is trusted."""

@@ -9,16 +9,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.messages import (
-    B,
-    Behind,
-    Data,
-    Diverge,
-    Fenced,
-    Fetch,
-    NotYet,
-    Reply,
-)
+from penstock.replication.messages import B, Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 
 
 class Append(NamedTuple, Generic[B]):

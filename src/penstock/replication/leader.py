@@ -162,11 +162,7 @@ class Leader:
         return counted
 
     def propose(
-        self,
-        *,
-        now_ms: int,
-        lag_ms_max: int = LAG_MS_MAX,
-        gone: Collection[int] = (),
+        self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
         """Return the next change of the in-sync set that is due. Repeating a change is safe, and
         resolves a lost reply. ``gone``: nodes to remove without waiting (R9)."""

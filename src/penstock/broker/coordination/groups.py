@@ -32,11 +32,7 @@ from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_
 from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
 from penstock.cursor.patterns.matches import Topics
-from penstock.model.call_times import (
-    FETCH_HERE_SECONDS_MAX,
-    PAUSE_SECONDS_MAX,
-    PAUSE_SECONDS_MIN,
-)
+from penstock.model.call_times import FETCH_HERE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import scoped_id, split_share
@@ -290,8 +286,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         coordinator = self._at(call.group_id)
         await coordinator.wait_ready(until_s=until_s)
         return await coordinator.read(
-            failed(call, UNAVAILABLE),
-            lambda groups: groups.fetch(**msgspec.structs.asdict(call)),
+            failed(call, UNAVAILABLE), lambda groups: groups.fetch(**msgspec.structs.asdict(call))
         )
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:

@@ -36,14 +36,7 @@ from penstock.model.errors import (
 )
 from penstock.model.message import Appended, Message
 from penstock.model.names import is_internal
-from penstock.model.ports import (
-    EARLIEST,
-    LATEST,
-    BatchAppended,
-    Fetched,
-    Marker,
-    StreamEnds,
-)
+from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, Marker, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader

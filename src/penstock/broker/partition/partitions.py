@@ -168,13 +168,7 @@ class Partitions:
     ) -> Partition:
         queue = await self.open(topic)
         partition = Partition(
-            queue.topic,
-            index,
-            log,
-            restored,
-            queue.waits,
-            self._context,
-            replication=replication,
+            queue.topic, index, log, restored, queue.waits, self._context, replication=replication
         )
         queue.add(partition)
         for share in self._context.catalog.shares_of(topic.topic_id):
@@ -431,8 +425,7 @@ class Partitions:
                     await log.compact()
                 except (PenstockError, OSError) as error:
                     log_.warning(
-                        "compaction failed",
-                        extra={"topic": log.topic.name, "reason": str(error)},
+                        "compaction failed", extra={"topic": log.topic.name, "reason": str(error)}
                     )
 
     async def _sync_forever(self) -> None:

@@ -141,13 +141,7 @@ class Replay:
     as requested, and is finished when this node leads."""
 
     def __init__(
-        self,
-        log: Log,
-        topic: Topic,
-        index: int,
-        *,
-        shares: Sequence[Topic],
-        context: BrokerContext,
+        self, log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], context: BrokerContext
     ) -> None:
         self._log = log
         self._context = context

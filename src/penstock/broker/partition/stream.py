@@ -19,12 +19,7 @@ from penstock.model.errors import LeaderMoved, ProducerRefused
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
 from penstock.net.slices import in_slices
 from penstock.net.unpacking import unpacked
-from penstock.record.batch import (
-    ATTR_TRANSACTIONAL,
-    NO_PRODUCER,
-    BatchHeader,
-    parse_header,
-)
+from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader, parse_header
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 from penstock.record.opened import first_at
 from penstock.wire.kafka.faults import ErrorCode

@@ -185,10 +185,7 @@ class DamagedReplicas:
         key = replicator.key
         while (view := self._view_of(replicator)) is not None:
             step = election.next_step(
-                view.row,
-                self._node,
-                fetched_in=fetched_in,
-                incarnations=self._view.incarnations,
+                view.row, self._node, fetched_in=fetched_in, incarnations=self._view.incarnations
             )
             if step is RepairStep.RESIGN:
                 await self._resign(key, view)

@@ -144,8 +144,7 @@ class FollowerLog:
                     replica.appended(header.leader_epoch, header.next_offset)
         except (DiskFull, Damaged) as error:
             log_.warning(
-                "replica cannot append",
-                extra={"partition": str(self._key), "reason": str(error)},
+                "replica cannot append", extra={"partition": str(self._key), "reason": str(error)}
             )
             pause_ms = FULL_PAUSE_MS
         except (OSError, AppendsRefused) as error:

@@ -38,13 +38,7 @@ from penstock.model import limits
 from penstock.model.errors import Damaged, DiskFull, Overloaded, PenstockError
 from penstock.model.message import Message
 from penstock.model.topic import Fsync, Topic
-from penstock.record.batch import (
-    ATTR_APPEND_TIME,
-    ATTR_SEALED,
-    BatchHeader,
-    encode_batch,
-    placed,
-)
+from penstock.record.batch import ATTR_APPEND_TIME, ATTR_SEALED, BatchHeader, encode_batch, placed
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
 
@@ -178,11 +172,7 @@ class Journal:
         return self.join()
 
     def append_batch(
-        self,
-        batch: bytes | memoryview,
-        header: BatchHeader,
-        *,
-        append_time_ms: int | None = None,
+        self, batch: bytes | memoryview, header: BatchHeader, *, append_time_ms: int | None = None
     ) -> BatchHeader:
         """Append a producer's batch now. The caller must call ``commit``, whatever else happens.
         Returns the header as it is in the log. Raises DiskFull."""

@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.log.storage.side_files import BatchStart, header_check, read_checks
 from penstock.model.file_slice import FileSlice, Piece
 from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
-from penstock.record.batch import (
-    ATTR_CONTROL,
-    CRC_FROM,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    MAGIC,
-)
+from penstock.record.batch import ATTR_CONTROL, CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, MAGIC
 from penstock.record.crc32c import crc32c
 
 if TYPE_CHECKING:

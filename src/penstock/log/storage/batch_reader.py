@@ -10,13 +10,7 @@ from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.log.storage.scan import header_fault
 from penstock.log.storage.side_files import HOLE, BatchStart, CheckWindow
 from penstock.model.limits import MIB
-from penstock.record.batch import (
-    CRC_FROM,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    BatchHeader,
-    parse_header,
-)
+from penstock.record.batch import CRC_FROM, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
 from penstock.record.crc32c import crc32c
 
 if TYPE_CHECKING:

@@ -41,13 +41,7 @@ from penstock.log.storage.side_files import (
     read_checks,
 )
 from penstock.model.errors import DiskFull
-from penstock.record.batch import (
-    ATTR_CONTROL,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    BatchHeader,
-    parse_header,
-)
+from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
 
 NO_TIMESTAMP = -1
 NO_EPOCH = -1
@@ -295,12 +289,7 @@ class Segment:
     ) -> BatchBuffers:
         assert self.base_offset <= start < self.end_offset
         found = read_buffers(
-            self,
-            start,
-            bytes_max=bytes_max,
-            up_to=up_to,
-            as_slice=as_slice,
-            with_empty=with_empty,
+            self, start, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice, with_empty=with_empty
         )
         if found is None:
             batches = self.read(start, bytes_max=bytes_max, up_to=up_to)
