@@ -1,15 +1,10 @@
 """The positions of a backup: start and end of each log that this node leads, at one moment.
 
-All positions of a stage are taken in one turn of the loop, so nothing happens between them. A node
-without a cluster takes all stages at once. In a cluster each stage is taken on all nodes before the
-next begins, and logs that others refer to come last:
-
-    transactions    a decided transaction wrote its records before it was decided
-    groups          an offset is committed after the record that it refers to
-    all others      with crossings held, no message is acked in one log and missing in the other
-
-The caller verifies in the store afterwards that this node led each partition in the epoch that it
-states: then it did so at this moment.
+All positions of a stage are taken in one turn of the loop. A node without a cluster takes all
+stages at once; in a cluster each is taken on all nodes before the next. Transactions come first,
+which are decided after their records were written, then groups, whose offsets refer to earlier
+records, then all others: with crossings held, no message is acked in one log and missing in the
+other. The caller verifies in the store afterwards that this node led each partition in its epoch.
 """
 
 import contextlib

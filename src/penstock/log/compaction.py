@@ -1,17 +1,10 @@
 """One round of compaction over one log: keep only the last record of every key.
 
-A round makes two passes over closed segments. The first notes the last offset of every key in the
-dirty part. If the bound on memory is reached, the round ends at that point. The second rewrites the
-segments below that point without superseded records and swaps them in (``replacement.py``), oldest
-first. So by the time a tombstone is stamped with its expiry time, all older records of its key are
-gone.
-
-    step (a thread)      reads and writes a little, using its own descriptors and files
-    swap (log's thread)  a few renames, when a step has a segment ready
-    close (a thread)     ends an unfinished round and removes its files
-
-Everything read is verified as in any read of the log; damage ends the round. A crash costs only the
-work on the present segment: the next round finds less to do.
+The first pass over closed segments notes the last offset of every key in the dirty part; if the
+bound on memory is reached, the round ends there. The second rewrites the segments below without
+superseded records and swaps them in, oldest first: when a tombstone gets its expiry time, all older
+records of its key are gone. ``step`` and ``close`` run in a thread, with separate descriptors;
+``swap`` in the log's thread. Everything read is verified; damage ends the round.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence

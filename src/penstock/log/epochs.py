@@ -1,12 +1,7 @@
-"""The epochs of a log and where each begins, found without reading the whole log.
-
-Epochs are in the batch headers, of which few must be read (``log/storage/headers.py``). A
-checkpoint saves even these: it holds the epochs found up to some offset, so that only later headers
-are read. It is optional and always checked. ``Log.truncate`` and ``Log.restart`` remove it. After a
-crash that took the end of the log, this rule applies: no leader resumes an epoch, so if the log's
-last batch before the checkpoint's end has the last epoch of the checkpoint, both have the same
-history up to there. If not, or if the checkpoint is missing, damaged or refers to offsets that the
-log does not have, all epochs are read from the headers.
+"""The epochs of a log and where each begins, found without reading the whole log, from a few batch
+headers and a checkpoint, which is always checked. ``Log.truncate`` and ``Log.restart`` remove it.
+After a crash that took the end of the log: no leader resumes an epoch, so if the log's last batch
+before the checkpoint's end has the checkpoint's last epoch, both have the same history up to there.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,5 @@
-"""Read-only inspection of logs on disk: nothing is created, cut or rebuilt.
-
-``penstock storage`` shows these results. If the server is running on the folder, the end of each
-log may be seen in the middle of a write. The server scrubs its own logs with this module
-(``broker/storage/scrubber.py``), using separate files, so that the scrub blocks nothing.
-"""
+"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber: nothing is
+created, cut or rebuilt. The end of a running server's log may be seen in the middle of a write."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,8 +1,5 @@
-"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments.
-
-Both jobs work on descriptors or paths that they got at the start, and touch nothing that the log's
-thread may change meanwhile.
-"""
+"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments. Both touch
+nothing that the log's thread may change meanwhile."""
 
 from pathlib import Path
 from threading import Lock

@@ -1,16 +1,9 @@
 """One partition's log: append at the end, read from anywhere, sync many appends together.
 
-Synchronous and used by one thread, that of the event loop. Only ``SyncJob.run`` runs elsewhere: it
-has its own descriptors, so appends, rolls and drops continue meanwhile. The log decides nothing:
-its owner decides what an offset means, when to sync, what to drop and what to cut off. The half
-that only reads is in ``log/readable.py``.
-
-    append ──► active segment ──► begin_sync ──► SyncJob.run (a thread) ──► finish_sync
-                    │ full or old                                            moves durable_offset
-                    └► roll: a new file; the old one is read-only from here
-
-A replica also appends what its leader sent (``append_copied``), cuts off what its leader does not
-have (``truncate``) and starts empty at another offset (``restart``).
+Synchronous and used by the thread of the event loop; only ``SyncJob.run`` runs elsewhere, with
+separate descriptors. Its owner decides what an offset means, when to sync, what to drop and what to
+cut off. A replica also appends what its leader sent (``append_copied``), cuts off what its leader
+does not have (``truncate``) and starts empty at another offset (``restart``).
 """
 
 from collections.abc import Iterator, Sequence

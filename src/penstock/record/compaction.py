@@ -1,17 +1,12 @@
 """Compaction of a keyed log: batches from which records are removed.
 
-Nothing that stays moves: a record keeps its offset, its time and its bytes, and a batch keeps its
-base offset and the span of offsets it covers, so that batches of a log follow each other without
-gaps. A batch without remaining records stays as a header of 61 bytes, for its span and for the
-producer's last sequence; adjacent ones that no sequence needs are merged.
+A record keeps its offset, time and bytes, and a batch its base offset and span, so that batches of
+a log follow each other without gaps. A batch without remaining records stays as a header, for its
+span and the producer's last sequence; adjacent ones that no sequence needs are merged.
 
 Readers must see that a key was deleted (a record without a value). The first compaction that finds
-such a record stores until when it is kept: in place of the batch's base time, with the
-delete-horizon bit set, as Kafka does. The time deltas of the records are rewritten, so that their
-times stay the same.
-
-A batch that cannot be opened is kept as it is: producers' batches are stored unopened, and a
-malformed one must not stop the compaction of the rest. Control batches are kept as they are.
+one stores until when it is kept in place of the batch's base time, with the delete-horizon bit, as
+Kafka does. Control batches, and batches that cannot be opened, are kept as they are.
 """
 
 from collections.abc import Callable, Sequence

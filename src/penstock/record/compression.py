@@ -1,9 +1,6 @@
-"""The five codecs of a record batch, with a bound on the decompressed size.
-
-A few hundred bytes can expand to gigabytes, so output goes into a buffer of this module, which
-grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the framed form that Java
-producers send (a 16-byte head, then blocks with a 4-byte length each).
-"""
+"""The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so output goes
+into a buffer that grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the
+framed form that Java producers send (a 16-byte head, then blocks with a 4-byte length each)."""
 
 import struct
 from collections.abc import Callable, Sequence

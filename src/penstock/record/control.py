@@ -1,10 +1,6 @@
-"""Control batches: events about records, written to the same log after them.
-
-    record key = version i16 (0) · type i16          record value = defined by the type
-
-Kafka clients skip batches with the control bit. Types 0 and 1 are Kafka's transaction markers;
-Penstock's start at 64 and are listed where they are made and folded (``cursor/``).
-"""
+"""Control batches: events about records, written to the same log after them. Record key: version
+i16 (0), type i16; the type defines the value. Kafka clients skip them. Types 0 and 1 are Kafka's
+transaction markers; Penstock's start at 64 (``cursor/``)."""
 
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,11 +1,6 @@
-"""A batch with many records, opened once and decoded a few records at a time.
-
-A producer's batch may hold a million records in 64 MiB. To decode all of them, or to skip all of
-them for each lease of a later one, takes a second. So ``index`` notes the positions of every 64th
-record once, and records are decoded in pieces from there.
-
-Generators here yield at least every few milliseconds.
-"""
+"""A batch with many records, opened once and decoded a few at a time: a million records in 64 MiB
+would take a second. ``index`` notes the position of every 64th record. Generators here yield at
+least every few milliseconds."""
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator

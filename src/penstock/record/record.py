@@ -1,20 +1,11 @@
-"""Zig-zag varints, as used in records: small magnitudes take one byte, whatever their sign.
+"""The encoding of a record inside a batch; zig-zag varints, in groups of seven bits, lowest first:
 
-    value  0  1 -1  2 -2 …   is stored as   0  2  1  4  3 …   in groups of seven bits, lowest first
+    length · attributes i8 = 0 · time delta · offset delta · key length (−1: null), key
+    · value length (−1: null), value · header count, headers
+    header = key length, key · value length (−1: null), value
 
-The record codecs inline the one-byte case; this module has the general case and the tables.
-
-The encoding of a record inside a batch.
-
-    ┌────────┬────────────┬──────────┬──────────┬─────────────┬───────────────┬─────────────────┐
-    │ length │ attributes │ time     │ offset   │ key length, │ value length, │ header count,   │
-    │ varint │ i8 = 0     │ delta    │ delta    │ key         │ value         │ headers         │
-    │        │            │ varint   │ varint   │ (−1: null)  │ (−1: null)    │                 │
-    └────────┴────────────┴──────────┴──────────┴─────────────┴───────────────┴─────────────────┘
-    header = key length, key, value length (−1: null), value
-
-``length`` counts the bytes after it. All varints are zig-zag. The bytes may come from any client,
-so every length is checked against the bytes that are left.
+``length`` counts the bytes after it. The bytes may come from any client, so every length is checked
+against the bytes that are left. The codecs inline the one-byte case of varints.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,15 +1,12 @@
-"""Decisions of the manager and of a node that starts: which replica leads, which has lost data,
-where replicas belong. Pure. Each decision is a ``Change`` that the store applies or rejects, so
-several managers, or managers with outdated information, are safe.
+"""Decisions of the manager, of a node that starts and of one whose log is damaged: which replica
+leads, which has lost data, where replicas belong. Pure. Each is a ``Change`` that the store applies
+or rejects, so outdated information is safe.
 
-The repair of a replica whose log was found damaged (R5). Pure.
-
-    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again
+    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (R5)
                             └──► no other node has everything any more ──► opened again as it is
 
-A quarantined replica sends no fetches. It is marked lost in an epoch newer than any in which it has
-sent a fetch: a leader relies on fetches of its current epoch only, so no leader considers the
-replica whole because of what it had before it was emptied.
+A quarantined replica sends no fetches, and is marked lost in an epoch newer than any in which it
+has sent one: so no leader considers it whole because of what it had before it was emptied.
 """
 
 from collections.abc import Mapping, Sequence

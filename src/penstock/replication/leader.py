@@ -1,11 +1,7 @@
 """A leader's table of its followers: what each has on disk, what is committed because of that, and
-which belong to the in-sync set. Pure, and for one epoch: a node that leads again starts with an
-empty table (R8), because a follower may have cut off what it had in an earlier epoch.
-
-A record is committed when every member of the in-sync set has it on disk. While a change of the set
-is in progress, either set may be valid, so every member of both must have the record (R12). The
-same is true for a low watermark: it survives an election once every member has stored it (R25).
-"""
+which belong to the in-sync set. Pure, and for one epoch: a follower may have cut off what it had in
+an earlier one (R8). A record is committed when every member of the in-sync set has it on disk, and,
+while the set is being changed, of the new set (R12). Likewise for a low watermark (R25)."""
 
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple

@@ -1,11 +1,5 @@
 """One partition on one node: its role according to the row, and its offsets. Pure: the broker owns
-the log, the store's watch and the network, and reports what happened.
-
-    a view of the row ──► see ──► lead (a new epoch), follow, wait, or halt
-    a fetch           ──► fetched ──► serve, diverge, fenced …
-    a reply           ──► apply_reply ──► append, truncate, ignore …
-    the disk has more ──► synced ──► the high watermark
-"""
+the log, the store's watch and the network, and reports what happened."""
 
 from enum import Enum
 from typing import NamedTuple

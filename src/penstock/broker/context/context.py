@@ -1,23 +1,14 @@
-"""What backups in progress require of a broker for a while: segments are kept, and crossings wait.
+"""What all partitions of a node share: clock, threads, disk budget, defaults (built in node/),
+opened batches, and what backups in progress require: segments are kept, and crossings wait.
 
 A message that crosses from one log to another (a dead letter, a message moved back, the end of a
 transaction) is written in one log before it is acked in the other. The positions of several nodes
-are not taken at one instant, so a message could be acked before the position of one log and missing
-before that of the other. While crossings are held, none begins its second half; those that had
-begun it have finished the first half. Sends, receives and deletes continue.
+are not taken at one instant, so it could be acked before the position of one log and missing before
+that of the other. While crossings are held, none begins its second half.
 
-Everything before the positions is kept: segments are not dropped, and nothing is compacted, because
-a record whose successor comes after the position is the last one of its key in the backup.
-
-Both end by themselves, in case the client is gone. A node with a low disk drops segments anyway
-(``partition.py``).
-
-A cache of opened batches with many records, for all queues of a node.
-
-A record that is leased again is looked up in its batch. A large batch must be read, decompressed
-and indexed for that, so the batches used last are kept, up to 64 MiB in total.
-
-What all partitions of a node share: clock, threads, disk budget, defaults. Built in node/.
+Segments before the positions are not dropped, and nothing is compacted: a record whose successor
+comes after the position is the last one of its key in the backup. Both holds end by themselves, in
+case the client is gone. A node with a low disk drops segments anyway (``partition.py``).
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""How much may be appended before the reserve of the disk is used.
-
-Sends stop at the reserve; leases and acks are written from it, so that consumers can always drain a
-full disk. A call of statvfs on every send would cost more than the send's append, so one result is
-used up byte by byte, and renewed once a second or when it is used up.
+"""How much may be appended before the reserve of the disk is used. Sends stop at the reserve;
+leases and acks are written from it, so that consumers can drain a full disk. A statvfs per send
+would cost more than its append, so one result is used up byte by byte, and renewed once a second.
 
 The disk counts as full from the first rejected append until that append would fit with 1 % of the
 reserve to spare: otherwise the state would change with the size of messages.

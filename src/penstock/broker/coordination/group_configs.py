@@ -1,8 +1,5 @@
-"""Group configs in the metadata store, where every node reads them from memory.
-
-Below feature level 3 they are rows of the groups' coordinator, and the store has none. From that
-level on coordinators move their rows to the store (``group_coordinator.py``) and write no new ones.
-"""
+"""Group configs in the metadata store, where every node reads them from memory. Below feature level
+3 they are rows of the groups' coordinator, which moves them to the store from that level on."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,13 +1,9 @@
 """The coordinator of the groups in one partition of ``__groups``: ``cursor.groups`` decides, this
 class keeps waiting requests, replies to them, and watches the clock.
 
-- **Tickets.** Every request waits under a ticket; a decision replies to any number of them. A
-  request whose client has gone takes its ticket along, and its reply is dropped.
-- **Held replies** wait until everything decided before is in the log.
-- **When memory is lost** because an append failed, all waiting requests fail, and clients retry.
-
-There are never more tickets than requests in progress, which the listener bounds; the size of a
-group is bounded in ``cursor.groups.settings``.
+Every request waits under a ticket; a decision replies to any number of them. Held replies wait
+until everything decided before is in the log. When memory is lost because an append failed, all
+waiting requests fail, and clients retry. The listener bounds the requests in progress.
 """
 
 import asyncio

@@ -1,13 +1,7 @@
-"""Assigns the tasks of large streams groups in a thread, because a coordinator's decision cannot be
-interrupted. Members get the tasks with their next heartbeat, as in Apache Kafka.
-
-The host of the group coordinators of this node.
-
-State is in the internal topic ``__groups``; ``cursor/groups/records.py`` has the rows. A group that
-is assigned here sees a change of topics with the next heartbeat of any member; when a topic is
-deleted, so are the offsets committed for it. A group reads topics of its own tenant, which its id
-names (``model/names.py``).
-"""
+"""The host of the group coordinators of this node. Their rows (``cursor/groups/records.py``) are in
+the internal topic ``__groups``. A group sees a change of topics with the next heartbeat of any
+member; when a topic is deleted, so are the offsets committed for it. A group reads topics of its
+own tenant, which its id names (``model/names.py``)."""
 
 import asyncio
 import logging

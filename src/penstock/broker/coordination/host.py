@@ -1,10 +1,7 @@
-"""The base of the hosts of coordinators: one internal topic, and a coordinator for each of its
-partitions.
-
+"""The base of the hosts of coordinators: one internal topic, and a coordinator for each partition.
 The topic is created at the first start, and again if it was deleted. Its partition count never
-changes: a group or transactional id belongs to the partition that the hash of its name gives, and
-only the coordinator of that partition decides about it.
-"""
+changes: the hash of a group or transactional id gives the partition whose coordinator decides about
+it."""
 
 import asyncio
 from abc import ABC, abstractmethod

@@ -1,16 +1,9 @@
-"""One partition of an internal topic of coordinators: appends and reads rows.
+"""One partition of an internal topic of coordinators: appends and reads rows. The key of a record
+names what the row describes, the value is its new state, no value means that it is gone. Rows of
+one decision are in one batch, so a crash leaves all of them or none.
 
-A row is a record: the key names what the row describes, the value is its new state, no value means
-that it is gone. Rows of one decision are in one batch, so a crash leaves all of them or none;
-decisions that are appended together share batches as far as they fit.
-
-**Compaction.** The topic is compacted like any other: a row goes when a newer row has its key, the
-newest stays at its offset. So readers of the topic (``__consumer_offsets`` is a view of it) get no
-row twice.
-
-**Unreadable rows.** A row that the coordinator rejects stops the reading: skipping it silently
-would lose its state. An operator may look at the row and skip it: the topic's catalog entry then
-names the row by offset and digest, and every reader skips it.
+A row that the coordinator rejects stops the reading: skipping it silently would lose its state. An
+operator may skip it: the topic's catalog entry then names it by offset and digest.
 """
 
 import asyncio

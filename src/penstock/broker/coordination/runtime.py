@@ -1,16 +1,13 @@
-"""The base of coordinators: keeps a coordinator's memory and one partition of its internal topic in
-step. It reads the log into memory at the start, and appends the rows of every decision.
+"""The base of coordinators: keeps memory and one partition of an internal topic in step. It reads
+the log into memory at the start, and appends the rows of every decision.
 
-- **Appends** run one at a time, so that the log has the order of the decisions. Decisions made
-  while an append is in progress share the next append and its sync. The rows of one decision are in
-  one batch.
-- **A reply that must be durable** waits for everything appended so far; so everything its decision
-  has seen in memory is durable as well.
+- **Appends** run one at a time, in the order of the decisions. Decisions made while one is in
+  progress share the next one and its sync.
+- **A reply that must be durable** waits for everything appended so far, and so for everything its
+  decision has seen in memory.
 - **A failed append** leaves memory ahead of the log. All waiting requests fail, and memory is read
-  from the log again; until then, and while reading fails, the coordinator is out of service. The
-  pause between reads grows until an append succeeds: a full disk must not cause constant reading.
-
-What waits here is bounded by the requests in progress, each of which has made one decision.
+  from the log again. The pause between reads grows until an append succeeds: a full disk must not
+  cause constant reading.
 """
 
 import asyncio

@@ -2,17 +2,13 @@
 ``cursor.transactions`` decides, this class makes decisions durable, sends markers, and watches the
 clock.
 
-    decide → rows committed → reply, and markers to each partition → all written → the second row
-
 - **Markers** are sent once their decision is durable, in a separate task: a client that disconnects
-  stops nothing. A marker that a partition cannot take now is retried until the partition takes it,
-  or is gone. After a restart, markers of decided transactions are sent again, which is safe.
-- **A call that comes too early**, while the last transaction of its id is still being completed,
-  waits a moment for that instead of failing: markers usually take a few milliseconds, and clients
-  wait tens of them before they retry.
+  stops nothing. They are retried until the partition takes them, or is gone; and sent again after a
+  restart, which is safe.
+- **A call that comes too early**, while the last transaction of its id is being completed, waits a
+  moment: markers take a few milliseconds, and clients wait tens of them before they retry.
 - **One marker per partition at a time.** A version 1 client has the same epoch in its next
-  transaction, which a marker still on its way would end. So none is sent twice at once, not even
-  by a coordinator that has read its log again.
+  transaction, which a marker still on its way would end.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """The host of the transaction coordinators of this node, and how the end of a transaction reaches
-partitions and groups.
-
-State is in the internal topic ``__transactions``; ``cursor/transactions.py`` has the rows.
+partitions and groups. Its rows (``cursor/transactions.py``) are in the topic ``__transactions``.
 
 Offsets that a consumer group commits inside a transaction wait in the group's coordinator. The
-group joins the transaction as a partition, so that it gets a marker: the topic id is ``__groups/``
-and the group's name.
+group joins the transaction as a partition: its topic id is ``__groups/`` and the group's name.
 """
 
 import logging

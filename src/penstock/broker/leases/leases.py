@@ -1,17 +1,10 @@
-"""One lease cursor at work on one partition: its read-ahead, its parked receives, its counts.
+"""One lease cursor at work on one partition, of its queue or of a share: its read-ahead, its parked
+receives, its counts. Shares mark their events in the log, and nothing is sent to them.
 
-A partition has one of these for its queue, and one for each share. They differ only in how their
-events are marked in the log, and in that nothing is sent to a share.
-
-Every call has the same three steps: the cursor decides at once (no await between a decision and the
-change it allows), the journal appends the event at the end of the turn, and the caller replies when
-the event is as durable as the call promises:
-
-==========  =====================================================================================
-lease       written (standard: a lost lease only means another delivery) or committed (FIFO)
-ack, purge  committed: an acked message never comes back
-extend      committed
-==========  =====================================================================================
+Every call has three steps: the cursor decides at once, the journal appends the event at the end of
+the turn, and the caller replies when the event is as durable as the call promises: a lease when it
+is written (standard: a lost lease only means another delivery) or committed (FIFO); an ack, purge
+or extend when it is committed.
 """
 
 import asyncio

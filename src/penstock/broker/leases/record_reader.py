@@ -1,10 +1,7 @@
 """Reads the records of one partition for one lease cursor: ahead of it, again for later leases, and
-for peeks, which lease nothing.
-
-Small batches are decoded whole. A batch with many records is opened once (``record.opened``) and
-decoded a few records at a time. One that takes long to open, because it is compressed or has more
-than a few thousand records, is opened in a task; until then the reader returns LATER.
-"""
+for peeks, which lease nothing. Small batches are decoded whole. A batch with many records is opened
+once (``record.opened``) and decoded a few at a time; if opening takes long, in a task: until then
+the reader returns LATER."""
 
 import asyncio
 import logging

@@ -1,9 +1,5 @@
-"""Parked receives of one topic, oldest first, and the result of an attempt to lease.
-
-A wait is served by the first partition that has something: the partition leases for the wait and
-passes on the result; nothing polls. A wait whose client has gone is skipped before anything is
-leased for it.
-"""
+"""Parked receives of one topic, oldest first, and the result of an attempt to lease. A wait is
+served by the first partition that has something; nothing polls."""
 
 import asyncio
 from collections import deque

@@ -1,9 +1,6 @@
-"""The first offset that is left of a partition, and how it moves up.
-
-A stream keeps it in a file beside the segments (``docs/adr/0032``). The order is: the file of this
-node, then readers and followers, then share cursors forget records below it. Nothing is appended to
-the log. Queues, and clusters below the feature level, append a Trim event instead.
-"""
+"""The first offset that is left of a partition, and how it moves up. A stream keeps it in a file
+(``docs/adr/0032``): first this node's, then readers and followers, then share cursors forget what
+is below. Queues, and clusters below the feature level, append a Trim event instead."""
 
 import asyncio
 from collections.abc import Callable, Iterable

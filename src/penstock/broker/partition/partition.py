@@ -1,8 +1,5 @@
-"""One partition: joins the log, its journal, and the views of it.
-
-The views are the stream for producers and readers by offset (stream.py), and the lease cursors of
-the queue and of each share (leases.py). All of them are restored from the one log.
-"""
+"""One partition: joins the log, its journal, and the views of it, which are restored from the log:
+the stream for producers and readers by offset, the lease cursors of the queue and of each share."""
 
 import asyncio
 import logging

@@ -1,11 +1,9 @@
-"""The partitions that this node leads: follows the catalog, cleans, compacts and closes them.
+"""The partitions that this node leads: follows the catalog, cleans, compacts and closes them. A
+node without a cluster leads all partitions; in a cluster ``replicators.py`` hands over the log when
+the node begins to lead (``lead``), and takes it back (``release``).
 
-A node without a cluster leads all partitions: it opens them from disk, and removes them once their
-topic is deleted. In a cluster ``replicators.py`` hands the log of a partition to this module when
-the node begins to lead it (``lead``), and takes it back (``release``).
-
-Folders are named by topic id, never by name, and a folder is removed only if the catalog has a
-tombstone of the topic: an unknown folder is kept and reported.
+Folders are named by topic id, and removed only if the catalog has a tombstone of the topic: an
+unknown folder is kept and reported.
 """
 
 import asyncio

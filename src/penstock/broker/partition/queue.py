@@ -1,11 +1,8 @@
 """The lease cursors of one topic or share over all its partitions on this node: the order in which
-they are tried, parked receives, and the in-flight limit.
-
-The limit is that of the queue. If other nodes lead some of its partitions, this node uses up to
-half of its part of the limit without a call; beyond that it requests the total in flight now and
-then, and counts what other nodes have. So a queue whose messages are all on one node has the whole
-limit, and one that is full on several nodes exceeds it by less than a half, and by what is leased
-while the first request is in progress."""
+they are tried, parked receives, and the in-flight limit. If other nodes lead some partitions, this
+node uses up to half of its part of the limit without a call; beyond that it requests the total in
+flight now and then. So a queue whose messages are all on one node has the whole limit, and one that
+is full on several nodes exceeds it by less than a half."""
 
 import asyncio
 import contextlib

@@ -1,9 +1,8 @@
 """Restores the cursors of a partition from its log. All state is in the log: a checkpoint only says
-where the replay may begin, and a missing or damaged one, or one ahead of the log, is ignored.
+where the replay may begin, and an invalid one is ignored.
 
-Leases carry durations. If this machine has been up since they were written and its wall clock has
-not jumped, the time that has passed is subtracted; otherwise they begin again, so that a restart
-can lengthen a lease but never shorten one.
+Leases carry durations. If this machine has been up since and its wall clock has not jumped, the
+time that has passed is subtracted; otherwise they begin again: a restart never shortens a lease.
 """
 
 import logging

@@ -1,12 +1,6 @@
-"""A partition as producers of whole batches and readers by offset see it.
-
-Batches are never opened: the header has the number of records and the producer, the checksum was
-verified before, and only base offset and leader epoch, which the checksum does not cover, are set
-here. With append time the checksum is computed again, still without opening a record.
-
-The same log has queue messages and lease events; a reader by offset gets all of them, and skips
-control batches by itself.
-"""
+"""A partition as producers of whole batches and readers by offset see it. Batches are never opened:
+the checksum was verified before, and does not cover base offset and leader epoch, which are set
+here. Readers by offset get queue messages and lease events too, and skip control batches."""
 
 from collections.abc import Callable, Collection, Sequence
 

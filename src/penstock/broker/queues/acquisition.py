@@ -1,11 +1,7 @@
 """One ShareFetch of one partition: which records are leased, and the batches that have them.
 
-    first offset that can be leased ─► batches from there on that fit ─► lease only in these batches
-            ▲                                                                  │
-            └────────────── until there are enough records, or no room ◄───────┘
-
-Batches are sent whole, so how much a reply grows is known only by batch: reading the batches first
-keeps the reply within its size without leasing records that do not fit. With ``read_committed``
+Batches are sent whole, so they are read first, from the first offset that can be leased, and only
+records in those that fit are leased; until there are enough, or no room. With ``read_committed``
 nothing from the last stable offset on is leased, and records of aborted transactions are acked
 instead of delivered.
 """

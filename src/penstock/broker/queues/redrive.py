@@ -1,14 +1,11 @@
-"""Dead letters: each is appended to the dead-letter queue, then acked here, in that order.
+"""Dead letters, and move tasks that move them back to their source or to another queue.
 
-After a crash in between, the record is moved again when its short internal lease has ended. The
-copy has the record's origin as its deduplication id, so a FIFO queue stores it once, and so does
-any queue within this process's memory of the last five minutes.
+A dead letter is appended to the dead-letter queue, then acked here. After a crash in between, it is
+moved again when its short internal lease has ended. The copy has the record's origin as its
+deduplication id, so a FIFO queue stores it once, and so does any queue for five minutes.
 
-Move tasks: move the messages of a dead-letter queue back to their source, or to another queue.
-
-A task leases, sends a new message, and acks, a few at a time and at most at the requested rate. Its
-state is in the metadata store: it continues after a restart, and messages that were leased but not
-moved are available again when their leases end.
+A move task leases, sends a new message, and acks, a few at a time. Its state is in the metadata
+store: it continues after a restart, when the leases of messages that were not moved have ended.
 """
 
 import asyncio

@@ -1,8 +1,5 @@
-"""The handlers of calls to shares, for the partitions of this node.
-
-A share is a named lease cursor over a topic. Its catalog entry has its settings; its position is in
-the log of each partition. So shares are replicated, restored and deleted with their topic.
-"""
+"""The handlers of calls to shares, for the partitions of this node. A share is a named lease cursor
+over a topic: its settings are in the catalog, its position is in the log of each partition."""
 
 import asyncio
 import contextlib

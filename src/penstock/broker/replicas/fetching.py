@@ -1,10 +1,7 @@
-"""Both ends of ``replica fetch``: the followers of a node fetch, its leaders reply.
-
-The fetcher collects the fetches of one turn of the loop and sends them to each leader in one call.
-The server replies when there is news for any of them, and leaves out the others, which are fetched
-again together. So a busy partition soon has its own calls, and a thousand quiet ones share one that
-waits.
-"""
+"""Both ends of ``replica fetch``. The fetcher sends the fetches of one turn of the loop to each
+leader in one call. The server replies when there is news for any of them, and leaves out the
+others, which are fetched again together. So a busy partition soon has its own calls, and a thousand
+quiet ones share one that waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence

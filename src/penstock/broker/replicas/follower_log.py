@@ -2,17 +2,11 @@
 
     fetch ──► reply ──► append, truncate or restart ──► read on into cursors ──► fetch
 
-One fetch is in progress at a time, and none while a thread works on the log (``_work``): a sync, a
-truncation, a restart, or reading far into the cursors.
-
-Segments that the leader has dropped are dropped here when the leader's replies show it. The low
-watermark of a stream is stored before anything that was sent with it is appended. Compaction is not
-copied from the leader: a follower compacts by itself, by the same rules and bounds, as far as it
-has read what is committed. Offsets are the same on both, so the order does not matter. A round of
-compaction runs beside everything else; only the swap of segments waits while a thread reads the
-log, and the round is ended before the log is truncated.
-
-``replicator.py`` decides on the role of the replica and on replies to clients.
+One fetch is in progress at a time, and none while a thread works on the log (``_work``). Segments
+that the leader has dropped are dropped here. The low watermark of a stream is stored before
+anything that was sent with it is appended. A follower compacts by itself, as far as it has read
+what is committed: offsets are the same on both, so the order does not matter. Only the swap of
+segments waits while a thread reads the log, and the round is ended before the log is truncated.
 """
 
 import asyncio

@@ -1,9 +1,6 @@
-"""Counters of the replicas of a node, for metrics. They are raised for each call between nodes and
-each change of a row, never for a record.
-
-Changes the in-sync sets of the partitions that this node leads: checked twice a second and
-whenever a node comes or goes, with one change per partition at a time.
-"""
+"""Changes the in-sync sets of the partitions that this node leads: checked twice a second and
+whenever a node comes or goes, with one change per partition at a time. And the counters of
+replicas."""
 
 import asyncio
 import contextlib

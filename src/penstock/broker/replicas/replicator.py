@@ -1,14 +1,9 @@
 """One replica of one partition on this node: joins its log, the rules (``replication/replica.py``)
 and the partition that leads.
 
-    a view of the row ──► update ──► lead: restore the cursors, serve (``Partitions.lead``)
-                                 └─► follow: fetch from the leader, append, truncate
-    a follower fetches ──► serve ──► batches, or where the logs diverge; None: nothing new yet
-
 What the end of an epoch invalidates ends at once, in the turn in which the view arrives; what takes
-time (reading the log into cursors, letting a sync finish) follows in ``_take_role``, one step after
-the other. The log has one user at a time: the follower (``follower_log.py``), a restore in a
-thread, or the partition that leads.
+time follows in ``_take_role``, one step after the other. The log has one user at a time: the
+follower (``follower_log.py``), a restore in a thread, or the partition that leads.
 """
 
 import asyncio

@@ -1,22 +1,11 @@
-"""Finds aborted transactions that have no record left in a log, so that they can be forgotten.
+"""When a log is compacted, and where: steps run in a thread, swaps of segments in the loop, with
+pauses as long as the steps. The node runs one round at a time, which bounds the memory for keys.
+No round runs while the disk is low, except on logs of coordinators' rows, which would otherwise use
+up the reserve.
 
-Readers of committed records need to know of an aborted transaction as long as it has records. Where
-retention removes them, the start of the log is enough. Compaction removes them one by one: after a
-round, the batch headers below show which transactions still have records. Only segments that such a
-transaction overlaps are read, with ``read_segment``: in a thread, verified, a little at a time.
-
-When a log is compacted, and where: steps run in a thread, swaps of segments in the loop.
-
-A round (``log/compaction.py``) is long, so it is done in small steps with pauses as long as the
-steps: it takes at most half a core, and the loop waits only for a few renames. The node runs one
-round at a time, which bounds the memory for keys.
-
-No round runs while the disk is low: a round needs room beside the log, and the reserve belongs to
-leases, acks and the rows of coordinators. Logs of such rows are compacted even then, or they would
-use up the reserve.
-
-After a round, aborted transactions without any record left are forgotten
-(``aborted_transactions.py``).
+Readers of committed records need to know of an aborted transaction as long as it has records. After
+a round, the batch headers show which still have any, and the others are forgotten. Only segments
+that such a transaction overlaps are read.
 """
 
 import asyncio

@@ -1,26 +1,17 @@
 """Writes the log of one partition: requests of one turn of the event loop become one append, and
-what is appended while a sync runs shares the next sync.
+what is appended while a sync runs shares the next sync. Messages and cursor events are written at
+the end of the turn, messages first, so that the offset of a message is known at once.
 
-Messages and cursor events are collected during a turn and written at its end, messages first, so
-that the offset of a message is known at once. This adds no latency (the turn is ending anyway) and
-saves a header, a checksum and a system call per message.
-
-When a reply is sent depends on the topic: with ``always`` after fdatasync, with ``interval`` and
-``never`` once the bytes are in the page cache. The high watermark is what consumers may see: the
-durable end of the log with ``always``, its end otherwise. In a cluster it is what the in-sync set
-has (``Replication``), and replies wait for that, unless the topic is replicated asynchronously:
-then only consumers do.
+A reply is sent after fdatasync with ``always``, and once the bytes are in the page cache with
+``interval`` and ``never``. Consumers see what is below the high watermark, the end of that. In a
+cluster it is what the in-sync set has (``Replication``), and replies wait for that, unless the
+topic is replicated asynchronously.
 
 A failed sync ends the journal: the kernel may have dropped the dirty pages, and a second fdatasync
-would report success.
-
-A failed append fails for its own callers at once, whatever the exception. The messages of a turn
-and its events are two appends: one may fail while the other is written.
-
-- Nothing reached the log (no disk space, or a message that cannot be encoded): the log is as
-  before, the cursors are read back from the log, and the partition continues.
-- Any other exception: the log and the cursors may disagree. The partition goes out of service, as
-  after a failed sync, until the node opens it again.
+would report success. A failed append fails for its own callers at once; the messages of a turn and
+its events are two appends. If nothing reached the log, the cursors are read back from the log, and
+the partition continues. After any other error the log and the cursors may disagree: the partition
+is out of service until the node opens it again.
 """
 
 import asyncio

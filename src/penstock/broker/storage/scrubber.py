@@ -1,13 +1,7 @@
 """Reads all logs of a node, slowly, again and again, so that damage on disk is found while other
-replicas still have the data.
-
-A segment is read through separate files, a small piece at a time in a thread, with pauses that keep
-the disk and the interpreter free. Appends, truncations and compaction meanwhile may look like
-damage: so damage is looked for a second time, and counts only if it is still there and the log has
-not changed there.
-
-Pages in the kernel's cache are read from there, not from the disk.
-"""
+replicas still have the data. A segment is read through separate files, a small piece at a time in a
+thread. Changes of the log meanwhile may look like damage: so it is looked for a second time.
+Pages in the kernel's cache are read from there, not from the disk."""
 
 import asyncio
 import logging

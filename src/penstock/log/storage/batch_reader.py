@@ -1,8 +1,6 @@
-"""A reader that returns verified batches one by one, through a window on a segment's file.
-
-Each header is compared with ``.check`` and with the end of the batch before, each batch with its
-CRC. The first bad batch ends the read, or raises DamagedRange if no good batch was read before it.
-"""
+"""A reader that returns verified batches one by one. Each header is compared with ``.check`` and
+with the end of the batch before, each batch with its CRC. The first bad batch ends the read, or
+raises DamagedRange if no good batch was read before it."""
 
 from typing import TYPE_CHECKING
 

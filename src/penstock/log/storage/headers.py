@@ -1,8 +1,6 @@
-"""Walks over the batch headers of a segment: where to cut the segment, which epochs it holds.
-
-Bodies are not read. A header is trusted if it continues where the one before it ended and matches
-``.check``. After a header that is not trusted, the walk continues at the next indexed batch.
-"""
+"""Walks over the batch headers of a segment: where to cut it, which epochs it holds. A header is
+trusted if it continues where the one before it ended and matches ``.check``. After one that is not,
+the walk continues at the next indexed batch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

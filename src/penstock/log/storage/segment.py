@@ -1,10 +1,6 @@
-"""A segment: one file of batches with its side files. Append at the end, read from anywhere.
-
-A segment knows its start and end; all else is found through the sparse index. Bytes from disk are
-verified before they are returned: the header against ``.check``, its offset against the batch
-before, the records against the batch's CRC. Bytes that fail are never returned. Readers by offset
-get stretches of many batches, which are verified less often (``log/storage/batch_buffers.py``).
-"""
+"""A segment: one file of batches with its side files. Bytes from disk are verified before they are
+returned: the header against ``.check``, its offset against the batch before, the records against
+the batch's CRC. Readers by offset get many batches at once (``log/storage/batch_buffers.py``)."""
 
 from collections.abc import Sequence
 from pathlib import Path
