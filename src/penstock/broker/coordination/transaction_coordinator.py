@@ -14,9 +14,11 @@ clock.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
 from penstock.cursor.transactions import (
@@ -25,7 +27,6 @@ from penstock.cursor.transactions import (
     TxnOutcome,
     TxnReply,
     TxnState,
-    TxnValue,
 )
 from penstock.model.errors import PenstockError
 from penstock.model.ports import Clock
@@ -40,6 +41,7 @@ MARKER_RETRY_MS = 1_000
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 _MarkerKey = tuple[str, str, int]  # transactional id, topic id, partition
+T = TypeVar("T")
 
 
 class TransactionCoordinator(CoordinatorRuntime):
@@ -111,7 +113,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
-                return TxnReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                return TxnReply(UNAVAILABLE)
             if not self.ready():
                 return TxnReply(self._unready)
             reply = self._decide(transactional_id, decide)
@@ -124,11 +126,7 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     @property
     def _unready(self) -> ErrorCode:
-        return (
-            ErrorCode.NOT_COORDINATOR
-            if self.is_standing_by
-            else ErrorCode.COORDINATOR_NOT_AVAILABLE
-        )
+        return ErrorCode.NOT_COORDINATOR if self.is_standing_by else UNAVAILABLE
 
     def _decide(
         self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
@@ -171,19 +169,13 @@ class TransactionCoordinator(CoordinatorRuntime):
                 return code
         return self._unready
 
-    async def describe(self, transactional_id: str) -> tuple[ErrorCode, TxnValue | None]:
+    async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
+        """Read memory; return once the log has it too."""
         if self.ready():
-            found = self._txns.describe(transactional_id)
+            found = read(self._txns)
             if await self.committed():
                 return ErrorCode.NONE, found
         return self._unready, None
-
-    async def all_ids(self) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        if self.ready():
-            found = self._txns.view()
-            if await self.committed():
-                return ErrorCode.NONE, found
-        return self._unready, {}
 
     def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
         try:
@@ -248,14 +240,9 @@ class TransactionCoordinator(CoordinatorRuntime):
             results = await asyncio.gather(*map(self._send_one, markers))
         reasons = [reason for reason in results if reason is not None]
         if reasons:
-            log_.warning(
-                "transaction markers not written yet",
-                extra={
-                    "transactional_id": markers[0].transactional_id,
-                    "missing": len(reasons),
-                    "reason": reasons[0],
-                },
-            )
+            fields: dict[str, object] = {"transactional_id": markers[0].transactional_id}
+            fields |= {"missing": len(reasons), "reason": reasons[0]}
+            log_.warning("transaction markers not written yet", extra=fields)
 
     async def _send_one(self, marker: Marker) -> str | None:
         try:

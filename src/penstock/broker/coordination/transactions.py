@@ -28,7 +28,13 @@ from penstock.cursor.coordinator_calls import (
 )
 from penstock.cursor.groups.offsets import CommitReply
 from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX
-from penstock.cursor.transactions import Marker, TopicPartition, TxnReply, TxnValue
+from penstock.cursor.transactions import (
+    Marker,
+    TopicPartition,
+    Transactions,
+    TxnReply,
+    TxnValue,
+)
 from penstock.model import ports
 from penstock.model.calls import AppendMarker, BrokerPort
 from penstock.model.errors import Overloaded, ProducerRefused, TopicNotFound
@@ -60,12 +66,12 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self._groups = groups
         self._next_producer_id = next_producer_id
         self.handlers = {
-            calls.InitProducer: self._init_producer,
+            calls.InitProducer: self._init_or_end,
             calls.AddPartitions: self._add_partitions,
             calls.AddGroup: self._add_group,
-            calls.VerifyPartition: self._verify_partition,
+            calls.VerifyPartition: self._add_partitions,
             calls.CommitOffsets: self._commit_offsets,
-            calls.EndTransaction: self._end_transaction,
+            calls.EndTransaction: self._init_or_end,
             calls.DescribeTransaction: self._describe_transaction,
             calls.ListTransactions: self._list_transactions,
         }
@@ -133,24 +139,28 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if reply.code:
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
-    def _remote_node(self, transactional_id: str) -> int | None:
-        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
-
-    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+    async def _init_or_end(self, call: calls.InitProducer | calls.EndTransaction) -> TxnReply:
+        decide = Transactions.init if isinstance(call, calls.InitProducer) else Transactions.end
         return await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, spare_id: txns.init(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
+            lambda txns, spare_id: decide(
+                txns, **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
             ),
             needs_id=True,
         )
 
-    async def _add_partitions(self, call: calls.AddPartitions) -> ErrorCode:
-        node = self._remote_node(call.transactional_id)
-        if self._remote is not None and node is not None:
-            return await self._remote.add_partitions(node, call)
-        reply = await self._at(call.transactional_id).request(
-            call.transactional_id,
+    async def _add_partitions(self, call: AddPartitions | VerifyPartition) -> ErrorCode:
+        transactional_id, remote = call.transactional_id, self._remote
+        node = None if remote is None else remote.node_of(TOPIC_NAME, transactional_id)
+        if remote is not None and node is not None:
+            return await remote.add_partitions(node, call)
+        coordinator = self._at(transactional_id)
+        if isinstance(call, VerifyPartition):
+            return await coordinator.verify(
+                transactional_id, lambda txns: txns.verify(**asdict(call))
+            )
+        reply = await coordinator.request(
+            transactional_id,
             lambda txns, _: txns.add(
                 **asdict(call), now_ms=self._clock.mono_ms(), wall_ms=self._clock.wall_ms()
             ),
@@ -164,21 +174,13 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         partitions = (_partition_of(call.group_id),)
         return await self._add_partitions(AddPartitions(*_producer_of(call), partitions))
 
-    async def _verify_partition(self, call: calls.VerifyPartition) -> ErrorCode:
-        node = self._remote_node(call.transactional_id)
-        if self._remote is not None and node is not None:
-            return await self._remote.add_partitions(node, call)
-        return await self._at(call.transactional_id).verify(
-            call.transactional_id, lambda txns: txns.verify(**asdict(call))
-        )
-
     async def _commit_offsets(self, call: calls.CommitOffsets) -> CommitReply:
         group_id, producer = call.group_id, _producer_of(call)
         if call.adds_group:
             code = await self._add_group(AddGroup(*producer, group_id))
             if code:
                 return CommitReply(code)
-        code = await self._verify_partition(VerifyPartition(*producer, _partition_of(group_id)))
+        code = await self._add_partitions(VerifyPartition(*producer, _partition_of(group_id)))
         if code:
             return CommitReply(code)
         # Decided within this turn of the loop, so before any marker of this transaction.
@@ -186,19 +188,13 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             CommitInTransaction(group_id, call.request, call.producer_id, call.producer_epoch)
         )
 
-    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
-        return await self._at(call.transactional_id).request(
-            call.transactional_id,
-            lambda txns, spare_id: txns.end(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
-            ),
-            needs_id=True,
-        )
-
     async def _describe_transaction(
         self, call: calls.DescribeTransaction
     ) -> tuple[ErrorCode, TxnValue | None]:
-        code, found = await self._at(call.transactional_id).describe(call.transactional_id)
+        transactional_id = call.transactional_id
+        code, found = await self._at(transactional_id).read(
+            lambda txns: txns.describe(transactional_id)
+        )
         if code:
             return code, None
         if found is None:
@@ -222,8 +218,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
-            code, ids = await coordinator.all_ids()
-            if code:
+            code, ids = await coordinator.read(Transactions.view)
+            if ids is None:
                 return code, {}
             found.update(ids)
         return ErrorCode.NONE, found

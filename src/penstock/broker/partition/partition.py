@@ -33,7 +33,7 @@ from penstock.model.errors import (
 )
 from penstock.model.message import Appended, Message
 from penstock.model.names import is_internal
-from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, Marker, StreamEnds
+from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader
@@ -214,9 +214,6 @@ class Partition:
             await flush.committed.wait()
         return appended
 
-    async def append_marker(self, marker: Marker) -> None:
-        await self.stream.append_marker(marker).committed.wait()
-
     def ends(self) -> StreamEnds:
         ends = self.stream.ends
         replication = self._replication
@@ -318,7 +315,7 @@ class Partition:
         )
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
-        self.stream.replace_producers(restored.producers)
+        self.stream.producers = restored.producers
         self.leases.replace_cursor(restored.cursor)
         for share, cursor in restored.shares:
             self.shares[share.topic_id].replace_cursor(cursor)
@@ -396,7 +393,7 @@ class Partition:
                 settings,
                 up_to=up_to,
                 aborted=self.stream.aborted_below(up_to),
-                forget=self.stream.forget_aborted,
+                forget=lambda gone: self.stream.producers.forget_aborted(gone),
                 held_offset=None if self._replication is None else self._replication.held_offset,
                 uses_reserve=is_internal(self.topic.name),
             )

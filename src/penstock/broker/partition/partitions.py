@@ -35,13 +35,13 @@ log_ = logging.getLogger(__name__)
 TOPICS_FOLDER = "topics"
 
 
-class Compacted(Protocol):
-    """A log that may need compaction."""
-
+class FollowedLog(Protocol):
     @property
     def topic(self) -> Topic: ...
 
     async def compact(self) -> int: ...
+
+    def sync_soon(self) -> None: ...
 
 
 class Partitions:
@@ -56,7 +56,8 @@ class Partitions:
         self._context = context
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
-        self._also_compacted: Callable[[], Sequence[Compacted]] = tuple
+        # In a cluster: logs that are compacted and synced too, in turn with the partitions.
+        self.also: Callable[[], Sequence[FollowedLog]] = tuple
         # In a cluster the replicators set which logs to scrub.
         self.scrubber = Scrubber(
             self._partitions,
@@ -195,10 +196,6 @@ class Partitions:
         if self._stats_of_all is None:
             return (await self.open(topic)).stats()  # other nodes cannot be reached yet
         return await self._stats_of_all(topic)
-
-    def compact_also(self, logs: Callable[[], Sequence[Compacted]]) -> None:
-        """Compact these logs too, in turn with the partitions: one log at a time."""
-        self._also_compacted = logs
 
     async def stop(self) -> None:
         for job in self._jobs:
@@ -414,7 +411,7 @@ class Partitions:
         """Compact one log at a time: a round may be long and keeps many keys in memory."""
         while True:
             await self.compact_interval.wait()
-            for log in (*self._partitions(), *self._also_compacted()):
+            for log in (*self._partitions(), *self.also()):
                 await asyncio.sleep(0)
                 now_ms = self._context.clock.mono_ms()
                 if self._context.hold.keeps_segments(now_ms=now_ms):
@@ -432,6 +429,6 @@ class Partitions:
             await in_slices(self._sync_all())
 
     def _sync_all(self) -> Generator[None, None, None]:
-        for partition in self._partitions():
-            partition.sync_soon()  # does nothing if it was closed meanwhile
+        for log in (*self._partitions(), *self.also()):
+            log.sync_soon()  # does nothing if it was closed meanwhile
             yield None

@@ -6,12 +6,12 @@ time that has passed is subtracted; otherwise they begin again: a restart never 
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.partition.stream import replay_producers
+from penstock.broker.partition.stream import aborted_between, replay_producers
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import (
     TRIM_TYPE,
@@ -30,11 +30,11 @@ from penstock.cursor.leases.events import (
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.cursor.producers import Producers
+from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Record
-from penstock.model.ports import ProducerSeen
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
@@ -274,15 +274,8 @@ class Replay:
         """Return the end of what is below the first open transaction, as far as it was read."""
         return self.producers.last_stable_offset(min(high_watermark, self.offset))
 
-    def seen_producers(self) -> Sequence[ProducerSeen]:
-        return self.producers.seen(wall_ms=self._context.clock.wall_ms())
-
-    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        aborted = self.producers.aborted_between(self._log.start_offset, offset)
-        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
-
-    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        self.producers.forget_aborted(gone)
+    def aborted_below(self, offset: int) -> list[Aborted]:
+        return aborted_between(self.producers, self._log.start_offset, offset)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
         """Limit an event to records that this replay has seen. The first move of a head is counted

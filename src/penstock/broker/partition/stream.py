@@ -2,15 +2,16 @@
 the checksum was verified before, and does not cover base offset and leader epoch, which are set
 here. Readers by offset get queue messages and lease events too, and skip control batches."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
 from penstock.cursor.producers import Append, Duplicate, Producers
+from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.log.storage.batch_buffers import BatchBuffers
 from penstock.model.errors import LeaderMoved, ProducerRefused
-from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
+from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
 from penstock.net.slices import in_slices
 from penstock.net.unpacking import unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader, parse_header
@@ -26,7 +27,7 @@ class Stream:
     def __init__(self, log: Log, journal: Journal, producers: Producers, clock: Clock) -> None:
         self._log = log
         self._journal = journal
-        self._producers = producers
+        self.producers = producers
         self._clock = clock
         self._gaps_excused_until_ms = (
             clock.mono_ms() + GAP_EXCUSED_MS if journal.is_replicated else 0
@@ -49,7 +50,7 @@ class Stream:
         try:
             for batch, header in zip(batches, headers, strict=True):
                 placed = self._journal.append_batch(batch, header, append_time_ms=append_time_ms)
-                self._producers.appended(placed, at_ms=wall_ms)
+                self.producers.appended(placed, at_ms=wall_ms)
                 if base_offset < 0:
                     base_offset = placed.base_offset
         finally:
@@ -62,11 +63,11 @@ class Stream:
     def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
         """Return the offset of the first append if this is a duplicate, else None."""
         for header in headers:
-            verdict = self._producers.check(header, wall_ms=wall_ms)
+            verdict = self.producers.check(header, wall_ms=wall_ms)
             if isinstance(verdict, Duplicate):
                 return verdict.base_offset
             if isinstance(verdict, Append):
-                if header.base_sequence > 0 and header.producer_id not in self._producers:
+                if header.base_sequence > 0 and header.producer_id not in self.producers:
                     self._excuse_gap()
                 continue
             if verdict.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -82,7 +83,7 @@ class Stream:
             raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
 
     def append_marker(self, marker: Marker) -> Flush:
-        code = self._producers.check_marker(
+        code = self.producers.check_marker(
             marker.producer_id, marker.producer_epoch, marker.coordinator_epoch
         )
         if code:
@@ -96,7 +97,7 @@ class Stream:
             timestamp=wall_ms,
         )
         placed = self._journal.append_batch(batch, parse_header(batch))
-        self._producers.marked(
+        self.producers.marked(
             placed,
             is_commit=marker.is_commit,
             coordinator_epoch=marker.coordinator_epoch,
@@ -104,19 +105,13 @@ class Stream:
         )
         return self._journal.commit() or self._journal.join()
 
-    def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        return self._producers.is_in_transaction(producer_id, producer_epoch)
-
-    def producers(self) -> Sequence[ProducerSeen]:
-        return self._producers.seen(wall_ms=self._clock.wall_ms())
-
     @property
     def ends(self) -> StreamEnds:
         high_watermark = self._journal.high_watermark
         return StreamEnds(
             start_offset=self._log.low_watermark,
             high_watermark=high_watermark,
-            last_stable_offset=self._producers.last_stable_offset(high_watermark),
+            last_stable_offset=self.producers.last_stable_offset(high_watermark),
             leader_epoch=self._journal.leader_epoch,
         )
 
@@ -138,7 +133,7 @@ class Stream:
             return Fetched(ends)
         aborted: Sequence[tuple[int, int]] = ()
         if is_committed:
-            gone = self._producers.aborted_between(offset, found.next_offset)
+            gone = self.producers.aborted_between(offset, found.next_offset)
             aborted = [(each.producer_id, each.first_offset) for each in gone]
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
@@ -156,13 +151,8 @@ class Stream:
             found = more
         return found
 
-    def aborted_between(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        aborted = self._producers.aborted_between(start, end)
-        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
-
-    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        """Return producer, first offset and marker of each aborted transaction that began below."""
-        return self.aborted_between(self._log.start_offset, offset)
+    def aborted_below(self, offset: int) -> list[Aborted]:
+        return aborted_between(self.producers, self._log.start_offset, offset)
 
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
@@ -184,11 +174,6 @@ class Stream:
                 return found
         return -1, -1
 
-    async def newest(self, *, start_offset: int, tenant: str) -> tuple[int, int]:
-        return await self.find_time(
-            self._log.last_timestamp_ms, start_offset=start_offset, tenant=tenant
-        )
-
     def on_advance(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
@@ -199,21 +184,19 @@ class Stream:
                 listener()
 
     def trim(self, start_offset: int) -> None:
-        self._producers.trim(start_offset)
+        self.producers.trim(start_offset)
         self.advanced()  # readers also wait for the start of the log
-
-    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        self._producers.forget_aborted(gone)
-
-    def replace_producers(self, producers: Producers) -> None:
-        """An append failed that the producers had counted: use those restored from the log."""
-        self._producers = producers
 
     def snapshot(self) -> bytes:
         """Forget producers that have been idle for too long, and return a snapshot."""
         wall_ms = self._clock.wall_ms()
-        self._producers.expire(wall_ms=wall_ms)
-        return self._producers.snapshot(wall_ms=wall_ms)
+        self.producers.expire(wall_ms=wall_ms)
+        return self.producers.snapshot(wall_ms=wall_ms)
+
+
+def aborted_between(producers: Producers, start: int, end: int) -> list[Aborted]:
+    aborted = producers.aborted_between(start, end)
+    return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
 
 def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:

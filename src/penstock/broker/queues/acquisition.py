@@ -14,6 +14,7 @@ from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Reading
 from penstock.broker.leases.waits import LeaseResult
 from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.stream import aborted_between
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
@@ -126,7 +127,7 @@ class Acquisition:
 
     async def _ack_aborted(self, batches: Batches, first: int) -> None:
         start, end = batches[0][0].base_offset, batches[-1][0].next_offset
-        ranges = self._partition.stream.aborted_between(start, end)
+        ranges = aborted_between(self._partition.stream.producers, start, end)
         if not ranges:
             return
         aborted = {

@@ -155,11 +155,10 @@ class Mover:
 
     async def cancel(self, task_id: str) -> MoveTask | None:
         task = self._states.get(task_id)
-        if task is None:
-            return None
-        self._cancelled.add(task_id)
-        self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
-        return self._states[task_id]
+        if task is not None:
+            self._cancelled.add(task_id)
+            task = self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
+        return task
 
     def of_source(self, source_arn: str) -> Sequence[MoveTask]:
         return [self._states.get(task.task_id, task) for task in self._tasks.list(source_arn)]
@@ -233,11 +232,9 @@ class Mover:
             if reason:
                 await self._release(source, deliveries[position:])
                 return reason
-            moved = task.moved + 1
-            self._states[task_id] = task = msgspec.structs.replace(
-                self._states[task_id], moved=moved
-            )
-            if moved % SAVE_EVERY_RECORDS == 0:
+            task = msgspec.structs.replace(self._states[task_id], moved=task.moved + 1)
+            self._states[task_id] = task
+            if task.moved % SAVE_EVERY_RECORDS == 0:
                 await self._tasks.put(task)
         return None
 

@@ -10,11 +10,12 @@ is, until one has.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from penstock.broker.context.context import BrokerContext
+from penstock.broker.partition.partitions import TOPICS_FOLDER
+from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.broker.storage.log_opening import open_log
 from penstock.log.epochs import read_epochs
@@ -31,6 +32,8 @@ from penstock.wire.internal.faults import OutcomeUnknown
 
 log_ = logging.getLogger(__name__)
 
+STORE_RETRY_SECONDS = 1.0
+
 
 class OpenedLog(NamedTuple):
     topic: Topic
@@ -38,73 +41,55 @@ class OpenedLog(NamedTuple):
     history: EpochHistory
 
 
-class LogOpener:
-    def __init__(
-        self, context: BrokerContext, topics_folder: Path, view: ClusterView, node: int
-    ) -> None:
-        self._context = context
-        self._topics_folder = topics_folder
-        self._view = view
-        self._node = node
+async def open_replica(
+    key: PartitionKey,
+    view: View,
+    node: int,
+    cluster: ClusterView,
+    context: BrokerContext,
+    *,
+    may_be_new: bool,
+) -> OpenedLog | None:
+    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: the catalog does not
+    have the topic (yet)."""
+    topic = context.catalog.find_id(key.topic_id)
+    if topic is None:
+        return None
+    loop, pool = asyncio.get_running_loop(), context.pool
 
-    async def open(self, key: PartitionKey, view: View, *, may_be_new: bool) -> OpenedLog | None:
-        """Open a log and declare its loss, if any, unless it ``may_be_new``. None: the catalog does
-        not have the topic (yet)."""
-        topic = self._context.catalog.find_id(key.topic_id)
-        if topic is None:
-            return None
-        loop, pool = asyncio.get_running_loop(), self._context.pool
+    def work() -> tuple[Log, EpochHistory]:
+        log = open_log(topic, key.index, context.folder / TOPICS_FOLDER, context)
+        return log, EpochHistory(read_epochs(log))
 
-        def work() -> tuple[Log, EpochHistory]:
-            log = open_log(topic, key.index, self._topics_folder, self._context)
-            return log, EpochHistory(read_epochs(log))
-
-        log, history = await loop.run_in_executor(pool, work)
-        report = log.recovery
-        found = Found(
-            is_there=not report.is_new,
-            is_whole=not report.damage and not report.has_garbage and not report.is_short,
-            end_offset=log.end_offset,
-            recovery_point=report.recovery_point,
-            was_stopped=report.was_stopped,
-            is_synced=(topic.fsync or self._context.fsync_default) is Fsync.ALWAYS,
-        )
-        reason = loss_of(view.row, found)
-        if reason is not None and not (report.is_new and may_be_new):
-            await self._declare_loss(key, view, reason)
-        # Until here the log itself remembers what was repaired.
-        await loop.run_in_executor(pool, log.settle)
-        return OpenedLog(topic, log, history)
-
-    async def _declare_loss(self, key: PartitionKey, view: View, reason: str) -> None:
-        """Return when the store has it: before that, this node must not register."""
-        while True:
-            change = declare_loss(view, self._node)
-            if change is None:
-                return
-            log_.error(
-                "replica may lack committed records",
-                extra={"partition": str(key), "reason": reason},
-            )
-            with contextlib.suppress(VersionConflict, OutcomeUnknown):
-                await self._view.propose(key, change)
-                return
-            await self._view.refresh_rows()
-            newer = self._view.rows.get(key)
-            if newer is None:
-                return
-            view = newer
+    log, history = await loop.run_in_executor(pool, work)
+    report = log.recovery
+    found = Found(
+        is_there=not report.is_new,
+        is_whole=not report.damage and not report.has_garbage and not report.is_short,
+        end_offset=log.end_offset,
+        recovery_point=report.recovery_point,
+        was_stopped=report.was_stopped,
+        is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
+    )
+    reason = loss_of(view.row, found)
+    if reason is not None and not (report.is_new and may_be_new):
+        await _declare_loss(key, view, node, cluster, reason)
+    # Until here the log itself remembers what was repaired.
+    await loop.run_in_executor(pool, log.settle)
+    return OpenedLog(topic, log, history)
 
 
-log_ = logging.getLogger(__name__)
-
-STORE_RETRY_SECONDS = 1.0
-
-
-class Reopen(Protocol):
-    def __call__(self, replicator: Replicator, *, is_emptied: bool) -> None:
-        """Close a replica soon, and open it again: with its files, or empty."""
-        ...
+async def _declare_loss(
+    key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
+) -> None:
+    """Return when the store has it: before that, this node must not register."""
+    while view is not None and (change := declare_loss(view, node)) is not None:
+        log_.error("replica may lack committed records", extra=about(key, reason))
+        with contextlib.suppress(VersionConflict, OutcomeUnknown):
+            await cluster.propose(key, change)
+            return
+        await cluster.refresh_rows()
+        view = cluster.rows.get(key)
 
 
 class DamagedReplicas:
@@ -113,12 +98,12 @@ class DamagedReplicas:
         node: int,
         view: ClusterView,
         replicas: Mapping[PartitionKey, Replicator],
-        reopen: Reopen,
+        reopen: Callable[[Replicator, bool], None],
         *,
         rows_changed: asyncio.Event,
     ) -> None:
-        """``rows_changed``: set when a row or a registration has changed; others wait for it
-        too."""
+        """``reopen`` closes a replica soon, and opens it again: with its files, or emptied (True).
+        ``rows_changed``: set when a row or a registration has changed; others wait for it too."""
         self._node = node
         self._view = view
         self._replicas = replicas
@@ -160,10 +145,7 @@ class DamagedReplicas:
 
     def _quarantine(self, replicator: Replicator, reason: str) -> None:
         if not replicator.is_quarantined:
-            log_.error(
-                "damaged replica quarantined",
-                extra={"partition": str(replicator.key), "reason": reason},
-            )
+            log_.error("damaged replica quarantined", extra=about(replicator.key, reason))
             replicator.quarantine()
 
     async def _run(self, replicator: Replicator, reason: str, fetched_in: int) -> None:
@@ -195,7 +177,7 @@ class DamagedReplicas:
                 log_.info(
                     "damaged replica reopened", extra={"partition": str(key), "step": step.value}
                 )
-                self._reopen(replicator, is_emptied=step is RepairStep.EMPTY)
+                self._reopen(replicator, step is RepairStep.EMPTY)
                 return
 
     async def _resign(self, key: PartitionKey, view: View) -> None:
@@ -205,10 +187,7 @@ class DamagedReplicas:
             except (VersionConflict, OutcomeUnknown):
                 await self._view.refresh_rows()
         except PenstockError as error:
-            log_.warning(
-                "damaged replica not reported yet",
-                extra={"partition": str(key), "reason": str(error)},
-            )
+            log_.warning("damaged replica not reported yet", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:

@@ -5,9 +5,13 @@ quiet ones share one that waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec.structs import astuple
 
 from penstock.broker.replicas.in_sync_sets import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
+from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
 from penstock.model.levels import LEADERS_SEND_ENDS, LEVEL_FIRST
 from penstock.model.limits import MIB
@@ -131,18 +135,9 @@ class ReplicaFetcher:
 
 
 def _encode_fetch(replicator: Replicator, fetch: Fetch) -> PartitionFetch:
-    return PartitionFetch(
-        replicator.key.topic_id,
-        replicator.key.index,
-        fetch.epoch,
-        fetch.offset,
-        fetch.durable_offset,
-        fetch.last_epoch,
-        fetch.number,
-        replicator.replica.high_watermark,
-        replicator.follower_log.leader_start,
-        fetch.low_watermark,
-    )
+    key, watermark = replicator.key, replicator.replica.high_watermark
+    known = (watermark, replicator.follower_log.leader_start, fetch.low_watermark)
+    return PartitionFetch(key.topic_id, key.index, *fetch[2:7], *known)
 
 
 def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
@@ -161,34 +156,10 @@ def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
 _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 
 
-class _WaitingCall:
-    def __init__(self, fetches: Sequence[_Waiting]) -> None:
-        self.news: dict[int, None] = {}  # indexes in ``fetches``
-        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wakers = [
-            (replicator, self._waker(at)) for at, (_, replicator, _, _) in enumerate(fetches)
-        ]
-        for replicator, wake in self._wakers:
-            replicator.park(wake)
-
-    def _waker(self, at: int) -> Callable[[], None]:
-        def wake() -> None:
-            self.news[at] = None
-            if not self.woken.done():
-                # The call continues after this turn: the reply has everything that happens in it.
-                self.woken.set_result(None)
-
-        return wake
-
-    def leave(self) -> None:
-        for replicator, wake in self._wakers:
-            replicator.unpark(wake)
-
-
 class ReplicaServer:
     def __init__(
         self,
-        find: Callable[[str, int], Replicator | None],
+        find: Callable[[PartitionKey], Replicator | None],
         *,
         incarnation: Callable[[], int],
         level: Callable[[], int] = lambda: LEVEL_FIRST,
@@ -207,7 +178,7 @@ class ReplicaServer:
     def _standings(self, request: StandingsRequest, _caller: CallerInfo) -> StandingsReply:
         standings = []
         for topic_id, index in request.places:
-            found = self._find(topic_id, index)
+            found = self._find(PartitionKey(topic_id, index))
             if found is None or found.replica.role is Role.HALTED:
                 standings.append(NOT_HERE)
             else:
@@ -215,7 +186,7 @@ class ReplicaServer:
         return StandingsReply(self._incarnation(), standings)
 
     def _drop(self, request: DropRequest, _caller: CallerInfo) -> DropReply:
-        found = self._find(request.topic_id, request.index)
+        found = self._find(PartitionKey(request.topic_id, request.index))
         leader = None if found is None else found.replica.leader
         return DropReply(
             leader is not None
@@ -228,20 +199,12 @@ class ReplicaServer:
         waiting: list[_Waiting] = []
         left_bytes = min(request.bytes_max, REPLY_BYTES_MAX)
         for position, received in enumerate(request.partitions):
-            replicator = self._find(received.topic_id, received.index)
+            replicator = self._find(PartitionKey(received.topic_id, received.index))
             if replicator is None:
                 replies.append(PartitionReply(position, ReplyKind.NOT_YET))
                 continue
-            fetch = Fetch(
-                request.node,
-                request.incarnation,
-                received.epoch,
-                received.offset,
-                received.durable_offset,
-                received.last_epoch,
-                received.number,
-                received.low_watermark,
-            )
+            fields = (*astuple(received)[2:7], received.low_watermark)
+            fetch = Fetch._make((request.node, request.incarnation, *fields))
             reply = _reply_to(position, replicator, fetch, left_bytes)
             if reply is None:
                 waiting.append((position, replicator, fetch, received))
@@ -258,19 +221,31 @@ class ReplicaServer:
         )
 
     def _end_of(self, received: PartitionFetch) -> int:
-        found = self._find(received.topic_id, received.index)
+        found = self._find(PartitionKey(received.topic_id, received.index))
         return -1 if found is None else found.replica.end_offset
 
     async def _wait(
         self, fetches: Sequence[_Waiting], wait_ms: int, left_bytes: int
     ) -> list[PartitionReply]:
-        call = _WaitingCall(fetches)
+        news: dict[int, None] = {}  # indexes in ``fetches``
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(at: int) -> None:
+            news[at] = None
+            if not woken.done():
+                # The call continues after this turn: the reply has everything that happens in it.
+                woken.set_result(None)
+
+        wakers = [(each[1], partial(wake, at)) for at, each in enumerate(fetches)]
+        for replicator, waker in wakers:
+            replicator.park(waker)
         try:
-            await asyncio.wait((call.woken,), timeout=wait_ms / 1_000)
+            await asyncio.wait((woken,), timeout=wait_ms / 1_000)
         finally:
-            call.leave()
+            for replicator, waker in wakers:
+                replicator.unpark(waker)
         replies: list[PartitionReply] = []
-        for at in call.news:
+        for at in news:
             position, replicator, fetch, _ = fetches[at]
             reply = _reply_to(position, replicator, fetch, left_bytes)
             if reply is not None:

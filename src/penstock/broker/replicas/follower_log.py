@@ -11,7 +11,7 @@ segments waits while a thread reads the log, and the round is ended before the l
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from penstock.broker.storage.compaction import Compactor
 from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
 from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, SyncJob
+from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
 from penstock.model.names import is_internal
 from penstock.model.ports import ProducerSeen
@@ -38,6 +39,11 @@ log_ = logging.getLogger(__name__)
 REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
 PAUSE_MS = 50  # after a leader could not serve a fetch yet
 FULL_PAUSE_MS = 1_000  # after the disk was full
+
+
+def about(key: PartitionKey, reason: object) -> dict[str, object]:
+    """Return the fields of a log event about a replica."""
+    return {"partition": str(key), "reason": str(reason)}
 
 
 class FollowerLog:
@@ -70,7 +76,7 @@ class FollowerLog:
             if self._work is None:
                 return None
             await asyncio.wait([self._work])
-        return replay.seen_producers()
+        return replay.producers.seen(wall_ms=self._owner.context.clock.wall_ms())
 
     def next_fetch(self) -> Fetch | None:
         if self._work is not None or self._owner.is_changing_role or self._fetch is not None:
@@ -137,9 +143,7 @@ class FollowerLog:
                 for header in self._log.append_copied(data, now_ms=now_ms):
                     replica.appended(header.leader_epoch, header.next_offset)
         except (DiskFull, Damaged) as error:
-            log_.warning(
-                "replica cannot append", extra={"partition": str(self._key), "reason": str(error)}
-            )
+            log_.warning("replica cannot append", extra=about(self._key, error))
             pause_ms = FULL_PAUSE_MS
         except (OSError, AppendsRefused) as error:
             owner.halt(f"append failed: {error}")
@@ -162,10 +166,7 @@ class FollowerLog:
             await work
         except DiskFull as error:
             # For a side file: nothing is lost, and the replica continues when there is room.
-            log_.warning(
-                "replica waits for disk space",
-                extra={"partition": str(self._key), "reason": str(error)},
-            )
+            log_.warning("replica waits for disk space", extra=about(self._key, error))
             self._work = None
             owner.fetch_soon(after_ms=FULL_PAUSE_MS)
             return
@@ -209,13 +210,16 @@ class FollowerLog:
         self._checkpoint_bytes = 0
         self.replay = await self._owner.in_thread(self._owner.new_replay)
 
-    async def _catch_up(self, replay: Replay) -> None:
-        up_to = self._owner.replica.high_watermark
+    async def _read_in_thread(self, work: Callable[[], object]) -> None:
         self._is_read_in_thread = True
         try:
-            await self._owner.in_thread(lambda: replay.advance(up_to))
+            await self._owner.in_thread(work)
         finally:
             self._is_read_in_thread = False
+
+    async def _catch_up(self, replay: Replay) -> None:
+        up_to = self._owner.replica.high_watermark
+        await self._read_in_thread(lambda: replay.advance(up_to))
 
     async def _checkpoint(self, replay: Replay) -> None:
         self._checkpoint_bytes = replay.replayed_bytes
@@ -246,11 +250,7 @@ class FollowerLog:
             if replay is not None:
                 replay.clip(offset)
 
-        self._is_read_in_thread = True
-        try:
-            await self._owner.in_thread(work)
-        finally:
-            self._is_read_in_thread = False
+        await self._read_in_thread(work)
         self._owner.replica.stored_low_watermark(offset)
 
     async def run_sync(self, job: SyncJob) -> None:
@@ -354,7 +354,7 @@ class FollowerLog:
         def forget(gone: Collection[Aborted]) -> None:
             # If it cannot be done now, the next round finds the same transactions again.
             if self.replay is replay and not self._is_read_in_thread:
-                replay.forget_aborted(gone)
+                replay.producers.forget_aborted(gone)
 
         try:
             return await self._compactor.run(

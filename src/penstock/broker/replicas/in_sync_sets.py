@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
@@ -106,9 +107,7 @@ class InSyncSets:
         except PenstockError as error:
             self._counts.refused += 1
             replicator.change_unknown(change)
-            log_.warning(
-                "in-sync set not changed", extra={"partition": str(key), "reason": str(error)}
-            )
+            log_.warning("in-sync set not changed", extra=about(key, error))
 
     async def stop(self) -> None:
         tasks = list(self._proposing.values())

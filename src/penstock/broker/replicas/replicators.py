@@ -17,8 +17,9 @@ from typing import Any
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
-from penstock.broker.replicas.damaged_replicas import DamagedReplicas, LogOpener, OpenedLog
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
+from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.in_sync_sets import InSyncSets, ReplicationCounts
 from penstock.broker.replicas.leadership import Leadership
 from penstock.broker.replicas.replicator import Replicator
@@ -71,7 +72,6 @@ class Replicators:
         self._level = level
         self._loop = asyncio.get_running_loop()
         self._folder = context.folder / TOPICS_FOLDER
-        self._opener = LogOpener(context, self._folder, view, self.node)
         self._replicas: dict[PartitionKey, Replicator] = {}
         self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
         self._dropping: dict[PartitionKey, asyncio.Task[None]] = {}
@@ -88,9 +88,7 @@ class Replicators:
         )
         incarnation, counts = (lambda: membership.incarnation), self.counts
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
-        self._server = ReplicaServer(
-            self._find, incarnation=incarnation, level=level, counts=counts
-        )
+        self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
         # For replicas:
         self.now_ms = context.clock.mono_ms
@@ -124,7 +122,7 @@ class Replicators:
     def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
         return self._damaged.found(replicator, str(damage))
 
-    def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
+    def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
         """For ``DamagedReplicas``. The replica is opened when this has ended (``_spawn``)."""
         key = replicator.key
 
@@ -148,13 +146,10 @@ class Replicators:
         self.context.catalog.on_change(self._catalog_changed)
         self.context.defaults.on_change(self._defaults_changed)
         self.partitions.scrubber.logs = lambda: list(self._replicas.values())
-        self.partitions.compact_also(lambda: [each.follower_log for each in self.all()])
+        self.partitions.also = lambda: [each.follower_log for each in self.all()]
         await self._refresh_rows()
         await self._remove_deleted()
-        self._jobs = [
-            asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets"),
-            asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
-        ]
+        self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
         """Give all replicas their rows, which the view does not repeat."""
@@ -216,7 +211,9 @@ class Replicators:
     async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
         if key in self._replicas or key in self._dropping:
             return None  # open all the time, or opened when the drop has ended
-        return await self._opener.open(key, view, may_be_new=self._is_started)
+        return await open_replica(
+            key, view, self.node, self._view, self.context, may_be_new=self._is_started
+        )
 
     def _add(
         self, key: PartitionKey, opened: OpenedLog, *, fetched_in: int = NO_EPOCH
@@ -273,9 +270,7 @@ class Replicators:
                 opened = await self._open(key, view)
                 break
             except (OSError, DiskFull) as error:  # retried until there is room
-                log_.warning(
-                    "replica not opened", extra={"partition": str(key), "reason": str(error)}
-                )
+                log_.warning("replica not opened", extra=about(key, error))
             await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
             return  # opened when the catalog has the topic
@@ -330,10 +325,8 @@ class Replicators:
                 if reply.is_right:
                     return True
             except PenstockError as error:
-                log_.info(
-                    "leader has not confirmed the removal of a replica",
-                    extra={"partition": str(key), "reason": str(error)},
-                )
+                text = "leader has not confirmed the removal of a replica"
+                log_.info(text, extra=about(key, error))
             await asyncio.sleep(DROP_RETRY_SECONDS)
             newer = self._view.rows.get(key)
             if newer is None:
@@ -343,9 +336,6 @@ class Replicators:
             view = newer
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
-    def _find(self, topic_id: str, index: int) -> Replicator | None:
-        return self._replicas.get(PartitionKey(topic_id, index))
 
     def find(self, key: PartitionKey) -> Replicator | None:
         return self._replicas.get(key)
@@ -359,17 +349,6 @@ class Replicators:
             for each in self._replicas.values()
             if each.replica.role is Role.HALTED
         ]
-
-    async def _sync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.context.fsync_interval_ms / 1_000)
-            await in_slices(self._sync_all())
-
-    def _sync_all(self) -> Generator[None, None, None]:
-        for key, replicator in tuple(self._replicas.items()):
-            if self._replicas.get(key) is replicator:  # not closed meanwhile
-                replicator.follower_log.sync_soon()
-                yield None
 
     # ── A lost lease ─────────────────────────────────────────────────────────────────────────
 
@@ -465,8 +444,7 @@ class Replicators:
             try:
                 await work
             except PenstockError as error:
-                fields = {"task": name, "partition": str(key), "reason": str(error)}
-                log_.warning("replica task failed", extra=fields)
+                log_.warning("replica task failed", extra={"task": name} | about(key, error))
             except Exception:
                 log_.exception("replica task failed", extra={"task": name, "partition": str(key)})
             finally:

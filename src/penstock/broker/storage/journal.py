@@ -44,57 +44,38 @@ class _NotEncoded(Exception):
 
 
 class Replication(Protocol):
-    """The other replicas, as the journal of the leader sees them."""
+    """The other replicas, as the journal of the leader sees them (``replicas/leadership.py``)."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch of this leader, which every batch it appends carries."""
-        ...
+    def epoch(self) -> int: ...
 
     @property
     def high_watermark(self) -> int: ...
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether replies wait for the in-sync set, or only consumers do."""
-        ...
+    def is_awaited(self) -> bool: ...  # whether replies wait for the in-sync set
 
     @property
-    def is_settled(self) -> bool:
-        """Whether everything that earlier leaders may have confirmed is committed here."""
-        ...
+    def is_settled(self) -> bool: ...  # all that earlier leaders may have confirmed is committed
 
     @property
-    def held_offset(self) -> int:
-        """The end of what every replica, in sync or not, is known to have on disk."""
-        ...
+    def held_offset(self) -> int: ...  # what every replica, in sync or not, has on disk
 
     @property
-    def level(self) -> int:
-        """The feature level in force."""
-        ...
+    def level(self) -> int: ...  # the feature level in force
 
-    def stored_low_watermark(self, offset: int) -> None:
-        """Note that the file of this node has this low watermark."""
-        ...
+    def stored_low_watermark(self, offset: int) -> None: ...
 
-    async def low_watermark_held(self, offset: int) -> None:
-        """Return when every replica that may be elected has stored it. Raises LeaderMoved."""
-        ...
+    # Returns when every replica that may be elected has stored it. Raises LeaderMoved.
+    async def low_watermark_held(self, offset: int) -> None: ...
 
-    def check_accepts(self) -> None:
-        """Raises NotEnoughReplicas while too few replicas are in sync for this topic."""
-        ...
+    def check_accepts(self) -> None: ...  # raises NotEnoughReplicas
 
-    def appended(self, next_offset: int) -> None:
-        """Note the new end of the log, and serve waiting fetches."""
-        ...
+    def appended(self, next_offset: int) -> None: ...
 
     def damaged(self, damage: Damaged) -> None: ...
 
-    def synced(self, durable_offset: int) -> int:
-        """Note what this node has on disk. Returns the high watermark."""
-        ...
+    def synced(self, durable_offset: int) -> int: ...  # returns the high watermark
 
 
 class Journal:
