@@ -25,15 +25,7 @@ from penstock.log.replacement import (
     remove_segments,
 )
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
-from penstock.log.storage.files import (
-    DISK,
-    EPOCHS_CHECKPOINT,
-    LOG_SUFFIX,
-    SIDE_SUFFIXES,
-    Disk,
-    is_full,
-    segment_path,
-)
+from penstock.log.storage.files import DISK, EPOCHS_CHECKPOINT, Disk, is_full, segment_paths
 from penstock.log.storage.headers import find_cut
 from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
@@ -389,19 +381,15 @@ class Log(ReadableLog):
 
     # ── Drop, close ──────────────────────────────────────────────────────────────────────────
 
-    def drop_before(self, offset: int) -> int:
-        """Remove closed segments that end at or before ``offset``. Returns the bytes freed."""
-        return self.detach_before(offset).remove()
-
     def detach_before(self, offset: int) -> "Detached":
-        """Take the segments out of the log; a thread may unlink them, which is slow."""
+        """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
+        (``Detached.remove``) is slow, so a thread may do that."""
         detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
             # Batches are removed first: orphaned side files are removed at the next opening.
-            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
+            detached.paths += segment_paths(self.folder, segment.base_offset)
         detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
             gone = {segment.path.name for segment in taken}

@@ -171,10 +171,6 @@ class ReadableLog:
         return self._segments.last.last_epoch
 
     @property
-    def segment_count(self) -> int:
-        return len(self._segments)
-
-    @property
     def damage(self) -> Sequence[Damage]:
         """Damage found at opening and since."""
         return self._damage

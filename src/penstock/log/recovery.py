@@ -7,7 +7,7 @@ files that are missing, short or wrong are rebuilt.
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.replacement import finish_replacements, finish_restart
+from penstock.log.replacement import finish_replacements, finish_restart, remove_segments
 from penstock.log.storage.checkpoint import (
     DOUBT_CRASHED,
     DOUBT_GARBAGE,
@@ -28,7 +28,6 @@ from penstock.log.storage.files import (
     FORMAT_PREFIX,
     FORMAT_VERSION,
     LOG_SUFFIX,
-    SIDE_SUFFIXES,
     TMP_SUFFIX,
     Disk,
     base_offset_of,
@@ -225,21 +224,23 @@ class Recovery:
             finally:
                 self.disk.close(fd)
             self._truncated_bytes += size
-            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                self.disk.unlink(segment_path(self.folder, base_offset, suffix))
+            remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
         """Record a doubt on disk, before the repair removes its cause."""
-        if self._doubts & doubt:
-            return
-        self._doubts |= doubt
+        if not self._doubts & doubt:
+            self._doubts |= doubt
+            self._write_point(self._point._replace(is_clean=False, doubts=self._doubts))
+
+    def _write_point(self, point: RecoveryPoint) -> bool:
+        """Return False if the disk is full: the log still opens, and this is tried again later."""
         try:
-            point = self._point._replace(is_clean=False, doubts=self._doubts)
             write_point(self.folder, point, self.disk)
         except OSError as error:
-            # A log on a full disk still opens; this is tried again once the torn end is cut.
             if not is_full(error):
                 raise
+            return False
+        return True
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
@@ -338,14 +339,7 @@ class Recovery:
                 if segment is not last:
                     segment.close()
         self.disk.sync_folder(self.folder)
-        try:
-            point = RecoveryPoint(last.end_offset, doubts=self._doubts)
-            write_point(self.folder, point, self.disk)
-        except OSError as error:
-            # A log on a full disk still opens: the point only saves time at the next start.
-            if not is_full(error):
-                raise
-        else:
+        if self._write_point(RecoveryPoint(last.end_offset, doubts=self._doubts)):
             self.sealed_offset = last.end_offset
 
 

@@ -34,13 +34,13 @@ from penstock.log.storage.checkpoint import DOUBT_NEW, RecoveryPoint, read_point
 from penstock.log.storage.files import (
     CHECKPOINT_SUFFIX,
     DAMAGE_FILE,
-    LOG_SUFFIX,
     RESTART_SUFFIX,
     SIDE_SUFFIXES,
     Disk,
     base_offset_of,
     replace_durably,
     segment_path,
+    segment_paths,
 )
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -86,15 +86,14 @@ def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: in
 
 
 def move_in(disk: Disk, folder: Path, base_offset: int) -> None:
-    for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-        source = segment_path(rewritten_folder(folder), base_offset, suffix)
-        disk.rename(source, segment_path(folder, base_offset, suffix))
+    for path in segment_paths(folder, base_offset):
+        disk.rename(rewritten_folder(folder) / path.name, path)
 
 
 def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
     for base_offset in bases:
-        for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-            disk.unlink(segment_path(folder, base_offset, suffix))
+        for path in segment_paths(folder, base_offset):
+            disk.unlink(path)
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:

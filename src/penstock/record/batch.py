@@ -115,7 +115,7 @@ def is_server_batch(header: BatchHeader) -> bool:
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """Return the fields without checking them; see ``check``."""
+    """Return the fields without checking them; see ``check_header``."""
     if len(buffer) - position < HEADER_BYTES or position < 0:
         raise MalformedBatch(f"{len(buffer) - position} bytes are too few for a batch header")
     return tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
@@ -134,23 +134,6 @@ def check_header(header: BatchHeader) -> None:
         raise MalformedBatch(
             f"{header.count} records in a batch that spans {header.last_offset_delta + 1} offsets"
         )
-
-
-def check(
-    buffer: bytes | bytearray | memoryview, position: int = 0, header: BatchHeader | None = None
-) -> BatchHeader:
-    """Return the header. Raises MalformedBatch unless a whole, intact batch is at ``position``."""
-    if header is None:
-        header = parse_header(buffer, position)
-    check_header(header)
-    end = position + header.total_bytes
-    if end > len(buffer):
-        raise MalformedBatch(f"the batch is truncated by {end - len(buffer)} bytes")
-    with memoryview(buffer) as view:
-        crc = crc32c(view[position + CRC_FROM : end])
-    if crc != header.crc:
-        raise MalformedBatch(f"the CRC is {crc:#010x}, the header has {header.crc:#010x}")
-    return header
 
 
 def split_batches(pieces: Sequence[Piece]) -> Iterator[bytes]:

@@ -63,7 +63,7 @@ def test_epochs_are_those_of_the_batches(
     if saved_at <= len(epochs):
         write_epochs(log, expected, saved_at)
     assert read_epochs(log) == expected
-    log.drop_before(dropped)
+    log.detach_before(dropped).remove()
     start = log.start_offset
     kept = dict.fromkeys(epochs[start:])
     expected = [(epoch, max(offset, start)) for epoch, offset in expected if epoch in kept]

@@ -68,7 +68,7 @@ class LogMachine(RuleBasedStateMachine):
     def drop(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(self.log.start_offset, self.log.end_offset))
         before = self.log.size_bytes
-        freed = self.log.drop_before(offset)
+        freed = self.log.detach_before(offset).remove()
         assert self.log.size_bytes == before - freed
         assert self.log.start_offset <= max(offset, self.log.segments()[0].base_offset)
         start = self.log.start_offset

@@ -75,7 +75,7 @@ def test_a_batch_goes_as_a_whole(tmp_path: Path) -> None:
     append(log, count=5)
     assert log.truncate(7) == 5
     assert log.truncate(3) == 0
-    assert (log.start_offset, log.end_offset, log.segment_count) == (0, 0, 1)
+    assert (log.start_offset, log.end_offset, len(log.segments())) == (0, 0, 1)
 
 
 def test_a_cut_without_a_close_survives_a_kill(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_log_begins_anew_wherever_it_is_told_to(tmp_path: Path, at: int) -> No
     log = open_log(tmp_path)
     append_many(log, 30)
     sync(log)
-    log.drop_before(10)
+    log.detach_before(10).remove()
     log.write_checkpoint("cursor", b"folded from what is gone")
     log.restart(at)
     assert (log.start_offset, log.end_offset, log.durable_offset) == (at, at, at)

@@ -47,6 +47,11 @@ def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Pa
     return folder / f"{base_offset:0{_DIGITS}d}{suffix}"
 
 
+def segment_paths(folder: Path, base_offset: int) -> list[Path]:
+    """Return the paths of a segment's four files, batches first."""
+    return [segment_path(folder, base_offset, each) for each in (LOG_SUFFIX, *SIDE_SUFFIXES)]
+
+
 def base_offset_of(name: str) -> int | None:
     """Return the offset in the name of a segment's file; None if the file is not a segment's."""
     stem, dot, suffix = name.partition(".")
