@@ -85,7 +85,7 @@ class Broker:
         self.shares.all_brokers = brokers
         self._redriver.broker = brokers
         self._mover.broker = brokers
-        self.partitions.set_stats_of_all(lambda topic: brokers.call(Stats(topic)))
+        self.partitions.stats_of_all = lambda topic: brokers.call(Stats(topic))
 
     async def start(self) -> None:
         await self.partitions.start()

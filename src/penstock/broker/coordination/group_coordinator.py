@@ -8,7 +8,7 @@ waiting requests fail, and clients retry. The listener bounds the requests in pr
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -76,10 +76,8 @@ class GroupCoordinator(CoordinatorRuntime):
         stored = None if self._configs is None else self._configs.of
         self._groups = Groups(self._settings, self._usage.start(self._label), stored=stored)
 
-    def replay(self, rows: Iterable[Row]) -> None:
-        now_ms = self._clock.mono_ms()
-        for key, value in rows:
-            self._groups.replay(key, value, now_ms=now_ms)
+    def replay(self, row: Row) -> None:
+        self._groups.replay(row.key, row.value, now_ms=self._clock.mono_ms())
 
     def loaded(self) -> None:
         self._carry_out(self._decide(Groups.loaded))
@@ -129,10 +127,12 @@ class GroupCoordinator(CoordinatorRuntime):
                 )
             else:
                 moved.append(group_id)
-        if self._groups is not groups:
-            return
-        self.note(lambda groups, decision: groups.drop_configs(moved, decision), is_divisible=True)
-        log_.info("group configs moved", extra={"coordinator": self._label, "groups": len(moved)})
+        if self._groups is groups:
+            self.note(
+                lambda groups, decision: groups.drop_configs(moved, decision), is_divisible=True
+            )
+            fields = {"coordinator": self._label, "groups": len(moved)}
+            log_.info("group configs moved", extra=fields)
 
     async def _store_configs(
         self, configs: GroupConfigs, group_id: str, row: Mapping[str, str]
@@ -144,10 +144,8 @@ class GroupCoordinator(CoordinatorRuntime):
             except InvalidRequest:
                 raise
             except PenstockError as error:
-                log_.warning(
-                    "group configs not moved yet",
-                    extra={"coordinator": self._label, "reason": str(error)},
-                )
+                fields = {"coordinator": self._label, "reason": str(error)}
+                log_.warning("group configs not moved yet", extra=fields)
             await asyncio.sleep(MOVE_RETRY_SECONDS)
 
     async def request(self, failed: ReplyT, decide: Decide) -> ReplyT:
@@ -234,11 +232,9 @@ class GroupCoordinator(CoordinatorRuntime):
     def _carry_out(self, decision: Decision, *, is_divisible: bool = False) -> None:
         self.append(decision.rows, is_divisible=is_divisible)
         self._alarm.set(self._groups.next_wake_ms())
-        held: list[TicketReply] = []
+        held = [each for each in decision.replies if each.after_commit]
         for each in decision.replies:
-            if each.after_commit:
-                held.append(each)
-            else:
+            if not each.after_commit:
                 self._reply(each.ticket, each.reply)
         if held:
             self._held.update(each.ticket for each in held)

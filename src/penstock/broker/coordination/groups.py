@@ -286,13 +286,11 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: list[Listing] = []
+        fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():
             code, listings = await coordinator.read(
                 failed(call, UNAVAILABLE),
-                lambda groups: (
-                    ErrorCode.NONE,
-                    groups.list_groups(states=call.states, kinds=call.kinds),
-                ),
+                lambda groups: (ErrorCode.NONE, groups.list_groups(**fields)),
             )
             if code:
                 return failed(call, UNAVAILABLE)

@@ -55,11 +55,8 @@ class RowUnreadable(PenstockError):
     ) -> None:
         """``row``: None if the batch cannot be decoded, so there is no single row to skip."""
         super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.row = row
-        self.reason = reason
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.row, self.reason = row, reason
 
 
 class PlacedRow(NamedTuple):
@@ -133,32 +130,26 @@ class RowLog:
         self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
-    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
+    async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
         """Pass the rows in [start, end) to ``replay``, one by one. Raises RowUnreadable."""
         async for placed in self.read(start, end):
-            rows = _RememberingRows(placed)
-            try:
-                replay(rows)
-            except Exception as error:
-                offset, row = rows.last
-                reason = str(error) if isinstance(error, ValueError) else repr(error)
-                raise RowUnreadable(
-                    self._topic.name, self.partition, offset, row, reason
-                ) from error
+            for offset, row in placed:
+                try:
+                    replay(row)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, ValueError) else repr(error)
+                    raise RowUnreadable(
+                        self._topic.name, self.partition, offset, row, reason
+                    ) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
         """Yield the rows in [start, end) that are not skipped, some at a time. Raises
         RowUnreadable."""
         offset = start
         while offset < end:
+            place = (self._topic, self.partition)
             fetched = await self._broker.call(
-                Fetch(
-                    self._topic,
-                    self.partition,
-                    offset=offset,
-                    bytes_max=READ_BYTES_MAX,
-                    is_committed=False,
-                )
+                Fetch(*place, offset=offset, bytes_max=READ_BYTES_MAX, is_committed=False)
             )
             rows: list[PlacedRow] = []
             before = offset
@@ -198,17 +189,6 @@ class RowLog:
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
             )
-
-
-class _RememberingRows:
-    def __init__(self, placed: Sequence[PlacedRow]) -> None:
-        self._placed = placed
-        self.last: PlacedRow
-
-    def __iter__(self) -> Iterator[Row]:
-        for placed in self._placed:
-            self.last = placed
-            yield placed.row
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:

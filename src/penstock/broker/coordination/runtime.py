@@ -13,7 +13,7 @@ the log into memory at the start, and appends the rows of every decision.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.broker.context.timers import Alarm
 from penstock.broker.coordination.row_log import (
@@ -77,9 +77,8 @@ class CoordinatorRuntime(ABC):
         """Forget everything: reading begins, or begins again."""
 
     @abstractmethod
-    def replay(self, rows: Iterable[Row]) -> None:
-        """Apply rows in order, each before the next is taken. Raises ValueError for a foreign
-        row."""
+    def replay(self, row: Row) -> None:
+        """Apply the next row of the log. Raises ValueError for a foreign row."""
 
     @abstractmethod
     def loaded(self) -> None:
@@ -189,10 +188,8 @@ class CoordinatorRuntime(ABC):
         if self._log is None:
             return
         if not self.is_standing_by:
-            log_.warning(
-                "coordinator reads its log again",
-                extra={"coordinator": self._label, "reason": reason},
-            )
+            fields = {"coordinator": self._label, "reason": reason}
+            log_.warning("coordinator reads its log again", extra=fields)
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         dropped, self._next = self._next, _Append()
@@ -204,9 +201,8 @@ class CoordinatorRuntime(ABC):
 
     def _start_appender(self) -> None:
         if self._appender is None:
-            self._appender = self._loop.create_task(
-                self._append_all(), name=f"append {self._label}"
-            )
+            name = f"append {self._label}"
+            self._appender = self._loop.create_task(self._append_all(), name=name)
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:

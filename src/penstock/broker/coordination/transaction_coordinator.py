@@ -86,9 +86,8 @@ class TransactionCoordinator(CoordinatorRuntime):
             usage=self._usage.start(self._label),
         )
 
-    def replay(self, rows: Iterable[Row]) -> None:
-        for key, value in rows:
-            self._txns.replay(key, value)
+    def replay(self, row: Row) -> None:
+        self._txns.replay(row.key, row.value)
 
     def loaded(self) -> None:
         self._failed.clear()  # they are among those sent now

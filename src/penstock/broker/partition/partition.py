@@ -11,7 +11,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.low_watermark import LowWatermark
-from penstock.broker.partition.replay import Replay, origin_of, restore, write_checkpoint
+from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
 from penstock.broker.partition.stream import Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
@@ -196,10 +196,8 @@ class Partition:
     def found_damage(self, damage: Damaged) -> None:
         if self.damage is None:
             self.damage = damage
-            log_.error(
-                "partition damaged",
-                extra={"topic": self.topic.name, "partition": self.index, "reason": str(damage)},
-            )
+            fields = {"topic": self.topic.name, "partition": self.index, "reason": str(damage)}
+            log_.error("partition damaged", extra=fields)
             if self._replication is not None:
                 self._replication.damaged(damage)
 
@@ -331,40 +329,28 @@ class Partition:
             return
         end_offset = self.log.end_offset
         self._checkpoint_bytes = self.journal.appended_bytes
-        now_ms = self._clock.mono_ms()
-        snapshot = self.leases.cursor.snapshot(now_ms=now_ms)
-        shares = {
-            share_id: leases.cursor.snapshot(now_ms=now_ms)
-            for share_id, leases in self.shares.items()
-        }
-        producers = self.stream.snapshot()
+        write = checkpoint_writer(
+            self.log,
+            self.leases.cursor,
+            ((share_id, leases.cursor) for share_id, leases in self.shares.items()),
+            self.stream.snapshot(),
+            offset=end_offset,
+            begun_at=self._begun_at,
+            clock=self._clock,
+        )
         if self.journal.high_watermark < end_offset:
             # Only what is committed is final: another leader's log may differ from there on.
             await self.journal.join().committed.wait()
             if self.journal.high_watermark < end_offset:
                 return  # this topic replies before its appends are committed
-        await self._loop.run_in_executor(
-            self._context.pool,
-            lambda: write_checkpoint(
-                self.log,
-                end_offset,
-                snapshot,
-                shares,
-                producers,
-                begun_at=self._begun_at,
-                context=self._context,
-            ),
-        )
+        await self._loop.run_in_executor(self._context.pool, write)
 
     @property
     def low_offset(self) -> int:
         """The lowest offset that a view still needs; of a stream, only retention decides."""
         if not self.topic.is_queue:
             return self.start_offset
-        low = self.leases.cursor.low_offset()
-        for share in self.shares.values():
-            low = min(low, share.cursor.low_offset())
-        return low
+        return min(view.cursor.low_offset() for view in self._views())
 
     @property
     def _is_copied(self) -> bool:

@@ -12,7 +12,6 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.context.context import BrokerContext
@@ -54,6 +53,7 @@ class Partitions:
         is_clustered: bool = False,
     ) -> None:
         self._context = context
+        self._folder = context.folder / TOPICS_FOLDER
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
         # In a cluster: logs that are compacted and synced too, in turn with the partitions.
@@ -65,7 +65,7 @@ class Partitions:
             bytes_per_second=context.scrub_bytes_per_second,
             interval_ms=context.scrub_interval_ms,
         )
-        self._stats_of_all: StatsOfAll | None = None
+        self.stats_of_all: StatsOfAll | None = None  # in a cluster, once nodes can be reached
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._queues: dict[str, Queue] = {}
@@ -95,12 +95,9 @@ class Partitions:
 
     def damages(self) -> Sequence[tuple[str, str]]:
         return [
-            (
-                f"{partition.topic.name}/{partition.index}",
-                str(partition.damage or partition.journal.failure),
-            )
-            for partition in self._partitions()
-            if partition.damage is not None or partition.journal.failure is not None
+            (f"{each.topic.name}/{each.index}", str(each.damage or each.journal.failure))
+            for each in self._partitions()
+            if each.damage is not None or each.journal.failure is not None
         ]
 
     def _partitions(self) -> list[Partition]:
@@ -149,7 +146,7 @@ class Partitions:
         catalog = self._context.catalog
         topics = catalog.all_topics()
         self.to_open_count = len(topics)
-        self._folder().mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         for tomb in catalog.tombstones():
             await self._remove_folder(tomb)  # deleted just before the last process stopped
         for start in range(0, len(topics), 64):
@@ -189,13 +186,10 @@ class Partitions:
                 queue.remove(partition.index)
         await partition.release(reason)
 
-    def set_stats_of_all(self, stats_of_all: StatsOfAll) -> None:
-        self._stats_of_all = stats_of_all
-
     async def _stats_everywhere(self, topic: Topic) -> QueueStats:
-        if self._stats_of_all is None:
+        if self.stats_of_all is None:
             return (await self.open(topic)).stats()  # other nodes cannot be reached yet
-        return await self._stats_of_all(topic)
+        return await self.stats_of_all(topic)
 
     async def stop(self) -> None:
         for job in self._jobs:
@@ -276,21 +270,16 @@ class Partitions:
         return partitions
 
     async def _open_partition(self, topic: Topic, index: int, waits: Waits) -> Partition:
-        shares = self._context.catalog.shares_of(topic.topic_id)
-        log, restored = await self._loop.run_in_executor(
-            self._context.pool, self._open_log, topic, index, shares
-        )
-        return Partition(topic, index, log, restored, waits, self._context)
-
-    def _open_log(self, topic: Topic, index: int, shares: Sequence[Topic]) -> tuple[Log, Replay]:
         context = self._context
-        log = open_log(topic, index, self._folder(), context)
-        log.settle()  # what recovery did has been logged
-        restored = restore(log, topic, index, shares=shares, context=context)
-        return log, restored
+        shares = context.catalog.shares_of(topic.topic_id)
 
-    def _folder(self) -> Path:
-        return self._context.folder / TOPICS_FOLDER
+        def work() -> tuple[Log, Replay]:
+            log = open_log(topic, index, self._folder, context)
+            log.settle()  # what recovery did has been logged
+            return log, restore(log, topic, index, shares=shares, context=context)
+
+        log, restored = await self._loop.run_in_executor(context.pool, work)
+        return Partition(topic, index, log, restored, waits, context)
 
     # ── Following the catalog ────────────────────────────────────────────────────────────────
 
@@ -350,10 +339,8 @@ class Partitions:
                 await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
 
     async def _remove_folder(self, topic: Topic) -> None:
-        folder = self._folder() / topic.topic_id
-        await self._loop.run_in_executor(
-            self._context.pool, lambda: shutil.rmtree(folder, ignore_errors=True)
-        )
+        remove = partial(shutil.rmtree, self._folder / topic.topic_id, ignore_errors=True)
+        await self._loop.run_in_executor(self._context.pool, remove)
 
     async def grow(self, queue: Queue) -> None:
         """Open partitions that were added to a topic since it was opened."""
@@ -372,7 +359,7 @@ class Partitions:
 
     def _report_unknown_folders(self) -> None:
         known = {topic.topic_id for topic in self._context.catalog.all_topics()}
-        for folder in self._folder().iterdir():
+        for folder in self._folder.iterdir():
             if folder.name not in known:
                 log_.warning("folder without a topic kept", extra={"folder": folder.name})
 
@@ -402,10 +389,8 @@ class Partitions:
                         await partition.checkpoint()
                     await partition.clean()
                 except (PenstockError, OSError) as error:
-                    log_.warning(
-                        "cleaning failed",
-                        extra={"topic": partition.topic.name, "reason": str(error)},
-                    )
+                    fields = {"topic": partition.topic.name, "reason": str(error)}
+                    log_.warning("cleaning failed", extra=fields)
 
     async def _compact_forever(self) -> None:
         """Compact one log at a time: a round may be long and keeps many keys in memory."""
@@ -419,9 +404,8 @@ class Partitions:
                 try:
                     await log.compact()
                 except (PenstockError, OSError) as error:
-                    log_.warning(
-                        "compaction failed", extra={"topic": log.topic.name, "reason": str(error)}
-                    )
+                    fields = {"topic": log.topic.name, "reason": str(error)}
+                    log_.warning("compaction failed", extra=fields)
 
     async def _sync_forever(self) -> None:
         while True:

@@ -6,7 +6,7 @@ time that has passed is subtracted; otherwise they begin again: a restart never 
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import msgspec
 
@@ -35,6 +35,7 @@ from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Record
+from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
@@ -66,21 +67,29 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-def write_checkpoint(
+def checkpoint_writer(
     log: Log,
-    offset: int,
-    snapshot: bytes,
-    shares: dict[str, bytes],
+    cursor: LeaseCursor,
+    shares: Iterable[tuple[str, LeaseCursor]],
     producers: bytes,
     *,
+    offset: int,
     begun_at: int,
-    context: BrokerContext,
-) -> None:
-    wall_ms = context.clock.wall_ms()
-    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares, begun_at)
-    # In this order: the replay continues from the cursors' checkpoint.
-    log.write_checkpoint(PRODUCERS_NAME, producers)
-    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+    clock: Clock,
+) -> Callable[[], None]:
+    """Take a snapshot, and return a function that writes it in any thread. Only for committed
+    records: with another leader the log may end differently."""
+    now_ms = clock.mono_ms()
+    snapshot = cursor.snapshot(now_ms=now_ms)
+    of_shares = {share_id: one.snapshot(now_ms=now_ms) for share_id, one in shares}
+
+    def write() -> None:
+        fields = (offset, clock.wall_ms(), snapshot, of_shares, begun_at)
+        # In this order: the replay continues from the cursors' checkpoint.
+        log.write_checkpoint(PRODUCERS_NAME, producers)
+        log.write_checkpoint(CHECKPOINT_NAME, _encode(Checkpoint(CHECKPOINT_VERSION, *fields)))
+
+    return write
 
 
 def read_checkpoint(log: Log) -> Checkpoint | None:
@@ -305,15 +314,15 @@ class Replay:
                 return count
 
     def checkpoint(self) -> Callable[[], None]:
-        """Snapshot committed state, and return a function that writes it in any thread."""
-        clock, context, log, offset = self._context.clock, self._context, self._log, self.offset
-        now_ms = clock.mono_ms()
-        snapshot = self.cursor.snapshot(now_ms=now_ms)
-        shares = {share.topic_id: one.snapshot(now_ms=now_ms) for share, one in self.shares}
-        producers = self.producers.snapshot(wall_ms=clock.wall_ms())
-        begun_at = self.begun_at
-        return lambda: write_checkpoint(
-            log, offset, snapshot, shares, producers, begun_at=begun_at, context=context
+        clock = self._context.clock
+        return checkpoint_writer(
+            self._log,
+            self.cursor,
+            ((share.topic_id, one) for share, one in self.shares),
+            self.producers.snapshot(wall_ms=clock.wall_ms()),
+            offset=self.offset,
+            begun_at=self.begun_at,
+            clock=clock,
         )
 
     def finish(self) -> None:
@@ -416,24 +425,16 @@ def _remember_recent(
         for batch in batches:
             header = parse_header(batch)
             if header.is_control:
-                _forget_purged(dedup, batch)
+                for _, kind, value in iter_control(batch):
+                    if kind == TRIM_TYPE:
+                        event = decode(kind, value)
+                        assert isinstance(event, TrimEvent)
+                        dedup.forget_below(event.start)
             else:
                 for record in decode_batch(batch, origin=origin):
                     message = record.message
                     key = dedup_key(message, topic.dedup_scope)
                     if key is not None:
-                        dedup.remember(
-                            key,
-                            record.offset,
-                            message.message_id,
-                            appended_at_ms=record.appended_at_ms,
-                        )
+                        at_ms = record.appended_at_ms
+                        dedup.remember(key, record.offset, message.message_id, appended_at_ms=at_ms)
             offset = header.next_offset
-
-
-def _forget_purged(dedup: DedupTable, batch: bytes) -> None:
-    for _, kind, value in iter_control(batch):
-        if kind == TRIM_TYPE:
-            event = decode(kind, value)
-            assert isinstance(event, TrimEvent)
-            dedup.forget_below(event.start)

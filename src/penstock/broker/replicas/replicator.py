@@ -110,9 +110,8 @@ class Replicator:
         return NotLeader(str(self.key), leader=leader, epoch=self.replica.epoch)
 
     def outcome_unknown(self) -> LeaderMoved:
-        return LeaderMoved(
-            f"Outcome unknown: the leader of {self.key} changed during the request. Retry."
-        )
+        moved = f"the leader of {self.key} changed during the request"
+        return LeaderMoved(f"Outcome unknown: {moved}. Retry.")
 
     def update(self, view: View) -> None:
         replica = self.replica
@@ -134,9 +133,8 @@ class Replicator:
         self.follower_log.cancel_fetch()
         self.wake()
         if self._role_task is None and not self._is_closed:
-            self._role_task = self._loop.create_task(
-                self._take_role(), name=f"take a role in {self.key}"
-            )
+            name = f"take a role in {self.key}"
+            self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
         """From here on nothing of the old epoch is accepted or counted (R8). Appends without a
@@ -344,17 +342,7 @@ class Replicator:
         if before.role is Role.HALTED:
             return
         self._end_leadership()
-        self.replica = Replica(
-            before.node,
-            incarnation,
-            registered_at=incarnation,
-            history=before.history,
-            start_offset=before.start_offset,
-            end_offset=before.end_offset,
-            durable_offset=before.durable_offset,
-            high_watermark=before.high_watermark,
-            low_watermark=before.low_watermark,
-        )
+        self.replica = before.reincarnated(incarnation)
         self._change_role()
 
     def damaged(self, damage: Damaged) -> None:
