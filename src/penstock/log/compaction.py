@@ -315,7 +315,7 @@ def _walk(
     position, offset, ordinal = 0, segment.base_offset, 0
     while position < segment.bytes:
         window = disk.pread(fd, min(STEP_BYTES, segment.bytes - position), position)
-        wanted = _first_bytes(window)
+        wanted = parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0
         if wanted > len(window):
             window = disk.pread(fd, min(wanted, BATCH_BYTES_MAX), position)
         batches: list[Batch] = []
@@ -344,7 +344,3 @@ def _walk(
         yield batches
     if offset != segment.end_offset:
         raise Unreadable(path, offset, "records are missing at the end of the file")
-
-
-def _first_bytes(window: bytes) -> int:
-    return parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0

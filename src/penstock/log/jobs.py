@@ -57,23 +57,16 @@ class SyncJob:
             self._log.refuse_appends(f"sync failed: {error}")
             raise
         finally:
-            self._close_fds()
+            while self._fds:
+                self._disk.close(self._fds.pop())
         if self._point is not None:
-            self._write_point(self._point)
-
-    def _write_point(self, point: RecoveryPoint) -> None:
-        try:
-            write_point(self._log.folder, point, self._disk)
-        except OSError as error:
-            if not is_full(error):
-                self._log.refuse_appends(f"writing the recovery point failed: {error}")
-                raise
-            self.is_point_owed = True
-
-    def _close_fds(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            self._disk.close(fd)
+            try:
+                write_point(self._log.folder, self._point, self._disk)
+            except OSError as error:
+                if not is_full(error):
+                    self._log.refuse_appends(f"writing the recovery point failed: {error}")
+                    raise
+                self.is_point_owed = True
 
 
 class Detached:

@@ -32,7 +32,7 @@ class Alarm:
     def clear(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None
 
     def _rings(self) -> None:
         self._timer = None

@@ -47,7 +47,9 @@ class GroupTopics:
             by_name.pop(topic.name, None)
         else:
             entry = (after.topic_id, after.partition_count)
-            if by_name.get(after.name) == entry and not _is_policy_new(before, after):
+            # With another policy, other members may see the topic.
+            is_same = before is None or before.settings.policy == after.settings.policy
+            if by_name.get(after.name) == entry and is_same:
                 return
             by_name[after.name] = entry
         self._epoch += 1
@@ -56,11 +58,6 @@ class GroupTopics:
         self._topics[topic.account] = Topics(self._epoch, by_name, matches)
         if not by_name:
             del self._by_name[topic.account], self._topics[topic.account]
-
-
-def _is_policy_new(before: Topic | None, after: Topic) -> bool:
-    """Return whether the topic's policy changed, so that other members may see the topic."""
-    return before is not None and before.settings.policy != after.settings.policy
 
 
 async def match_patterns(

@@ -236,17 +236,14 @@ class RecordReader:
     async def read_late(self, offset: int) -> Record | None:
         record = self.read(offset)
         while record is Reading.LATER:
-            found = await asyncio.shield(self._opening_of(offset))
+            openings = self._openings.items()
+            opening = next(one for (start, end), one in openings if start <= offset < end)
+            found = await asyncio.shield(opening)
             if isinstance(found, MalformedBatch):
                 return None
             record = found.find(offset)
         assert not isinstance(record, Reading)
         return record
-
-    def _opening_of(self, offset: int) -> Opening:
-        return next(
-            opening for (start, end), opening in self._openings.items() if start <= offset < end
-        )
 
     def _peek(
         self,

@@ -36,17 +36,11 @@ class LowWatermark:
         self._storing: asyncio.Task[None] | None = None
         self._requested = 0  # the largest value that a caller waits for
 
-    @property
-    def _is_file(self) -> bool:
-        replication = self._replication
-        if self._is_queue():
-            return False
-        return replication is None or replication.level >= LOW_WATERMARK_FILES
-
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
-        """Return when no view shows anything below ``offset``, also after a restart. True: await
-        ``confirmed``, so that it survives elections."""
-        is_file = self._is_file
+        """Return when no view shows anything below ``offset``, also after a restart. True: it does
+        not survive elections yet (``Replication.low_watermark_held``)."""
+        level = LOW_WATERMARK_FILES if self._replication is None else self._replication.level
+        is_file = level >= LOW_WATERMARK_FILES and not self._is_queue()
         if is_file:
             await self._store(offset)
         for leases in tuple(self._views()):
@@ -55,11 +49,6 @@ class LowWatermark:
             if not is_file:
                 await leases.settled(events)  # every later leader has a committed event
         return is_file and self._replication is not None
-
-    async def confirmed(self, offset: int) -> None:
-        """Return when no later leader shows anything below ``offset`` (R25)."""
-        assert self._replication is not None
-        await self._replication.low_watermark_held(offset)
 
     async def rest(self) -> None:
         """Return when no thread writes the file. The journal has failed: nothing new begins."""

@@ -255,8 +255,8 @@ class Partition:
             raise OffsetOutOfRange(before, self.start_offset, end)
         is_for_others = await self._low_watermark.move(before, is_expiry=False)
         self.stream.trim(self.start_offset)
-        if is_for_others:
-            await self._low_watermark.confirmed(before)
+        if is_for_others and self._replication is not None:
+            await self._replication.low_watermark_held(before)  # R25
         await self._remove(self.log.detach_before(before))
         return self.start_offset
 
@@ -352,12 +352,6 @@ class Partition:
             return self.start_offset
         return min(view.cursor.low_offset() for view in self._views())
 
-    @property
-    def _is_copied(self) -> bool:
-        """Whether a backup may be reading the log. A low disk has priority over backups."""
-        context = self._context
-        return context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low
-
     async def clean(self) -> int:
         """Drop records past their retention, and unused segments. Returns the bytes freed."""
         self.log.expire_recent()
@@ -391,11 +385,10 @@ class Partition:
             raise
 
     async def _drop_segments(self) -> int:
-        if self._is_copied:
-            return 0
-        topic = self.topic
-        wall_ms = self._clock.wall_ms()
-        stream = settings_of(topic, self._context.defaults)
+        topic, context, wall_ms = self.topic, self._context, self._clock.wall_ms()
+        if context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low:
+            return 0  # a backup may be reading the log; a low disk has priority over backups
+        stream = settings_of(topic, context.defaults)
         cut = droppable(
             self.log.segments(),
             low_offset=self.low_offset,

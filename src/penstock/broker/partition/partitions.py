@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.timers import Interval
@@ -32,6 +32,15 @@ from penstock.net.slices import in_slices
 log_ = logging.getLogger(__name__)
 
 TOPICS_FOLDER = "topics"
+
+
+T = TypeVar("T")
+
+
+def one_by_one(work: Callable[[T], None], items: Iterable[T]) -> Generator[None, None, None]:
+    for item in items:
+        work(item)
+        yield
 
 
 class FollowedLog(Protocol):
@@ -303,12 +312,8 @@ class Partitions:
             partition.log.config = config
 
     def _defaults_changed(self) -> None:
-        self.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
-
-    def _reconfigure_all(self) -> Generator[None, None, None]:
-        for queue in self.queues():
-            self._reconfigure_logs(queue)
-            yield
+        work = in_slices(one_by_one(self._reconfigure_logs, self.queues()))
+        self.spawn(work, "apply topic defaults")
 
     async def _close_deleted(self, topic: Topic) -> None:
         """Close a topic. Its data is removed only if there is a tombstone: the entry may also be
@@ -326,17 +331,13 @@ class Partitions:
                     await partition.abandon()
         if topic.is_share:
             return
-        await self._delete_shares(topic)
-        if self._is_clustered:
-            return  # the replicators remove the files
-        if self._context.catalog.tombstone(topic.topic_id) is not None:
-            await self._remove_folder(topic)
-
-    async def _delete_shares(self, topic: Topic) -> None:
         catalog, now_ms = self._context.catalog, self._context.clock.wall_ms()
         for share in catalog.shares_of(topic.topic_id):
             with contextlib.suppress(TopicNotFound):
                 await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
+        # In a cluster the replicators remove the files.
+        if not self._is_clustered and catalog.tombstone(topic.topic_id) is not None:
+            await self._remove_folder(topic)
 
     async def _remove_folder(self, topic: Topic) -> None:
         remove = partial(shutil.rmtree, self._folder / topic.topic_id, ignore_errors=True)
@@ -410,9 +411,6 @@ class Partitions:
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._context.fsync_interval_ms / 1_000)
-            await in_slices(self._sync_all())
-
-    def _sync_all(self) -> Generator[None, None, None]:
-        for log in (*self._partitions(), *self.also()):
-            log.sync_soon()  # does nothing if it was closed meanwhile
-            yield None
+            # Does nothing for a log that was closed meanwhile.
+            logs = (*self._partitions(), *self.also())
+            await in_slices(one_by_one(lambda log: log.sync_soon(), logs))

@@ -193,15 +193,12 @@ class Queue:
         if self._stats_of_all is not None and len(views) < self.topic.partition_count:
             own = others + leases.cursor.in_flight_most
             if own > self._in_flight_max * len(views) // (2 * self.topic.partition_count):
-                self._request_remote_soon()
+                now = self._loop.time()
+                if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
+                    self._remote_requested_at = now
+                    self._spawn(self._request_remote(), "request the total in flight")
                 others += self._remote_in_flight
         return max(0, self._in_flight_max - others) if others else self._in_flight_max
-
-    def _request_remote_soon(self) -> None:
-        now = self._loop.time()
-        if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
-            self._remote_requested_at = now
-            self._spawn(self._request_remote(), "request the total in flight")
 
     async def _request_remote(self) -> None:
         assert self._stats_of_all is not None

@@ -62,7 +62,8 @@ class Acquisition:
     async def lease(self, count: int, lease_ms: int) -> None:
         leases, passed = self._leases, -1
         while len(self.deliveries) < count:
-            up_to = self._up_to()
+            ends = self._partition.stream.ends
+            up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()
@@ -83,10 +84,6 @@ class Acquisition:
             if not (result.deliveries or result.late or result.dead):
                 passed = offset  # skipped, or the in-flight limit is reached
             await self._settle(result, batches)
-
-    def _up_to(self) -> int:
-        ends = self._partition.stream.ends
-        return ends.last_stable_offset if self._is_committed else ends.high_watermark
 
     def _next_batches(self, offset: int, up_to: int) -> Batches:
         is_first = not (self._batches or self._is_strict)

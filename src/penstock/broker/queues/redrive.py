@@ -96,9 +96,8 @@ class Redriver:
 
 
 def _partition_for(message: Message, target: Topic) -> int:
-    return partition_of_group(
-        message.group or uuid_text(message.message_id), target.partition_count
-    )
+    key = message.group or uuid_text(message.message_id)
+    return partition_of_group(key, target.partition_count)
 
 
 log_ = logging.getLogger(__name__)
@@ -272,10 +271,8 @@ class Mover:
             trace_header=message.trace_header,
             is_sealed=message.is_sealed,
         )
-        key = message.group or uuid_text(message.message_id)
-        partition = partition_of_group(key, target.partition_count)
         try:
-            await self.broker.call(Append(target, partition, [moved]))
+            await self.broker.call(Append(target, _partition_for(message, target), [moved]))
         except TopicNotFound:
             return QUEUE_GONE
         await self._hold.crossing()

@@ -216,13 +216,12 @@ class ReplicaServer:
         self._counts.served(replies)
         if self._level() < LEADERS_SEND_ENDS:
             return ReplicaFetched(replies)
-        return ReplicaFetchedEnds(
-            replies, [self._end_of(request.partitions[each.position]) for each in replies]
-        )
-
-    def _end_of(self, received: PartitionFetch) -> int:
-        found = self._find(PartitionKey(received.topic_id, received.index))
-        return -1 if found is None else found.replica.end_offset
+        ends = []
+        for reply in replies:
+            received = request.partitions[reply.position]
+            found = self._find(PartitionKey(received.topic_id, received.index))
+            ends.append(-1 if found is None else found.replica.end_offset)
+        return ReplicaFetchedEnds(replies, ends)
 
     async def _wait(
         self, fetches: Sequence[_Waiting], wait_ms: int, left_bytes: int

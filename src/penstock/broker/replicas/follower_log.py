@@ -190,7 +190,9 @@ class FollowerLog:
         if replay is None:
             self._begin(self._open_replay())
         elif not replay.advance(replica.high_watermark, bytes_max=REPLAY_BYTES):
-            self._begin(self._catch_up(replay))
+            # A long part is read in a thread, so that requests do not wait.
+            up_to = replica.high_watermark
+            self._begin(self._read_in_thread(lambda: replay.advance(up_to)))
         elif replay.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
             self._begin(self._checkpoint(replay))
         else:
@@ -216,10 +218,6 @@ class FollowerLog:
             await self._owner.in_thread(work)
         finally:
             self._is_read_in_thread = False
-
-    async def _catch_up(self, replay: Replay) -> None:
-        up_to = self._owner.replica.high_watermark
-        await self._read_in_thread(lambda: replay.advance(up_to))
 
     async def _checkpoint(self, replay: Replay) -> None:
         self._checkpoint_bytes = replay.replayed_bytes

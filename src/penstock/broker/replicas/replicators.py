@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
+from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
 from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
 from penstock.broker.replicas.follower_log import about
@@ -288,17 +288,16 @@ class Replicators:
             replicator = self._replicas.get(key)
             if replicator is not None:
                 replicator.topic = after
-                replicator.log.config = log_config(after, self.context)
+                self._reconfigure(replicator)
             elif self.node in self._view.rows[key].row.replicas:
                 self._open_soon(key)
 
     def _defaults_changed(self) -> None:
-        self.partitions.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
+        work = in_slices(one_by_one(self._reconfigure, tuple(self._replicas.values())))
+        self.partitions.spawn(work, "apply topic defaults")
 
-    def _reconfigure_all(self) -> Generator[None, None, None]:
-        for replicator in tuple(self._replicas.values()):
-            replicator.log.config = log_config(replicator.topic, self.context)
-            yield
+    def _reconfigure(self, replicator: Replicator) -> None:
+        replicator.log.config = log_config(replicator.topic, self.context)
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """Close a replica. Its files are removed only if the topic was deleted, or if the
