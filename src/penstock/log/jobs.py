@@ -16,17 +16,6 @@ class SyncJob:
     """A sync of everything that was dirty at one moment, run once in any thread, between
     ``Log.begin_sync`` and ``Log.finish_sync``."""
 
-    __slots__ = (
-        "_disk",
-        "_fds",
-        "_folder",
-        "_log",
-        "_point",
-        "end_offset",
-        "is_point_owed",
-        "sealed_offset",
-    )
-
     def __init__(
         self,
         log: "Log",

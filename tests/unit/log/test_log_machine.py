@@ -96,7 +96,7 @@ class LogMachine(RuleBasedStateMachine):
         self.folder = target
         self.log = open_log(target, CONFIG, disk=QuickDisk())
         report = self.log.recovery
-        assert report.lost_offsets == 0
+        assert report.end_offset >= report.recovery_point
         assert self.log.end_offset >= self.durable, "what was synced is there"
         assert report.damage == (), "a crash is no damage"
         end = self.log.end_offset

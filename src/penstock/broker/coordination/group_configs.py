@@ -2,6 +2,7 @@
 3 they are rows of the groups' coordinator, which moves them to the store from that level on."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.tenants import CoordinatorUsage
@@ -14,20 +15,18 @@ from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
 
 
+@dataclass
 class GroupConfigs:
-    def __init__(
-        self, configs: ResourceConfigs, *, usage: CoordinatorUsage, level: Callable[[], int]
-    ) -> None:
-        self._configs = configs
-        self._usage = usage
-        self._level = level
+    configs: ResourceConfigs
+    usage: CoordinatorUsage
+    level: Callable[[], int]  # the feature level in force
 
     @property
     def is_in_force(self) -> bool:
-        return self._level() >= GROUP_CONFIGS_STORED
+        return self.level() >= GROUP_CONFIGS_STORED
 
     def of(self, group_id: str) -> Configs:
-        return self._configs.get(self._resource(group_id))
+        return self.configs.get(self._resource(group_id))
 
     async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
         """Change configs, whose values were checked. None: back to the default."""
@@ -36,7 +35,7 @@ class GroupConfigs:
         if is_new and not self._has_room(resource.account):
             return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
         try:
-            await self._configs.change(resource, changes)
+            await self.configs.change(resource, changes)
         except QuotaExceeded:
             return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
         except InvalidRequest:
@@ -47,15 +46,15 @@ class GroupConfigs:
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
         """Store the configs of a row; values set since then win. Raises PenstockError."""
-        await self._configs.add_missing(self._resource(group_id), configs)
+        await self.configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:
-        most = self._usage.most(account, GROUP_CONFIGS, RESOURCE_CONFIGS_MAX)
-        if len(self._configs.names(account, GROUP)) < most:
+        most = self.usage.most(account, GROUP_CONFIGS, RESOURCE_CONFIGS_MAX)
+        if len(self.configs.names(account, GROUP)) < most:
             return True
-        self._usage.note_refused(account, GROUP_CONFIGS)
+        self.usage.note_refused(account, GROUP_CONFIGS)
         return False
 
     def _resource(self, group_id: str) -> Resource:
-        account, name = split_scoped(group_id, own_account=self._usage.own_account)
+        account, name = split_scoped(group_id, own_account=self.usage.own_account)
         return Resource(account, GROUP, name)

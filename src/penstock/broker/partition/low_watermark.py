@@ -5,6 +5,7 @@ is below. Queues, and clusters below the feature level, append a Trim event inst
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from penstock.broker.leases.leases import Leases
 from penstock.broker.partition.replay import count_messages
@@ -15,40 +16,30 @@ from penstock.model.limits import READ_BYTES_MAX
 from penstock.net.slices import in_slices
 
 
+@dataclass
 class LowWatermark:
-    def __init__(
-        self,
-        log: Log,
-        journal: Journal,
-        pool: Executor,
-        views: Callable[[], Iterable[Leases]],
-        *,
-        replication: Replication | None,
-        is_queue: Callable[[], bool],
-    ) -> None:
-        self._log = log
-        self._journal = journal
-        self._pool = pool
-        self._views = views
-        self._replication = replication
-        self._is_queue = is_queue
-        self._loop = asyncio.get_running_loop()
-        self._storing: asyncio.Task[None] | None = None
-        self._requested = 0  # the largest value that a caller waits for
+    log: Log
+    journal: Journal
+    pool: Executor
+    views: Callable[[], Iterable[Leases]]
+    replication: Replication | None
+    is_queue: Callable[[], bool]
+    _storing: asyncio.Task[None] | None = None
+    _requested: int = 0  # the largest value that a caller waits for
 
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
         """Return when no view shows anything below ``offset``, also after a restart. True: it does
         not survive elections yet (``Replication.low_watermark_held``)."""
-        level = LOW_WATERMARK_FILES if self._replication is None else self._replication.level
-        is_file = level >= LOW_WATERMARK_FILES and not self._is_queue()
+        level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
+        is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()
         if is_file:
             await self._store(offset)
-        for leases in tuple(self._views()):
+        for leases in tuple(self.views()):
             passed = await self._passed(leases, offset)
             events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
             if not is_file:
                 await leases.settled(events)  # every later leader has a committed event
-        return is_file and self._replication is not None
+        return is_file and self.replication is not None
 
     async def rest(self) -> None:
         """Return when no thread writes the file. The journal has failed: nothing new begins."""
@@ -58,22 +49,22 @@ class LowWatermark:
     async def _store(self, offset: int) -> None:
         """Write the file once at a time, for all callers; a cancelled caller does not end it."""
         self._requested = max(self._requested, offset)
-        while self._log.stored_low_watermark < offset:
-            if self._journal.failure is not None:
-                raise self._journal.failure
+        while self.log.stored_low_watermark < offset:
+            if self.journal.failure is not None:
+                raise self.journal.failure
             if self._storing is None:
-                self._storing = self._loop.create_task(
-                    self._write(self._requested), name="store a low watermark"
-                )
+                work = self._write(self._requested)
+                self._storing = asyncio.create_task(work, name="store a low watermark")
             await asyncio.shield(self._storing)
 
     async def _write(self, offset: int) -> None:
         try:
-            await self._loop.run_in_executor(self._pool, self._log.store_low_watermark, offset)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.pool, self.log.store_low_watermark, offset)
         finally:
             self._storing = None
-        if self._replication is not None:
-            self._replication.stored_low_watermark(offset)
+        if self.replication is not None:
+            self.replication.stored_low_watermark(offset)
 
     async def _passed(self, leases: Leases, offset: int) -> int:
         """Count the messages between a view's head and ``offset``, as of the return."""
@@ -84,4 +75,4 @@ class LowWatermark:
                 return passed
 
     async def count(self, start: int, end: int) -> int:
-        return await in_slices(count_messages(self._log, start, end, bytes_max=READ_BYTES_MAX))
+        return await in_slices(count_messages(self.log, start, end, bytes_max=READ_BYTES_MAX))

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,11 +35,11 @@ log_ = logging.getLogger(__name__)
 ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 
+@dataclass
 class Redriver:
-    def __init__(self, broker: BrokerPort, catalog: Catalog, hold: BackupHold) -> None:
-        self.broker = broker
-        self._hold = hold
-        self._catalog = catalog
+    broker: BrokerPort
+    catalog: Catalog
+    hold: BackupHold
 
     def attempts_max(self, topic: Topic) -> int | None:
         """A rule whose queue is gone does not count: records are delivered rather than lost."""
@@ -50,7 +51,7 @@ class Redriver:
 
     def _target(self, topic: Topic) -> Topic | None:
         redrive = topic.settings.redrive
-        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        target = None if redrive is None else self.catalog.find_arn(redrive.target_arn)
         return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
@@ -66,7 +67,7 @@ class Redriver:
             return  # the short lease ends and the record is delivered again
         if moved:
             claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
-            await self._hold.crossing()
+            await self.hold.crossing()
             await leases.ack(claims, reason=AckReason.DEAD)
             leases.count_dead(len(claims))
 

@@ -5,6 +5,7 @@ quiet ones share one that waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec.structs import astuple
@@ -13,7 +14,7 @@ from penstock.broker.replicas.in_sync_sets import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
-from penstock.model.levels import LEADERS_SEND_ENDS, LEVEL_FIRST
+from penstock.model.levels import LEADERS_SEND_ENDS
 from penstock.model.limits import MIB
 from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Role
@@ -156,19 +157,12 @@ def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
 _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 
 
+@dataclass
 class ReplicaServer:
-    def __init__(
-        self,
-        find: Callable[[PartitionKey], Replicator | None],
-        *,
-        incarnation: Callable[[], int],
-        level: Callable[[], int] = lambda: LEVEL_FIRST,
-        counts: ReplicationCounts,
-    ) -> None:
-        self._find = find
-        self._incarnation = incarnation
-        self._level = level
-        self._counts = counts
+    find: Callable[[PartitionKey], Replicator | None]
+    incarnation: Callable[[], int]
+    level: Callable[[], int]  # the feature level in force
+    counts: ReplicationCounts
 
     def register(self, handlers: CallHandlers) -> None:
         handlers.add(REPLICA_FETCH, self.fetch)
@@ -178,15 +172,15 @@ class ReplicaServer:
     def _standings(self, request: StandingsRequest, _caller: CallerInfo) -> StandingsReply:
         standings = []
         for topic_id, index in request.places:
-            found = self._find(PartitionKey(topic_id, index))
+            found = self.find(PartitionKey(topic_id, index))
             if found is None or found.replica.role is Role.HALTED:
                 standings.append(NOT_HERE)
             else:
                 standings.append((found.replica.history.last, found.replica.end_offset))
-        return StandingsReply(self._incarnation(), standings)
+        return StandingsReply(self.incarnation(), standings)
 
     def _drop(self, request: DropRequest, _caller: CallerInfo) -> DropReply:
-        found = self._find(PartitionKey(request.topic_id, request.index))
+        found = self.find(PartitionKey(request.topic_id, request.index))
         leader = None if found is None else found.replica.leader
         return DropReply(
             leader is not None
@@ -199,7 +193,7 @@ class ReplicaServer:
         waiting: list[_Waiting] = []
         left_bytes = min(request.bytes_max, REPLY_BYTES_MAX)
         for position, received in enumerate(request.partitions):
-            replicator = self._find(PartitionKey(received.topic_id, received.index))
+            replicator = self.find(PartitionKey(received.topic_id, received.index))
             if replicator is None:
                 replies.append(PartitionReply(position, ReplyKind.NOT_YET))
                 continue
@@ -213,13 +207,13 @@ class ReplicaServer:
                 left_bytes -= len(reply.data)
         if not replies and waiting and request.wait_ms > 0:
             replies = await self._wait(waiting, request.wait_ms, left_bytes)
-        self._counts.served(replies)
-        if self._level() < LEADERS_SEND_ENDS:
+        self.counts.served(replies)
+        if self.level() < LEADERS_SEND_ENDS:
             return ReplicaFetched(replies)
         ends = []
         for reply in replies:
             received = request.partitions[reply.position]
-            found = self._find(PartitionKey(received.topic_id, received.index))
+            found = self.find(PartitionKey(received.topic_id, received.index))
             ends.append(-1 if found is None else found.replica.end_offset)
         return ReplicaFetchedEnds(replies, ends)
 

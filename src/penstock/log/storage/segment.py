@@ -103,22 +103,6 @@ class SegmentFiles:
 class Segment:
     """The state of a segment in memory; its files are open only while in use."""
 
-    __slots__ = (
-        "_files",
-        "base_offset",
-        "batch_count",
-        "bytes",
-        "disk",
-        "end_offset",
-        "first_timestamp",
-        "folder",
-        "interval_bytes",
-        "last",
-        "last_epoch",
-        "max_timestamp",
-        "recent",
-    )
-
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
