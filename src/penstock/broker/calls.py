@@ -223,13 +223,7 @@ class Broker:
         return (self._opened(call) or await self._of(call)).ends()
 
     async def _fetch(self, call: calls.Fetch) -> Fetched:
-        owner = self._opened(call) or await self._of(call)
-        return owner.fetch(
-            call.offset,
-            bytes_max=call.bytes_max,
-            is_committed=call.is_committed,
-            as_slices=call.as_slices,
-        )
+        return (self._opened(call) or await self._of(call)).fetch(call)
 
     async def _find_time(self, call: calls.FindTime | calls.MaxTimestamp) -> tuple[int, int]:
         owner = await self._of(call)

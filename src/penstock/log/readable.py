@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from penstock.log.batch_cache import BatchCache
-from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of
+from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of, read_buffers
 from penstock.log.storage.checkpoint import (
     Damage,
     DamagedRange,
@@ -200,28 +200,23 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def read_buffers(
-        self,
-        start: int,
-        *,
-        bytes_max: int,
-        up_to: int | None = None,
-        as_slice: bool = False,
-        with_empty: bool = False,
+        self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each
-        (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file. ``with_empty``: include
-        empty batches, as replicas need."""
+        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each,
+        without empty ones (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
         if self._cache.holds(start):
             batches = self._cache.read(start, bytes_max=bytes_max, up_to=end)
-            return buffers_of(batches, start, with_empty=with_empty)
+            return buffers_of(batches, start)
         segment = self._segments.holding(start)
         try:
-            return segment.read_buffers(
-                start, bytes_max=bytes_max, up_to=end, as_slice=as_slice, with_empty=with_empty
-            )
+            found = read_buffers(segment, start, bytes_max=bytes_max, up_to=end, as_slice=as_slice)
+            if found is None:
+                batches = segment.read(start, bytes_max=bytes_max, up_to=end)
+                found = buffers_of(batches, start)
+            return found
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])
             raise

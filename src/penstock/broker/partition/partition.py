@@ -24,6 +24,7 @@ from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.model import limits
+from penstock.model.calls import Fetch
 from penstock.model.errors import (
     Damaged,
     OffsetOutOfRange,
@@ -230,19 +231,15 @@ class Partition:
         head = min(self.leases.cursor.head, self.journal.high_watermark)
         return max(self.log.low_watermark, head)
 
-    def fetch(
-        self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
-    ) -> Fetched:
-        ends = self.ends()
+    def fetch(self, call: Fetch) -> Fetched:
+        ends, offset = self.ends(), call.offset
         if ends.high_watermark < offset <= self.log.end_offset and self._replication is not None:
             # An earlier leader may have confirmed it: it will be committed here too (R19).
             return Fetched(ends)
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         try:
-            return self.stream.fetch(
-                offset, ends, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
-            )
+            return self.stream.fetch(call, ends)
         except Damaged as damage:
             self.found_damage(damage)
             raise

@@ -10,6 +10,7 @@ from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.log.storage.batch_buffers import BatchBuffers
+from penstock.model.calls import Fetch
 from penstock.model.errors import LeaderMoved, ProducerRefused
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
 from penstock.net.slices import in_slices
@@ -115,20 +116,13 @@ class Stream:
             leader_epoch=self._journal.leader_epoch,
         )
 
-    def fetch(
-        self,
-        offset: int,
-        ends: StreamEnds,
-        *,
-        bytes_max: int,
-        is_committed: bool,
-        as_slices: bool = False,
-    ) -> Fetched:
+    def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
         """Read from an offset between the ends, which are those of this moment."""
+        offset, is_committed = call.offset, call.is_committed
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
             return Fetched(ends)
-        found = self._read(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slices)
+        found = self._read(offset, bytes_max=call.bytes_max, up_to=up_to, as_slice=call.as_slices)
         if not found.buffers:
             return Fetched(ends)
         aborted: Sequence[tuple[int, int]] = ()

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from penstock.log.storage.batch_buffers import (
-    BatchBuffers,
     RecentPositions,
     VerifiedRanges,
-    buffers_of,
-    read_buffers,
 )
 from penstock.log.storage.batch_reader import READ_AHEAD_BYTES, BatchReader
 from penstock.log.storage.checkpoint import DamagedRange
@@ -257,24 +254,6 @@ class Segment:
                 raise
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
-
-    def read_buffers(
-        self,
-        start: int,
-        *,
-        bytes_max: int,
-        up_to: int,
-        as_slice: bool = False,
-        with_empty: bool = False,
-    ) -> BatchBuffers:
-        assert self.base_offset <= start < self.end_offset
-        found = read_buffers(
-            self, start, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice, with_empty=with_empty
-        )
-        if found is None:
-            batches = self.read(start, bytes_max=bytes_max, up_to=up_to)
-            found = buffers_of(batches, start, with_empty=with_empty)
-        return found
 
     def find(self, offset: int) -> BatchStart:
         """Return where to start looking for an offset. A damaged index is rebuilt first."""
