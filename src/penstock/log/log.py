@@ -98,8 +98,6 @@ class Log(ReadableLog):
         """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
 
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
-
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
     ) -> int:
@@ -234,8 +232,6 @@ class Log(ReadableLog):
             self.refuse_appends(f"{action} failed: {error}")
             raise
 
-    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
-
     def begin_sync(self) -> SyncJob | None:
         """Return a job that syncs what is dirty now, if anything. One at a time: the recovery point
         of a later job would cover what an earlier one has not synced yet."""
@@ -273,8 +269,6 @@ class Log(ReadableLog):
         self._is_rolled = self._is_rolled or job.is_point_owed
         if not job.is_point_owed:
             self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
-
-    # ── Cut ──────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, to: int) -> int:
         """Cut off everything from the batch that holds ``to`` on, durably. Returns the new end
@@ -378,8 +372,6 @@ class Log(ReadableLog):
                 break
             epoch = each.last_epoch
         return epoch
-
-    # ── Drop, close ──────────────────────────────────────────────────────────────────────────
 
     def detach_before(self, offset: int) -> "Detached":
         """Take closed segments that end at or before ``offset`` out of the log. Unlinking them

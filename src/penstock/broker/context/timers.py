@@ -1,9 +1,18 @@
-"""Timers: an alarm on the node's clock, and the interval of a periodic job."""
+"""Timers: an alarm on the node's clock, the interval of a periodic job, the end of tasks."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.model.ports import Clock
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Cancel tasks, and return when they have ended."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
 
 
 class Alarm:

@@ -9,10 +9,11 @@ waiting requests fail, and clients retry. The listener bounds the requests in pr
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.group_configs import GroupConfigs
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
@@ -20,10 +21,11 @@ from penstock.cursor.groups.decision import Decision, TicketReply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
-from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
 from penstock.model.errors import InvalidRequest, PenstockError
-from penstock.model.ports import Clock
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -37,17 +39,14 @@ Decide = Callable[[Groups, Decision], None]
 class GroupCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        *,
         open_log: Callable[[], Awaitable[RowLog]],
-        settings: GroupSettings,
-        clock: Clock,
+        setup: "CoordinatorSetup",
         label: str,
-        usage: CoordinatorUsage = NO_QUOTAS,
-        configs: GroupConfigs | None = None,
+        settings: GroupSettings,
+        configs: GroupConfigs | None,
     ) -> None:
         """``configs``: group configs in the metadata store; None: they stay rows."""
-        super().__init__(open_log=open_log, clock=clock, label=label)
-        self._usage = usage
+        super().__init__(open_log, setup, label)
         self._configs = configs
         self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
         self._settings = settings
@@ -66,9 +65,7 @@ class GroupCoordinator(CoordinatorRuntime):
                 self._fail(ticket)
 
     async def stop(self) -> None:
-        if self._move is not None:
-            self._move.cancel()
-            await asyncio.gather(self._move, return_exceptions=True)
+        await cancel_all((self._move,))
         await super().stop()
         self._fail_all()
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.group_configs import GroupConfigs
 from penstock.broker.coordination.group_coordinator import GroupCoordinator
 from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
@@ -62,10 +63,7 @@ class TaskAssignments:
             log_.error("task assignment failed", exc_info=error, extra={"group": group_id})
 
     async def stop(self) -> None:
-        jobs = list(self._jobs.values())
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        await cancel_all(self._jobs.values())
 
 
 TOPIC_NAME = "__groups"
@@ -154,14 +152,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     def _new_coordinator(
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> GroupCoordinator:
-        return GroupCoordinator(
-            open_log=open_log,
-            settings=self._settings,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
-            configs=self._configs,
-        )
+        return GroupCoordinator(open_log, self._setup, label, self._settings, self._configs)
 
     def level_changed(self) -> None:
         for coordinator in self._coordinators:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.remote_calls import RemoteCoordinators
 from penstock.broker.coordination.row_log import RowLog, RowUnreadable
 from penstock.broker.coordination.runtime import CoordinatorRuntime
@@ -86,9 +87,7 @@ class CoordinatorHost(ABC, Generic[C]):
         self._job = asyncio.create_task(self._expire_forever(), name=f"expire {self._topic_name}")
 
     async def stop(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
-            await asyncio.gather(self._job, return_exceptions=True)
+        await cancel_all((self._job,))
         for coordinator in self._coordinators:
             await coordinator.stop()
 

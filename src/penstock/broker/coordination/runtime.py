@@ -14,8 +14,9 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from penstock.broker.context.timers import Alarm
+from penstock.broker.context.timers import Alarm, cancel_all
 from penstock.broker.coordination.row_log import (
     BATCH_ROWS_BYTES_MAX,
     RowLog,
@@ -24,7 +25,9 @@ from penstock.broker.coordination.row_log import (
 )
 from penstock.cursor.rows import Row
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -50,13 +53,15 @@ class _Append:
 
 class CoordinatorRuntime(ABC):
     def __init__(
-        self, *, open_log: Callable[[], Awaitable[RowLog]], clock: Clock, label: str
+        self, open_log: Callable[[], Awaitable[RowLog]], setup: "CoordinatorSetup", label: str
     ) -> None:
+        clock = setup.clock
         self.trouble: str | None = None  # why nothing is served
         self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
         self.is_standing_by = False  # another node leads the log, and decides
         self.epoch = 0  # of the log's leader when it was read: this node, as long as it leads
         self._clock = clock
+        self._usage = setup.usage
         self._label = label
         self._loop = asyncio.get_running_loop()
         self._open_log = open_log
@@ -102,9 +107,7 @@ class CoordinatorRuntime(ABC):
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
-        if self._loader is not None:
-            self._loader.cancel()
-            await asyncio.gather(self._loader, return_exceptions=True)
+        await cancel_all((self._loader,))
         if self._appender is not None:
             # In a cluster there may be no node left to commit it.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)

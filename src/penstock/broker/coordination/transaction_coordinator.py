@@ -14,13 +14,13 @@ clock.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
 from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
-from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
 from penstock.cursor.transactions import (
     Marker,
     Transactions,
@@ -29,8 +29,10 @@ from penstock.cursor.transactions import (
     TxnState,
 )
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -47,18 +49,15 @@ T = TypeVar("T")
 class TransactionCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        *,
         open_log: Callable[[], Awaitable[RowLog]],
+        setup: "CoordinatorSetup",
+        label: str,
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
-        clock: Clock,
-        label: str,
-        usage: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
         """``write_marker`` returns when a marker is committed, or its partition is gone; if it
         raises, the marker is retried."""
-        super().__init__(open_log=open_log, clock=clock, label=label)
-        self._usage = usage
+        super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
@@ -74,9 +73,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def stop(self) -> None:
         """Markers that are not written now are written after the next start."""
         self._is_stopping = True
-        for task in tuple(self._senders):
-            task.cancel()
-        await asyncio.gather(*self._senders, return_exceptions=True)
+        await cancel_all(self._senders)
         await super().stop()
 
     def reset(self) -> None:

@@ -80,12 +80,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> TransactionCoordinator:
         return TransactionCoordinator(
-            open_log=open_log,
-            write_marker=self._write_marker,
-            next_producer_id=self._next_producer_id,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
+            open_log, self._setup, label, self._write_marker, self._next_producer_id
         )
 
     def expire(self) -> None:
@@ -103,15 +98,9 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             return  # deleted, and its records with it
         except ProducerRefused as error:
             # The producer continued there with a newer epoch, whose marker ends everything.
-            log_.warning(
-                "transaction marker outdated",
-                extra={
-                    "transactional_id": marker.transactional_id,
-                    "topic": marker.topic_id,
-                    "partition": marker.partition,
-                    "reason": str(error),
-                },
-            )
+            place = {"topic": marker.topic_id, "partition": marker.partition}
+            fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
+            log_.warning("transaction marker outdated", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)

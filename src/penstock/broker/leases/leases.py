@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.timers import Alarm
-from penstock.broker.leases.record_reader import Opening, Reading, RecordReader
+from penstock.broker.leases.record_reader import Opening, Place, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
@@ -25,7 +24,6 @@ from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.outcome import Pick
 from penstock.cursor.leases.standard import StandardCursor
-from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
@@ -52,41 +50,29 @@ class _AppendedBatch(NamedTuple):
 
 class Leases:
     def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        journal: Journal,
-        cursor: LeaseCursor,
-        waits: Waits,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
+        self, topic: Topic, place: Place, journal: Journal, cursor: LeaseCursor, waits: Waits
     ) -> None:
         self.topic = topic  # or the share
-        self.reader = RecordReader(topic, index, log, context, origin=origin, on_damage=on_damage)
-        self.index = index
+        self.reader = RecordReader(topic, place)
+        self.index = place.index
         self.waits = waits
         self.received_count = self.acked_count = 0
         self.dead_count = self.expired_count = 0
         self.cursor = cursor
-        self._log = log
+        self._log = place.log
         self._journal = journal
-        self._context = context
-        self._clock = context.clock
-        self._on_damage = on_damage
+        self._context = place.context
+        self._clock = place.context.clock
+        self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
-        self._messages_end = log.end_offset  # after the last batch of messages
+        self._messages_end = place.log.end_offset  # after the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, and when its record was sent
         self._listeners: set[Callable[[], None]] = set()
         self._alarm = Alarm(self._clock, self.wake)
         self._is_wake_due = False
-
-    # ── Appends ──────────────────────────────────────────────────────────────────────────────
 
     def appended(
         self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
@@ -135,8 +121,6 @@ class Leases:
         self._fresh.clear()
         self._fresh_count = 0
         self.reader.forget()
-
-    # ── Lease ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def retention_ms(self) -> int:
@@ -277,8 +261,6 @@ class Leases:
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
 
-    # ── Ack, extend, purge, start ────────────────────────────────────────────────────────────
-
     async def ack(
         self,
         claims: Sequence[Claim],
@@ -352,8 +334,6 @@ class Leases:
             encode(event) if share_id is None else encode_shared(share_id, event)
         )
 
-    # ── Waking ───────────────────────────────────────────────────────────────────────────────
-
     def wake(self) -> None:
         """Serve the waits, and wake again when the next lease or delay ends."""
         if self._listeners:
@@ -394,8 +374,6 @@ class Leases:
     def disarm(self) -> None:
         self._alarm.clear()
         self.reader.close()
-
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
     def counts(self) -> tuple[int, int, int]:
         stats = self.cursor.stats(
@@ -452,8 +430,6 @@ class Leases:
         found = await in_slices(self.cursor.find_obstacles(terms))
         uncommitted = max(0, self._messages_end - self._journal.high_watermark)
         return msgspec.structs.replace(found, uncommitted=uncommitted)
-
-    # ── Cleaning ─────────────────────────────────────────────────────────────────────────────
 
     async def expire(self) -> None:
         """Drop records past their retention, also if nothing is received."""

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -42,23 +43,25 @@ class Reading(Enum):
     LATER = "the batch is being opened"
 
 
+@dataclass
+class Place:
+    """One partition, as its views see it."""
+
+    index: int
+    log: Log
+    context: BrokerContext
+    origin: bytes  # for the ids of messages that came without one
+    on_damage: Callable[[Damaged], None]
+
+
 class RecordReader:
-    def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
-    ) -> None:
+    def __init__(self, topic: Topic, place: Place) -> None:
         self.topic = topic
-        self._index = index
-        self.log = log
-        self._opened = context.opened
-        self._origin = origin
-        self._on_damage = on_damage
+        self._index = place.index
+        self.log = place.log
+        self._opened = place.context.opened
+        self._origin = place.origin
+        self._on_damage = place.on_damage
         self.ahead: deque[Record] = deque()
         self.ahead_end = 0
         self.is_later = False  # the last call stopped early: continue after ``ready``
@@ -194,16 +197,9 @@ class RecordReader:
     def _unreadable(
         self, header: BatchHeader, from_offset: int, error: MalformedBatch
     ) -> Iterator[list[Record]]:
-        log_.error(
-            "unreadable batch skipped",
-            extra={
-                "topic": self.topic.name,
-                "partition": self._index,
-                "offset": header.base_offset,
-                "records": header.count,
-                "reason": str(error),
-            },
-        )
+        place: dict[str, object] = {"topic": self.topic.name, "partition": self._index}
+        batch = {"offset": header.base_offset, "records": header.count, "reason": str(error)}
+        log_.error("unreadable batch skipped", extra=place | batch)
         start = max(from_offset, header.base_offset)
         end = start + min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
         for first in range(start, end, PIECE_RECORDS):

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
+from penstock.broker.leases.record_reader import Place
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.low_watermark import LowWatermark
 from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
@@ -61,7 +62,7 @@ class Partition:
         self.log = log
         self.damage: Damaged | None = None
         self.sent_count = 0
-        self._origin = origin_of(topic, index)
+        self._place = Place(index, log, context, origin_of(topic, index), self.found_damage)
         self._context = context
         self._clock = context.clock
         self._meter = context.meter
@@ -102,23 +103,11 @@ class Partition:
         self._report_damage()
 
     def _new_leases(self, topic: Topic, cursor: LeaseCursor, waits: Waits) -> Leases:
-        return Leases(
-            topic,
-            self.index,
-            self.log,
-            self.journal,
-            cursor,
-            waits,
-            self._context,
-            origin=self._origin,
-            on_damage=self.found_damage,
-        )
+        return Leases(topic, self._place, self.journal, cursor, waits)
 
     def _views(self) -> Iterable[Leases]:
         yield self.leases
         yield from self.shares.values()
-
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
 
     async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
         self._check_accepts()
@@ -181,8 +170,6 @@ class Partition:
         self._dedup.forget_below(self.log.end_offset)
         await self.leases.purge()
 
-    # ── Damage ───────────────────────────────────────────────────────────────────────────────
-
     def note_damage(self, found: Sequence[Damage]) -> None:
         self.log.note_damage(found)
         self._report_damage()
@@ -201,8 +188,6 @@ class Partition:
             log_.error("partition damaged", extra=fields)
             if self._replication is not None:
                 self._replication.damaged(damage)
-
-    # ── Streams ──────────────────────────────────────────────────────────────────────────────
 
     async def append_batches(
         self, batches: Sequence[bytes | memoryview], *, acks: int, is_append_time: bool
@@ -257,8 +242,6 @@ class Partition:
         await self._remove(self.log.detach_before(before))
         return self.start_offset
 
-    # ── Shares ───────────────────────────────────────────────────────────────────────────────
-
     async def begin_share(self, share: Topic, start: int) -> None:
         """Begin a share. The log has its start before the catalog has the share: one without a
         start in the log had it in a dropped segment, and is at the log's start."""
@@ -296,8 +279,6 @@ class Partition:
         if self.shares:
             for share in tuple(self.shares.values()):
                 share.wake()
-
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     def _reload(self) -> None:
         """An append failed that the cursors had applied: restore them from the log."""

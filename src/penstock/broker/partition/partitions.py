@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.context.timers import Interval
+from penstock.broker.context.timers import Interval, cancel_all
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
@@ -87,8 +87,6 @@ class Partitions:
         self.opened_count = 0
         self.to_open_count = 0
 
-    # ── Lookup ──────────────────────────────────────────────────────────────────────────────
-
     def find(self, topic: Topic) -> Queue | None:
         """Return the open queue; None if the topic must be opened first. On the hot path."""
         return self._queues.get(topic.topic_id)
@@ -136,8 +134,6 @@ class Partitions:
         if not opening.cancelled():
             opening.exception()  # callers that were cancelled meanwhile do not read it
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         catalog = self._context.catalog
         if not self._is_clustered:
@@ -161,8 +157,6 @@ class Partitions:
         for start in range(0, len(topics), 64):
             await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
         await self._loop.run_in_executor(self._context.pool, self._report_unknown_folders)
-
-    # ── Leading, in a cluster ────────────────────────────────────────────────────────────────
 
     def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
         """Call ``listener`` with each partition, when this node begins or stops to lead it."""
@@ -201,9 +195,7 @@ class Partitions:
         return await self.stats_of_all(topic)
 
     async def stop(self) -> None:
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await cancel_all(self._jobs)
         self.end_waits()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
@@ -290,8 +282,6 @@ class Partitions:
         log, restored = await self._loop.run_in_executor(context.pool, work)
         return Partition(topic, index, log, restored, waits, context)
 
-    # ── Following the catalog ────────────────────────────────────────────────────────────────
-
     def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
         if before is not None and (after is None or after.topic_id != before.topic_id):
             self.spawn(self._close_deleted(before), f"close {before.topic_id}")
@@ -377,8 +367,6 @@ class Partitions:
         task = asyncio.create_task(run(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    # ── Periodic jobs ───────────────────────────────────────────────────────────────────────────
 
     async def _clean_forever(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
@@ -127,10 +128,7 @@ class DamagedReplicas:
 
     async def stop(self) -> None:
         self._is_stopped = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     def _is_spare(self, replicator: Replicator) -> bool:
         view = self._view_of(replicator)

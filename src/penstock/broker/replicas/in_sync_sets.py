@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.membership.cluster_view import ClusterView
@@ -110,7 +111,4 @@ class InSyncSets:
             log_.warning("in-sync set not changed", extra=about(key, error))
 
     async def stop(self) -> None:
-        tasks = list(self._proposing.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._proposing.values())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
 from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
@@ -95,8 +96,6 @@ class Replicators:
         self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
 
-    # ── For replicas ─────────────────────────────────────────────────────────────────────────
-
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
 
@@ -134,8 +133,6 @@ class Replicators:
 
         if key not in self._dropping:
             self._spawn(close(), self._dropping, key, "reopen")
-
-    # ── Start ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -228,8 +225,6 @@ class Replicators:
         if log.damage:
             self._damaged.found(replicator, log.damage[0].reason, fetched_in=fetched_in)
         return replicator
-
-    # ── Rows and topics ──────────────────────────────────────────────────────────────────────
 
     def _row_changed(self, key: PartitionKey, view: View | None) -> None:
         if self._is_stopped:
@@ -334,8 +329,6 @@ class Replicators:
                 return False  # a replica again, which begins with these files
             view = newer
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
     def find(self, key: PartitionKey) -> Replicator | None:
         return self._replicas.get(key)
 
@@ -348,8 +341,6 @@ class Replicators:
             for each in self._replicas.values()
             if each.replica.role is Role.HALTED
         ]
-
-    # ── A lost lease ─────────────────────────────────────────────────────────────────────────
 
     def lost_lease(self) -> None:
         """For ``Membership.on_lost``: other nodes may lead what this node led."""
@@ -374,8 +365,6 @@ class Replicators:
                     await asyncio.sleep(RESTART_RETRY_SECONDS)
         finally:
             self._registering_again = None
-
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
         """Let other nodes lead, if there are any, so that their clients notice nothing."""
@@ -407,12 +396,8 @@ class Replicators:
     async def stop(self) -> None:
         self._is_stopped = True
         await self._damaged.stop()
-        jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
-        if self._registering_again is not None:
-            jobs.append(self._registering_again)
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        changing = (*self._opening.values(), *self._dropping.values())
+        await cancel_all((*self._jobs, *changing, self._registering_again))
         await self._in_sync_sets.stop()
         await self._fetcher.stop()
         replicators = list(self._replicas.values())
@@ -423,8 +408,6 @@ class Replicators:
                     log_.error("replica not closed cleanly", extra={"reason": str(result)})
         self._replicas.clear()
         await self._membership.stop()
-
-    # ── Folders and tasks ────────────────────────────────────────────────────────────────────
 
     def _folder_of(self, key: PartitionKey) -> Path:
         return self._folder / key.topic_id / str(key.index)

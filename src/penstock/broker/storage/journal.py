@@ -125,8 +125,6 @@ class Journal:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
 
-    # ── Adding ───────────────────────────────────────────────────────────────────────────
-
     @property
     def is_replicated(self) -> bool:
         return self._replication is not None
@@ -200,8 +198,6 @@ class Journal:
             flush = self._flush = Flush()
             self._loop.call_soon(self.flush)
         return flush
-
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
 
     def flush(self) -> None:
         """Append what was added: at the end of the turn, or earlier to fix an order."""
@@ -324,8 +320,6 @@ class Journal:
         self.appended_bytes += len(batch)
         if self._replication is not None:
             self._replication.appended(self.log.end_offset)
-
-    # ── Syncing ──────────────────────────────────────────────────────────────────────────────
 
     def sync_soon(self) -> None:
         """For ``interval``: sync without a caller that waits."""
