@@ -9,23 +9,78 @@ waiting requests fail, and clients retry. The listener bounds the requests in pr
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from penstock.broker.context.timers import cancel_all
-from penstock.broker.coordination.group_configs import GroupConfigs
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
-from penstock.cursor.groups.decision import Decision, TicketReply
+from penstock.cursor.groups.decision import Decision, Reply, TicketReply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
-from penstock.model.errors import InvalidRequest, PenstockError
+from penstock.cursor.tenants import CoordinatorUsage
+from penstock.metadata.topics.resource_configs import GROUP, Configs, Resource, ResourceConfigs
+from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded
+from penstock.model.levels import GROUP_CONFIGS_STORED
+from penstock.model.limits import RESOURCE_CONFIGS_MAX
+from penstock.model.names import split_scoped
+from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.coordination.host import CoordinatorSetup
+
+
+@dataclass
+class GroupConfigs:
+    """Group configs in the metadata store, where every node reads them from memory. Below feature
+    level 3 they are rows of the coordinator, which moves them to the store from that level on."""
+
+    configs: ResourceConfigs
+    usage: CoordinatorUsage
+    level: Callable[[], int]  # the feature level in force
+
+    @property
+    def is_in_force(self) -> bool:
+        return self.level() >= GROUP_CONFIGS_STORED
+
+    def of(self, group_id: str) -> Configs:
+        return self.configs.get(self._resource(group_id))
+
+    async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        """Change configs, whose values were checked. None: back to the default."""
+        resource = self._resource(group_id)
+        is_new = any(text is not None for text in changes.values()) and not self.of(group_id)
+        if is_new and not self._has_room(resource.account):
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        try:
+            await self.configs.change(resource, changes)
+        except QuotaExceeded:
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        except InvalidRequest:
+            return Reply(ErrorCode.INVALID_GROUP_ID)
+        except PenstockError:
+            return Reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return Reply()
+
+    async def take_over(self, group_id: str, configs: Configs) -> None:
+        """Store the configs of a row; values set since then win. Raises PenstockError."""
+        await self.configs.add_missing(self._resource(group_id), configs)
+
+    def _has_room(self, account: str) -> bool:
+        most = self.usage.most(account, GROUP_CONFIGS, RESOURCE_CONFIGS_MAX)
+        if len(self.configs.names(account, GROUP)) < most:
+            return True
+        self.usage.note_refused(account, GROUP_CONFIGS)
+        return False
+
+    def _resource(self, group_id: str) -> Resource:
+        account, name = split_scoped(group_id, own_account=self.usage.own_account)
+        return Resource(account, GROUP, name)
+
 
 log_ = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.broker.context.timers import cancel_all
-from penstock.broker.coordination.group_configs import GroupConfigs
-from penstock.broker.coordination.group_coordinator import GroupCoordinator
+from penstock.broker.coordination.group_coordinator import GroupConfigs, GroupCoordinator
 from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
 from penstock.broker.coordination.row_log import RowLog

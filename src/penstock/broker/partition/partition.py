@@ -11,9 +11,8 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Place
 from penstock.broker.leases.waits import Waits
-from penstock.broker.partition.low_watermark import LowWatermark
 from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
-from penstock.broker.partition.stream import Stream
+from penstock.broker.partition.stream import LowWatermark, Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal, Replication

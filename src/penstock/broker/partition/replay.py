@@ -6,12 +6,12 @@ time that has passed is subtracted; otherwise they begin again: a restart never 
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.partition.stream import aborted_between, replay_producers
+from penstock.broker.partition.stream import aborted_between, count_messages, replay_producers
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import (
     TRIM_TYPE,
@@ -118,30 +118,6 @@ def forget_beyond(log: Log, offset: int) -> None:
 def origin_of(topic: Topic, index: int) -> bytes:
     """Return the bytes from which message ids are derived for records without one."""
     return f"{topic.topic_id}-{index}".encode("ascii")
-
-
-def count_messages(
-    log: Log, start: int, end: int, *, bytes_max: int = REPLAY_READ_BYTES
-) -> Generator[None, None, int]:
-    """Count the messages in [start, end) by batch headers. Yields after each read."""
-    count = 0
-    while start < end:
-        start = max(start, log.start_offset)  # segments may have been dropped since the last read
-        try:
-            batches = log.read(start, bytes_max=bytes_max)
-        except Damaged:
-            return count
-        if not batches:
-            return count
-        for data in batches:
-            header = parse_header(data)
-            if not header.is_control and start < end:
-                # A compacted batch spans more offsets than it has messages.
-                span = min(header.next_offset, end) - max(start, header.base_offset)
-                count += min(span, header.count)
-            start = header.next_offset
-        yield
-    return count
 
 
 class Replay:
@@ -305,7 +281,7 @@ class Replay:
         return msgspec.structs.replace(event, passed=self._count(cursor.head, head))
 
     def _count(self, start: int, end: int) -> int:
-        counting = count_messages(self._log, start, end)
+        counting = count_messages(self._log, start, end, bytes_max=REPLAY_READ_BYTES)
         while True:
             try:
                 next(counting)

@@ -2,16 +2,22 @@
 the checksum was verified before, and does not cover base offset and leader epoch, which are set
 here. Readers by offset get queue messages and lease events too, and skip control batches."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 
+from penstock.broker.leases.leases import Leases
 from penstock.broker.storage.flush import Flush
-from penstock.broker.storage.journal import Journal
+from penstock.broker.storage.journal import Journal, Replication
 from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.log.storage.batch_buffers import BatchBuffers
 from penstock.model.calls import Fetch
-from penstock.model.errors import LeaderMoved, ProducerRefused
+from penstock.model.errors import Damaged, LeaderMoved, ProducerRefused
+from penstock.model.levels import LOW_WATERMARK_FILES
+from penstock.model.limits import READ_BYTES_MAX
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
 from penstock.net.slices import in_slices
 from penstock.net.unpacking import unpacked
@@ -188,6 +194,28 @@ class Stream:
         return self.producers.snapshot(wall_ms=wall_ms)
 
 
+def count_messages(log: Log, start: int, end: int, *, bytes_max: int) -> Generator[None, None, int]:
+    """Count the messages in [start, end) by batch headers. Yields after each read."""
+    count = 0
+    while start < end:
+        start = max(start, log.start_offset)  # segments may have been dropped since the last read
+        try:
+            batches = log.read(start, bytes_max=bytes_max)
+        except Damaged:
+            return count
+        if not batches:
+            return count
+        for data in batches:
+            header = parse_header(data)
+            if not header.is_control and start < end:
+                # A compacted batch spans more offsets than it has messages.
+                span = min(header.next_offset, end) - max(start, header.base_offset)
+                count += min(span, header.count)
+            start = header.next_offset
+        yield
+    return count
+
+
 def aborted_between(producers: Producers, start: int, end: int) -> list[Aborted]:
     aborted = producers.aborted_between(start, end)
     return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
@@ -203,3 +231,69 @@ def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at
                 )
     elif header.producer_id != NO_PRODUCER:
         producers.appended(header, at_ms=at_ms)
+
+
+@dataclass
+class LowWatermark:
+    """The first offset that is left of a partition, and how it moves up. A stream keeps it in a
+    file (``docs/adr/0032``): first this node's, then readers and followers, then share cursors
+    forget what is below. Queues, and clusters below the feature level, append a Trim event."""
+
+    log: Log
+    journal: Journal
+    pool: Executor
+    views: Callable[[], Iterable[Leases]]
+    replication: Replication | None
+    is_queue: Callable[[], bool]
+    _storing: asyncio.Task[None] | None = None
+    _requested: int = 0  # the largest value that a caller waits for
+
+    async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
+        """Return when no view shows anything below ``offset``, also after a restart. True: it does
+        not survive elections yet (``Replication.low_watermark_held``)."""
+        level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
+        is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()
+        if is_file:
+            await self._store(offset)
+        for leases in tuple(self.views()):
+            passed = await self._passed(leases, offset)
+            events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
+            if not is_file:
+                await leases.settled(events)  # every later leader has a committed event
+        return is_file and self.replication is not None
+
+    async def rest(self) -> None:
+        """Return when no thread writes the file. The journal has failed: nothing new begins."""
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+
+    async def _store(self, offset: int) -> None:
+        """Write the file once at a time, for all callers; a cancelled caller does not end it."""
+        self._requested = max(self._requested, offset)
+        while self.log.stored_low_watermark < offset:
+            if self.journal.failure is not None:
+                raise self.journal.failure
+            if self._storing is None:
+                work = self._write(self._requested)
+                self._storing = asyncio.create_task(work, name="store a low watermark")
+            await asyncio.shield(self._storing)
+
+    async def _write(self, offset: int) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.pool, self.log.store_low_watermark, offset)
+        finally:
+            self._storing = None
+        if self.replication is not None:
+            self.replication.stored_low_watermark(offset)
+
+    async def _passed(self, leases: Leases, offset: int) -> int:
+        """Count the messages between a view's head and ``offset``, as of the return."""
+        while True:
+            head = leases.cursor.head
+            passed = await self.count(head, offset)
+            if leases.cursor.head == head:
+                return passed
+
+    async def count(self, start: int, end: int) -> int:
+        return await in_slices(count_messages(self.log, start, end, bytes_max=READ_BYTES_MAX))

@@ -120,12 +120,7 @@ class ReplicaFetcher:
             if news is None:
                 replicator.follower_log.fetch_failed(fetch, after_ms=0)
             else:
-                replicator.follower_log.apply_reply(
-                    _decode_reply(fetch, news),
-                    leader_start=news.start_offset,
-                    held_offset=news.held_offset,
-                    low_watermark=news.low_watermark,
-                )
+                replicator.follower_log.apply_reply(_decode_reply(fetch, news), news)
 
     async def stop(self) -> None:
         self._is_stopped = True

@@ -30,6 +30,7 @@ from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Append, Restart, Role, Truncate
+from penstock.wire.internal.replica_calls import PartitionReply
 
 if TYPE_CHECKING:
     from penstock.broker.replicas.replicator import Replicator
@@ -94,23 +95,16 @@ class FollowerLog:
             self._fetch = None
             self._owner.fetch_soon(after_ms=after_ms)
 
-    def apply_reply(
-        self,
-        reply: Reply[bytes],
-        *,
-        leader_start: int = 0,
-        held_offset: int = 0,
-        low_watermark: int = 0,
-    ) -> None:
-        """Apply a reply; one to a cancelled fetch is ignored (R16)."""
+    def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
+        """Apply a reply, received as ``news``; one to a cancelled fetch is ignored (R16)."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None
         if self._work is not None or self._owner.is_changing_role:
             return  # afterwards the replica fetches again, if it still follows
-        self._held_offset = held_offset
+        self._held_offset = news.held_offset
         try:
-            self._apply(reply, leader_start, low_watermark)
+            self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
             log_.exception("replica stopped", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")

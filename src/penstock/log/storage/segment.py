@@ -10,8 +10,7 @@ from penstock.log.storage.batch_buffers import (
     RecentPositions,
     VerifiedRanges,
 )
-from penstock.log.storage.batch_reader import READ_AHEAD_BYTES, BatchReader
-from penstock.log.storage.checkpoint import DamagedRange
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.log.storage.files import (
     CHECK_SUFFIX,
     INDEX_SUFFIX,
@@ -21,12 +20,14 @@ from penstock.log.storage.files import (
     is_full,
     segment_path,
 )
-from penstock.log.storage.scan import Scan, Scanner
+from penstock.log.storage.scan import Scan, Scanner, header_fault
 from penstock.log.storage.side_files import (
     CHECK_FIELDS,
+    HOLE,
     RELATIVE_MAX,
     START,
     BatchStart,
+    CheckWindow,
     EntryFile,
     SegmentIndex,
     header_check,
@@ -34,7 +35,111 @@ from penstock.log.storage.side_files import (
     read_checks,
 )
 from penstock.model.errors import DiskFull
-from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
+from penstock.model.limits import MIB
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.crc32c import crc32c
+
+READ_AHEAD_BYTES = MIB
+CHECKS_AHEAD = 512
+
+_NO_HEADER = parse_header(bytes(HEADER_BYTES))
+
+
+class BatchReader:
+    """Reads verified batches one by one. The first bad batch ends the read, or raises DamagedRange
+    if no good batch was read before it."""
+
+    def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
+        self._segment = segment
+        self._place = place
+        self.is_new_hole = False  # a bad header was met, and no scan has found the damage's end yet
+        self._bytes_max = bytes_max
+        self._window = b""
+        self._window_at = 0
+        self._checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
+
+    def run(self, start: int, *, up_to: int) -> list[bytes]:
+        segment = self._segment
+        position, ordinal = self._place.position, self._place.ordinal
+        offset = segment.base_offset + self._place.relative
+        batches: list[bytes] = []
+        taken = 0
+        while position < segment.bytes:
+            raw = self._take(position, HEADER_BYTES)
+            header, reason = self._header(raw, offset, ordinal)
+            if reason is not None:
+                if batches:
+                    break
+                self.is_new_hole = self._checks.at(ordinal) != HOLE
+                raise self._damaged(position, offset, reason)
+            total = header.length + LENGTH_FROM
+            next_offset = header.next_offset
+            if next_offset > start:
+                if next_offset > up_to or (batches and taken + total > self._bytes_max):
+                    break
+                batch = self._take(position, total)
+                if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
+                    if batches:
+                        break
+                    reason = "the CRC does not match"
+                    raise self._damaged(position, offset, reason, header=header)
+                batches.append(batch)
+                taken += total
+            position += total
+            offset = next_offset
+            ordinal += 1
+        else:
+            if not batches:
+                # The segment is closed but ends before the next one begins.
+                raise self._damaged(position, offset, "records are missing at the end of the file")
+        return batches
+
+    def _take(self, position: int, size: int) -> bytes:
+        at = position - self._window_at
+        data = self._window[at : at + size]
+        if len(data) < size:
+            segment = self._segment
+            ahead = max(size, min(self._bytes_max + segment.interval_bytes, READ_AHEAD_BYTES))
+            ahead = min(ahead, segment.bytes - position)
+            self._window = segment.disk.pread(segment.files.log_fd, ahead, position)
+            self._window_at = position
+            data = self._window[:size]
+        return data
+
+    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
+        if len(raw) < HEADER_BYTES:
+            return _NO_HEADER, "the file ends inside a batch"
+        header = parse_header(raw)
+        reason = header_fault(header, offset)
+        if reason is None and self._checks.is_refuted(raw, ordinal):
+            reason = "the header differs from its check"
+        return header, reason
+
+    def _damaged(
+        self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
+    ) -> DamagedRange:
+        """Without a trusted header, everything up to the next indexed batch is lost."""
+        segment = self._segment
+        if header is not None:
+            end, next_offset = position + header.total_bytes, header.next_offset
+        else:
+            after = segment.files.index.find_after(position)
+            end = segment.bytes if after is None else after.position
+            next_offset = (
+                segment.end_offset if after is None else segment.base_offset + after.relative
+            )
+        name = segment.path.name
+        return DamagedRange(
+            segment.folder, Damage(name, position, end - position, offset, next_offset, reason)
+        )
+
 
 NO_TIMESTAMP = -1
 NO_EPOCH = -1
