@@ -92,8 +92,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, before the log is truncated. Safe in a
-    thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before a truncation, in a thread."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 

@@ -163,8 +163,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append as many batches as one segment takes. Returns the index of the next, and the
-        bytes."""
+        """Append what one segment takes. Returns the index of the next batch, and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (

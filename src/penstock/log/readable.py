@@ -183,8 +183,7 @@ class ReadableLog:
         return [segment.info for segment in self._segments]
 
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Return whole batches from the one that holds ``start`` on, up to ``up_to`` or the
-        segment's end; at least one, if there is any."""
+        """Return whole batches from the one that holds ``start`` on; at least one, if any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []

@@ -68,8 +68,7 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Return whether non-zero bytes followed the last whole batch: an unfinished write, or a
-        batch that has changed."""
+        """Non-zero bytes followed the last whole batch: an unfinished write, or a changed batch."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
@@ -240,9 +239,9 @@ class Recovery:
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
         is_whole = True
         if not (is_synced and open_quickly(segment, next_base, epoch=self._epoch)):
-            start, number, timestamp = (START, 0, -1) if is_synced else self._resume(segment)
+            resume = (START, 0, -1) if is_synced else self._resume(segment)
             may_cut = next_base is None or not is_synced
-            is_whole = self._scan(segment, next_base, start, number, timestamp, may_cut=may_cut)
+            is_whole = self._scan(segment, next_base, resume, may_cut=may_cut)
         self._epoch = segment.last_epoch
         if next_base is not None and is_whole:
             segment.close()
@@ -264,13 +263,12 @@ class Recovery:
         self,
         segment: Segment,
         next_base: int | None,
-        start: BatchStart,
-        number: int,
-        timestamp: int,
+        resume: tuple[BatchStart, int, int],
         *,
         may_cut: bool,
     ) -> bool:
         """Scan a segment and rebuild its side files. False if a torn end has been cut off."""
+        start, number, timestamp = resume
         scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
             start, number = START, 0  # the index led to no valid batch: scan all

@@ -60,8 +60,7 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition: all replicas are in sync, and must be alive, for nothing commits without
-    them."""
+    """Create a partition: all replicas are in sync, and must be alive."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -77,8 +76,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica that has everything committed (R7), if possible none of
-    ``avoiding``. Safe at any time."""
+    """Elect the first live replica with everything committed (R7), if possible not ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)

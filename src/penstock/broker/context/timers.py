@@ -16,8 +16,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 class Alarm:
-    """One timer on the node's monotonic clock. It may ring too early, never too late: the callback
-    looks at the clock, and sets the alarm again."""
+    """One timer on the node's clock. It may ring early: the callback looks, and sets it again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock

@@ -113,8 +113,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._held: set[int] = set()  # tickets whose reply waits for the log
 
     def end_waits(self) -> None:
-        """Fail the requests that wait for other members; those that wait for the log get a
-        reply."""
+        """Fail the requests that wait for other members, not those that wait for the log."""
         for ticket in self._waiters:
             if ticket not in self._held:
                 self._fail(ticket)

@@ -211,8 +211,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return reply
 
     def share_settings(self, group_id: str) -> ShareSettings:
-        if self._configs is not None and self._configs.is_in_force:
-            return share_settings(self._configs.of(group_id))
+        if self._stored is not None:
+            return share_settings(self._stored.of(group_id))
         if not self._coordinators:
             return share_settings(_NO_CONFIGS)  # the node is starting
         found = self._at(group_id).peek(_NO_CONFIGS, lambda groups: groups.configs(group_id))
@@ -225,20 +225,25 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return self.share_settings(group_id)
 
     @property
+    def _stored(self) -> GroupConfigs | None:
+        """The metadata store, once configs are there."""
+        return self._configs if self._configs is not None and self._configs.is_in_force else None
+
+    @property
     def has_stored_configs(self) -> bool:
         return self._configs is None or self._configs.is_in_force
 
     async def _read_configs(self, call: calls.ReadConfigs) -> tuple[ErrorCode, Mapping[str, str]]:
         group_id = call.group_id
-        if self._configs is not None and self._configs.is_in_force:
-            return ErrorCode.NONE, self._configs.of(group_id)
+        if self._stored is not None:
+            return ErrorCode.NONE, self._stored.of(group_id)
         return await self._at(group_id).read(
             failed(call, UNAVAILABLE), lambda groups: (ErrorCode.NONE, groups.configs(group_id))
         )
 
     async def _change_configs(self, call: calls.ChangeConfigs) -> Reply:
-        if self._configs is not None and self._configs.is_in_force:
-            return await self._configs.change(call.group_id, call.changes)
+        if self._stored is not None:
+            return await self._stored.change(call.group_id, call.changes)
         return await self._decide(call)
 
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:

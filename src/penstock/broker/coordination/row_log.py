@@ -143,8 +143,7 @@ class RowLog:
                     ) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end) that are not skipped, some at a time. Raises
-        RowUnreadable."""
+        """Yield the rows in [start, end) that are not skipped. Raises RowUnreadable."""
         offset = start
         while offset < end:
             place = (self._topic, self.partition)

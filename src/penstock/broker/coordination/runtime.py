@@ -209,8 +209,7 @@ class CoordinatorRuntime(ABC):
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until nothing is left, from the next turn on: decisions of a turn share a
-        batch."""
+        """Append until nothing is left, from the next turn on: a turn's decisions share it."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 

@@ -55,8 +55,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
-        """``write_marker`` returns when a marker is committed, or its partition is gone; if it
-        raises, the marker is retried."""
+        """``write_marker`` raises if the marker must be retried."""
         super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
@@ -150,8 +149,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the code of ``check``. NONE: what ``check`` has seen is durable, and valid until
-        the caller's next await."""
+        """Return the code of ``check``. NONE: it holds until the caller's next await."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)

@@ -178,8 +178,7 @@ class Leases:
         return result
 
     def next_offset(self, *, up_to: int) -> int | Reading | None:
-        """Return the first offset below ``up_to`` that can be leased now; LATER: call again after
-        ``reader.ready``. For standard queues only."""
+        """Return the first offset below ``up_to`` that can be leased. For standard queues only."""
         assert isinstance(self.cursor, StandardCursor)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         found = self.cursor.next_offset(now_ms=now_ms)
@@ -228,8 +227,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Read ahead of the cursor. Returns about how many records were read; 0: none, or not
-        yet."""
+        """Read ahead of the cursor. Returns about how many records; 0: none, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -403,8 +401,7 @@ class Leases:
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return records that are not gone, and the offset to continue from. There may be more
-        after an empty result."""
+        """Return records that are not gone, and the offset to continue from, perhaps none."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:

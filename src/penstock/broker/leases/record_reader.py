@@ -97,8 +97,7 @@ class RecordReader:
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a part of the log into ``ahead``, from which the cursor takes what fits. False:
-        there is nothing, or not yet (``is_later``)."""
+        """Decode a part of the log into ``ahead``. False: nothing, or not yet (``is_later``)."""
         self.is_later = False
         if self._pieces is None and not self._batches:
             try:
@@ -171,8 +170,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. If it turns out to be unreadable, its records get times so
-        old that they count as expired."""
+        """Return the records of a batch; if it is unreadable, with times that count as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:

@@ -208,8 +208,7 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first offset for readers. Earlier versions moved the head of a stream's lease
-        cursor."""
+        """The first offset for readers. Earlier versions moved the head of a stream's cursor."""
         if self.topic.is_queue:
             return self.log.low_watermark  # it may have been a stream
         head = min(self.leases.cursor.head, self.journal.high_watermark)
@@ -390,8 +389,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Called every interval. ``never`` syncs sealed segments, whose files stay open until
-        then."""
+        """Called every interval. ``never`` syncs sealed segments, which stay open until then."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()

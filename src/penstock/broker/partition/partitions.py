@@ -14,14 +14,13 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, log_config, open_log
 from penstock.broker.context.timers import Interval, cancel_all
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
 from penstock.broker.partition.replay import Replay, restore
 from penstock.broker.storage.journal import Replication
-from penstock.broker.storage.log_opening import log_config, open_log
 from penstock.broker.storage.scrubber import Scrubber
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
@@ -212,7 +211,7 @@ class Partitions:
     def end_waits(self) -> None:
         """End every parked receive with an empty reply: the node is draining."""
         for queue in self._queues.values():
-            queue.waits.end_empty()
+            queue.waits.end()
 
     async def _open(self, topic: Topic) -> Queue:
         context = self._context
@@ -306,14 +305,13 @@ class Partitions:
         self.spawn(work, "apply topic defaults")
 
     async def _close_deleted(self, topic: Topic) -> None:
-        """Close a topic. Its data is removed only if there is a tombstone: the entry may also be
-        missing because a store was restored."""
+        """Close a topic. Its data goes only with a tombstone: a store may have been restored."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
         queue = self._queues.pop(topic.topic_id, None)
         if queue is not None:
-            queue.waits.fail(TopicNotFound(topic.name))
+            queue.waits.end(TopicNotFound(topic.name))
             for partition in tuple(queue.partitions.values()):
                 if topic.is_share:
                     partition.end_share(topic.topic_id)

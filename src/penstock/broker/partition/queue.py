@@ -95,7 +95,7 @@ class Queue:
         self.leases.pop(index, None)
         self._views = tuple(self.leases.values())
         if not self._views:
-            self.waits.fail(NotLeader(self.topic.topic_id))
+            self.waits.end(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
         """Apply new settings. Existing leases keep theirs."""

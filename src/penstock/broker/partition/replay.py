@@ -52,8 +52,7 @@ REPLAY_READ_BYTES = 4 * limits.MIB
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The cursors after every batch below ``offset``. To change the layout, raise the version: an
-    unknown one is ignored."""
+    """The cursors after every batch below ``offset``. An unknown version is ignored."""
 
     version: int
     offset: int
@@ -328,8 +327,7 @@ def _open_cursors(
     checkpoint: Checkpoint | None,
     context: BrokerContext,
 ) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-    """Return the cursors as of the checkpoint; None if it is damaged. A share that is not in the
-    checkpoint began after it."""
+    """Return the cursors as of the checkpoint, None if damaged. Other shares began after it."""
 
     def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
         now_ms = context.clock.mono_ms()

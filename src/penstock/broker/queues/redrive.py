@@ -239,8 +239,7 @@ class Mover:
         return None
 
     def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
-        """Return the queue to move a message to, or the reason. Only queues that the task's creator
-        was authorized for count."""
+        """Return the queue to move a message to, for which the task's creator was authorized."""
         arn = task.destination_arn or message.source_arn
         if arn is None:
             return None, SOURCE_UNKNOWN

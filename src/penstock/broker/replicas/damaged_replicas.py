@@ -13,12 +13,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, open_log
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import open_log
 from penstock.log.epochs import read_epochs
 from penstock.log.log import Log
 from penstock.membership.cluster_view import ClusterView
@@ -51,8 +50,7 @@ async def open_replica(
     *,
     may_be_new: bool,
 ) -> OpenedLog | None:
-    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: the catalog does not
-    have the topic (yet)."""
+    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: no topic yet."""
     topic = context.catalog.find_id(key.topic_id)
     if topic is None:
         return None

@@ -250,8 +250,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Called every interval. Topics that never sync do so after a segment: its files stay open,
-        and it is not compacted, until then."""
+        """Called every interval. Topics that never sync do so after a segment, to compact it."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return

@@ -26,8 +26,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """True once other nodes may consider this node dead: replies wait for the in-sync set
-        (R20)."""
+        """Also once other nodes may consider this node dead (R20)."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property
@@ -45,7 +44,7 @@ class Leadership:
 
     @property
     def level(self) -> int:
-        return self._replicator.home.level
+        return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
         """Also after the end of the epoch: this is about the file of this node."""

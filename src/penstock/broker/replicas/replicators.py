@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, log_config
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
@@ -24,7 +24,6 @@ from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.in_sync_sets import InSyncSets, ReplicationCounts
 from penstock.broker.replicas.leadership import Leadership
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import log_config
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registered_at import RegisteredAt
 from penstock.membership.registration import Membership
@@ -70,7 +69,7 @@ class Replicators:
         self._membership = membership
         self._registered_at = RegisteredAt(context.folder)
         self._peer = peer
-        self._level = level
+        self.level = level
         self._loop = asyncio.get_running_loop()
         self._folder = context.folder / TOPICS_FOLDER
         self._replicas: dict[PartitionKey, Replicator] = {}
@@ -98,10 +97,6 @@ class Replicators:
 
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
-
-    @property
-    def level(self) -> int:
-        return self._level()
 
     @property
     def is_registered(self) -> bool:
@@ -350,8 +345,7 @@ class Replicators:
             )
 
     async def _register_again(self) -> None:
-        """Register until this node has a lease and has seen its rows; the lease may end
-        meanwhile."""
+        """Register until this node has a lease, which may end meanwhile, and its rows."""
         try:
             while True:
                 try:

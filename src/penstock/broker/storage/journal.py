@@ -225,7 +225,7 @@ class Journal:
         except Exception as error:
             if flush.committed.is_past:
                 raise  # settled already: waking readers failed
-            flush.fail(self._append_failed(error))  # or its callers would wait for their deadline
+            flush.settle(self._append_failed(error))  # or its callers would wait for their deadline
 
     def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
@@ -250,7 +250,7 @@ class Journal:
         flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
-        flush.succeed()
+        flush.settle()
         self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
@@ -396,7 +396,7 @@ class Journal:
             fields = {**self._log_fields, "folder": str(self.log.folder), "reason": reason}
             log_.critical("partition failed", extra=fields)
         while self._committing:
-            self._committing.popleft().fail(failure)
+            self._committing.popleft().settle(failure)
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
@@ -410,13 +410,13 @@ class Journal:
         pending = [each for each in self._committing if is_written or each is not flush]
         self._committing.clear()
         if flush is not None and not is_written:
-            flush.fail(reason)
+            flush.settle(reason)
         return pending
 
     async def end(self, reason: PenstockError) -> None:
         """Reject everything from now on, and return when no sync uses the files."""
         for flush in self.hand_over(reason, reason):
-            flush.fail(reason)
+            flush.settle(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
 

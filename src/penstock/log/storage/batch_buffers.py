@@ -81,8 +81,7 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> RecentSlice | None:
-        """Return the longest slice from a position at ``start`` to another or to the segment's
-        end."""
+        """Return the longest slice from a position at ``start`` to another or to the end."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:

@@ -21,6 +21,7 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.model.limits import MIB
 
@@ -208,17 +209,8 @@ class ReadOnlyDisk(Disk):
         except FileNotFoundError:
             return self.open_read(Path(os.devnull))
 
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
+    def _refuse(self, *args: object) -> NoReturn:
+        paths = [str(each) for each in args if isinstance(each, Path)]
+        raise OSError(errno.EROFS, "the disk is opened read-only", *paths[:1])
 
-    def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
-
-    def make_folder(self, folder: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(folder))
-
-    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(source))
-
-    def unlink(self, path: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(path))
+    pwrite = truncate = make_folder = rename = unlink = _refuse  # type: ignore[assignment]

@@ -269,8 +269,8 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for a header that ``.check`` contains, or that leads by whole batches to the
-        end."""
+        """Search for a header that ``.check`` contains, or that leads to the end by whole
+        batches."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(

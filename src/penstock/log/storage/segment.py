@@ -53,8 +53,7 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """Reads verified batches one by one. The first bad batch ends the read, or raises DamagedRange
-    if no good batch was read before it."""
+    """Reads verified batches up to the first bad one; if that is the first, DamagedRange."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
@@ -324,8 +323,7 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Remove the rest, durably, with side files: a leftover check would refute a later
-        batch."""
+        """Remove the rest, durably. A leftover check would refute a later batch."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)

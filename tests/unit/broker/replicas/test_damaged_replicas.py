@@ -10,10 +10,9 @@ import pytest
 from tests.harness.damage import flip_bit
 from tests.unit.broker.replicas.stage import Cluster, ClusterNode, cluster, settles, until
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, open_log
 from penstock.broker.replicas import damaged_replicas, replicators
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import open_log
 from penstock.log.log import Log
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.calls import Ack, Fetch, Lease
