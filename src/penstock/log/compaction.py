@@ -79,11 +79,8 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 def read_clean_offset(log: Log) -> int:
     """Return the clean offset of the checkpoint. Without a valid one, everything is dirty."""
-    data = log.read_checkpoint(CHECKPOINT_NAME)
-    if data is None:
-        return log.start_offset
     try:
-        clean = _decode(data)
+        clean = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return log.start_offset
     if clean.version != CHECKPOINT_VERSION or clean.offset > log.end_offset:

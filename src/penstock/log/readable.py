@@ -7,7 +7,10 @@ from disk and verified.
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+
+import msgspec
 
 from penstock.log.batch_cache import BatchCache
 from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of, read_buffers
@@ -20,7 +23,7 @@ from penstock.log.storage.checkpoint import (
     write_checkpoint,
     write_low_watermark,
 )
-from penstock.log.storage.files import Disk, is_full
+from penstock.log.storage.files import EPOCHS_CHECKPOINT, Disk, is_full
 from penstock.log.storage.headers import Epochs, epochs_of
 from penstock.log.storage.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.model.errors import DiskFull, OffsetOutOfRange
@@ -287,3 +290,53 @@ class ReadableLog:
     def drop_batch_cache(self) -> None:
         """Free recent batches, on the thread that appends: the budget is shared with other logs."""
         self._cache.clear()
+
+
+# ``Log.truncate`` and ``Log.restart`` remove this checkpoint. After a crash that took the end of a
+# log: no leader resumes an epoch, so if the log's last batch before the checkpoint's end has its
+# last epoch, both have the same history up to there.
+CHECKPOINT_VERSION = 1
+
+
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    offset: int
+    entries: list[tuple[int, int]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: int) -> None:
+    """Save the epochs below ``offset``, durably. Safe in a thread, one at a time."""
+    saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
+    log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
+
+
+def read_epochs(log: ReadableLog) -> Epochs:
+    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
+    start, end = log.start_offset, log.end_offset
+    if start == end:
+        return []
+    saved = _read_saved(log)
+    if saved is not None and start < saved.offset <= end and saved.entries[0][1] <= start:
+        last = saved.entries[-1][0], saved.offset - 1
+        since = log.epochs(saved.offset - 1)
+        if since and since[0] == last:
+            found = [(epoch, max(offset, start)) for epoch, offset in saved.entries]
+            while len(found) > 1 and found[1][1] == start:
+                del found[0]  # the epoch that holds ``start`` begins there
+            return found + since[1:]
+    return log.epochs(start)
+
+
+def _read_saved(log: ReadableLog) -> Saved | None:
+    try:
+        saved = _decode(log.read_checkpoint(EPOCHS_CHECKPOINT) or b"")
+    except msgspec.MsgspecError:
+        return None
+    entries = [*saved.entries, (2**63, saved.offset)]
+    is_growing = all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(entries))
+    is_good = saved.version == CHECKPOINT_VERSION and saved.entries and is_growing
+    return saved if is_good else None

@@ -15,8 +15,8 @@ from tests.unit.log.stage import (
     sync,
 )
 
-from penstock.log.epochs import read_epochs, write_epochs
 from penstock.log.log import Log, LogConfig
+from penstock.log.readable import read_epochs, write_epochs
 
 CONFIG = LogConfig(
     segment_bytes_max=2_000, segment_age_ms_max=10**9, index_interval_bytes=300, tail_bytes_max=0

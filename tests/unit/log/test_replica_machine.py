@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.log.power import Killed, PowerDisk
 from tests.unit.log.stage import make_batch, open_log, read_all
 
-from penstock.log.epochs import read_epochs, write_epochs
 from penstock.log.log import Log, LogConfig
+from penstock.log.readable import read_epochs, write_epochs
 from penstock.record.batch import parse_header
 
 CONFIG = LogConfig(

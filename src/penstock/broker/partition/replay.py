@@ -92,18 +92,13 @@ def checkpoint_writer(
 
 
 def read_checkpoint(log: Log) -> Checkpoint | None:
-    data = log.read_checkpoint(CHECKPOINT_NAME)
-    if data is None:
-        return None
     try:
-        checkpoint = _decode(data)
+        checkpoint = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return None
-    if checkpoint.version != CHECKPOINT_VERSION:
-        return None
-    if not log.start_offset <= checkpoint.offset <= log.end_offset:
-        return None  # after the end of a log that lost its tail, or before the start
-    return checkpoint
+    # The offset may be after the end of a log that lost its tail, or before the start.
+    is_within = log.start_offset <= checkpoint.offset <= log.end_offset
+    return checkpoint if is_within and checkpoint.version == CHECKPOINT_VERSION else None
 
 
 def forget_beyond(log: Log, offset: int) -> None:

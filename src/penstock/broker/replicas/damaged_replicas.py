@@ -18,8 +18,8 @@ from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
-from penstock.log.epochs import read_epochs
 from penstock.log.log import Log
+from penstock.log.readable import read_epochs
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError, VersionConflict

@@ -19,8 +19,8 @@ from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
 from penstock.broker.storage.compaction import Compactor
 from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
-from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, SyncJob
+from penstock.log.readable import write_epochs
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
 from penstock.model.names import is_internal
