@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.broker.replicas.replicator import Replicator
 
 log_ = logging.getLogger(__name__)
+T = TypeVar("T")
 
 REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
 PAUSE_MS = 50  # after a leader could not serve a fetch yet
@@ -266,12 +267,7 @@ class FollowerLog:
             "replica truncated to match its leader",
             extra={"partition": str(self._key), "from": self._log.end_offset, "to": to},
         )
-        self._owner.fail_pending_after(to)
-        await self._compactor.stop()
-        # First the files that describe the part that goes.
-        await self._owner.in_thread(lambda: self._forget_beyond(to))
-        end = await self._owner.in_thread(lambda: self._log.truncate(to))
-        self._compactor = self._new_compactor()
+        end = await self._cut(to, lambda: self._log.truncate(to))
         if self.replay is not None and self.replay.offset > end:
             self.replay = None  # nothing committed is truncated, so it had read too far
         self._owner.replica.truncated(end)
@@ -283,17 +279,23 @@ class FollowerLog:
             extra={"partition": str(self._key), "end": self._log.end_offset, "at": at},
         )
         self.replay = None
-        self._owner.fail_pending_after(-1)
-        await self._compactor.stop()
-        await self._owner.in_thread(lambda: self._forget_beyond(-1))
-        await self._owner.in_thread(lambda: self._log.restart(at))
-        self._compactor = self._new_compactor()
+        await self._cut(-1, lambda: self._log.restart(at))
         self._owner.replica.restarted(at)
 
-    def _forget_beyond(self, offset: int) -> None:
-        forget_beyond(self._log, offset)
-        forget_clean_beyond(self._log, offset)
+    async def _cut(self, to: int, cut: Callable[[], T]) -> T:
+        self._owner.fail_pending_after(to)
+        await self._compactor.stop()
+
+        def work() -> T:
+            # First the files that describe the part that goes.
+            forget_beyond(self._log, to)
+            forget_clean_beyond(self._log, to)
+            return cut()
+
         self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
+        result = await self._owner.in_thread(work)
+        self._compactor = self._new_compactor()
+        return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
         """Save the epochs for the next start. ``is_last``: even if there is no new epoch."""
