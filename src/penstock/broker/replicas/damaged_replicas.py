@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.broker.context.context import BrokerContext, open_log
@@ -91,25 +92,16 @@ async def _declare_loss(
         view = cluster.rows.get(key)
 
 
+@dataclass(eq=False)
 class DamagedReplicas:
-    def __init__(
-        self,
-        node: int,
-        view: ClusterView,
-        replicas: Mapping[PartitionKey, Replicator],
-        reopen: Callable[[Replicator, bool], None],
-        *,
-        rows_changed: asyncio.Event,
-    ) -> None:
-        """``reopen`` closes a replica soon, and opens it again: with its files, or emptied (True).
-        ``rows_changed``: set when a row or a registration has changed; others wait for it too."""
-        self._node = node
-        self._view = view
-        self._replicas = replicas
-        self._reopen = reopen
-        self._tasks: dict[Replicator, asyncio.Task[None]] = {}
-        self._rows_changed = rows_changed
-        self._is_stopped = False
+    node: int
+    view: ClusterView
+    replicas: Mapping[PartitionKey, Replicator]
+    # Closes a replica soon, and opens it again: with its files, or emptied (True).
+    reopen: Callable[[Replicator, bool], None]
+    rows_changed: asyncio.Event  # set for rows and registrations; others wait for it too
+    _tasks: dict[Replicator, asyncio.Task[None]] = field(default_factory=dict)
+    _is_stopped: bool = False
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
         """Begin to repair a replica; return whether it is quarantined already. ``fetched_in``: the
@@ -130,14 +122,14 @@ class DamagedReplicas:
 
     def _is_spare(self, replicator: Replicator) -> bool:
         view = self._view_of(replicator)
-        return view is not None and election.is_spare(view.row, self._node)
+        return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
         """Return the view of the row; None if the replica does not belong to this node any more."""
         key = replicator.key
-        view = self._view.rows.get(key)
-        is_open = self._replicas.get(key) is replicator
-        return view if is_open and view is not None and self._node in view.row.replicas else None
+        view = self.view.rows.get(key)
+        is_open = self.replicas.get(key) is replicator
+        return view if is_open and view is not None and self.node in view.row.replicas else None
 
     def _quarantine(self, replicator: Replicator, reason: str) -> None:
         if not replicator.is_quarantined:
@@ -163,7 +155,7 @@ class DamagedReplicas:
         key = replicator.key
         while (view := self._view_of(replicator)) is not None:
             step = election.next_step(
-                view.row, self._node, fetched_in=fetched_in, incarnations=self._view.incarnations
+                view.row, self.node, fetched_in=fetched_in, incarnations=self.view.incarnations
             )
             if step is RepairStep.RESIGN:
                 await self._resign(key, view)
@@ -173,19 +165,19 @@ class DamagedReplicas:
                 log_.info(
                     "damaged replica reopened", extra={"partition": str(key), "step": step.value}
                 )
-                self._reopen(replicator, step is RepairStep.EMPTY)
+                self.reopen(replicator, step is RepairStep.EMPTY)
                 return
 
     async def _resign(self, key: PartitionKey, view: View) -> None:
         try:
             try:
-                await self._view.propose(key, election.resign(view, self._node))
+                await self.view.propose(key, election.resign(view, self.node))
             except (VersionConflict, OutcomeUnknown):
-                await self._view.refresh_rows()
+                await self.view.refresh_rows()
         except PenstockError as error:
             log_.warning("damaged replica not reported yet", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:
-        self._rows_changed.clear()
-        await self._rows_changed.wait()
+        self.rows_changed.clear()
+        await self.rows_changed.wait()

@@ -5,12 +5,12 @@ quiet ones share one that waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import astuple
 
-from penstock.broker.replicas.in_sync_sets import ReplicationCounts
+from penstock.broker.replicas.leadership import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
@@ -43,29 +43,20 @@ FETCHES_MAX = 1_000  # in one call
 REPLY_BYTES_MAX = 16 * MIB  # in one reply; at least one batch, however large
 
 
+@dataclass(eq=False)
 class ReplicaFetcher:
-    def __init__(
-        self,
-        node: int,
-        *,
-        incarnation: Callable[[], int],
-        peer: Callable[[int], Caller],
-        counts: ReplicationCounts,
-    ) -> None:
-        """``peer`` raises PenstockError for a node that is not registered."""
-        self._node = node
-        self._incarnation = incarnation
-        self._peer = peer
-        self._counts = counts
-        self._loop = asyncio.get_running_loop()
-        self._ready: dict[Replicator, None] = {}  # in the order in which they came
-        self._is_due = False
-        self._calls: set[asyncio.Task[None]] = set()
-        self._is_stopped = False
+    node: int
+    incarnation: Callable[[], int]
+    peer: Callable[[int], Caller]  # raises PenstockError for a node that is not registered
+    counts: ReplicationCounts
+    _ready: dict[Replicator, None] = field(default_factory=dict)  # in the order they came
+    _is_due: bool = False
+    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_stopped: bool = False
 
     def fetch_soon(self, replicator: Replicator, *, after_ms: int = 0) -> None:
         if after_ms:
-            self._loop.call_later(after_ms / 1_000, self._add, replicator)
+            asyncio.get_running_loop().call_later(after_ms / 1_000, self._add, replicator)
         else:
             self._add(replicator)
 
@@ -73,7 +64,7 @@ class ReplicaFetcher:
         self._ready[replicator] = None
         if not self._is_due and not self._is_stopped:
             self._is_due = True
-            self._loop.call_soon(self._fetch_all)
+            asyncio.get_running_loop().call_soon(self._fetch_all)
 
     def _fetch_all(self) -> None:
         self._is_due = False
@@ -86,7 +77,7 @@ class ReplicaFetcher:
                 by_leader.setdefault(leader, []).append((replicator, fetch))
         for leader, fetches in by_leader.items():
             for start in range(0, len(fetches), FETCHES_MAX):
-                call = self._loop.create_task(
+                call = asyncio.create_task(
                     self._fetch(leader, fetches[start : start + FETCHES_MAX]),
                     name=f"fetch from node {leader}",
                 )
@@ -95,13 +86,11 @@ class ReplicaFetcher:
 
     async def _fetch(self, leader: int, fetches: Sequence[tuple[Replicator, Fetch]]) -> None:
         partitions = [_encode_fetch(replicator, fetch) for replicator, fetch in fetches]
-        request = ReplicaFetch(
-            self._node, self._incarnation(), WAIT_MS, REPLY_BYTES_MAX, partitions
-        )
-        counts = self._counts
+        request = ReplicaFetch(self.node, self.incarnation(), WAIT_MS, REPLY_BYTES_MAX, partitions)
+        counts = self.counts
         counts.fetches_asked += 1
         try:
-            reply = await self._peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
+            reply = await self.peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
         except PenstockError:
             # Not logged: the watch of nodes reports a node that is gone.
             counts.fetches_unanswered += 1

@@ -21,8 +21,7 @@ from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_
 from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
 from penstock.broker.replicas.follower_log import about
-from penstock.broker.replicas.in_sync_sets import InSyncSets, ReplicationCounts
-from penstock.broker.replicas.leadership import Leadership
+from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registered_at import RegisteredAt
@@ -84,7 +83,7 @@ class Replicators:
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
         self._damaged = DamagedReplicas(
-            self.node, view, self._replicas, self._reopen, rows_changed=self._rows_changed
+            self.node, view, self._replicas, self._reopen, self._rows_changed
         )
         incarnation, counts = (lambda: membership.incarnation), self.counts
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
