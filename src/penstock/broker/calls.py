@@ -19,7 +19,7 @@ from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, Top
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
-from penstock.model.ports import BatchAppended, Fetched, Peeked, ProducerSeen, StreamEnds
+from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 
@@ -62,8 +62,8 @@ class Broker:
             calls.Purge: self._purge,
             calls.Stats: self._stats,
             calls.Peek: self._peek,
-            calls.StartMove: lambda call: self._mover.start(call.task),
-            calls.CancelMove: lambda call: self._mover.cancel(call.task_id),
+            calls.StartMove: self._start_move,
+            calls.CancelMove: self._cancel_move,
             calls.AppendBatches: self._append_batches,
             calls.AppendMarker: self._append_marker,
             calls.IsInTransaction: self._is_in_transaction,
@@ -71,7 +71,7 @@ class Broker:
             calls.Ends: self._ends,
             calls.Fetch: self._fetch,
             calls.FindTime: self._find_time,
-            calls.MaxTimestamp: self._find_time,
+            calls.MaxTimestamp: self._max_timestamp,
             calls.DeleteRecords: self._delete_records,
             calls.LogBytes: self._log_bytes,
             **self.shares.handlers,
@@ -199,6 +199,12 @@ class Broker:
         leases = (await self._queue(call.topic)).leases[call.partition]
         return await leases.peek(start=call.start, count=call.count)
 
+    async def _start_move(self, call: calls.StartMove) -> None:
+        await self._mover.start(call.task)
+
+    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
+        return await self._mover.cancel(call.task_id)
+
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches
         # The server's own rows use the disk reserve, as acks do. A queue may have such a name.
@@ -225,14 +231,12 @@ class Broker:
     async def _fetch(self, call: calls.Fetch) -> Fetched:
         return (self._opened(call) or await self._of(call)).fetch(call)
 
-    async def _find_time(self, call: calls.FindTime | calls.MaxTimestamp) -> tuple[int, int]:
+    async def _find_time(self, call: calls.FindTime) -> tuple[int, int]:
+        return await (await self._of(call)).find_time(call.timestamp_ms)
+
+    async def _max_timestamp(self, call: calls.MaxTimestamp) -> tuple[int, int]:
         owner = await self._of(call)
-        at_ms = owner.log.last_timestamp_ms
-        if isinstance(call, calls.FindTime):
-            at_ms = call.timestamp_ms
-        return await owner.stream.find_time(
-            at_ms, start_offset=owner.start_offset, tenant=call.topic.account
-        )
+        return await owner.find_time(owner.log.last_timestamp_ms)
 
     async def _delete_records(self, call: calls.DeleteRecords) -> int:
         return await (await self._of(call)).delete_records(call.before)

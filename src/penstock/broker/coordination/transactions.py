@@ -32,6 +32,7 @@ from penstock.cursor.transactions import (
     Marker,
     TopicPartition,
     Transactions,
+    TxnOutcome,
     TxnReply,
     TxnValue,
 )
@@ -66,12 +67,12 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self._groups = groups
         self._next_producer_id = next_producer_id
         self.handlers = {
-            calls.InitProducer: self._init_or_end,
+            calls.InitProducer: self._init_producer,
             calls.AddPartitions: self._add_partitions,
             calls.AddGroup: self._add_group,
-            calls.VerifyPartition: self._add_partitions,
+            calls.VerifyPartition: self._verify_partition,
             calls.CommitOffsets: self._commit_offsets,
-            calls.EndTransaction: self._init_or_end,
+            calls.EndTransaction: self._end_transaction,
             calls.DescribeTransaction: self._describe_transaction,
             calls.ListTransactions: self._list_transactions,
         }
@@ -128,8 +129,11 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if reply.code:
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
-    async def _init_or_end(self, call: calls.InitProducer | calls.EndTransaction) -> TxnReply:
-        decide = Transactions.init if isinstance(call, calls.InitProducer) else Transactions.end
+    async def _init_or_end(
+        self,
+        call: calls.InitProducer | calls.EndTransaction,
+        decide: Callable[..., TxnOutcome],
+    ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
             lambda txns, spare_id: decide(
@@ -138,24 +142,35 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             needs_id=True,
         )
 
-    async def _add_partitions(self, call: AddPartitions | VerifyPartition) -> ErrorCode:
-        transactional_id, remote = call.transactional_id, self._remote
-        node = None if remote is None else remote.node_of(TOPIC_NAME, transactional_id)
-        if remote is not None and node is not None:
-            return await remote.add_partitions(node, call)
-        coordinator = self._at(transactional_id)
-        if isinstance(call, VerifyPartition):
-            return await coordinator.verify(
-                transactional_id, lambda txns: txns.verify(**asdict(call))
-            )
-        reply = await coordinator.request(
-            transactional_id,
+    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+        return await self._init_or_end(call, Transactions.init)
+
+    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
+        return await self._init_or_end(call, Transactions.end)
+
+    def _remote_node(self, transactional_id: str) -> int | None:
+        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
+
+    async def _add_partitions(self, call: calls.AddPartitions) -> ErrorCode:
+        node = self._remote_node(call.transactional_id)
+        if self._remote is not None and node is not None:
+            return await self._remote.add_partitions(node, call)
+        reply = await self._at(call.transactional_id).request(
+            call.transactional_id,
             lambda txns, _: txns.add(
                 **asdict(call), now_ms=self._clock.mono_ms(), wall_ms=self._clock.wall_ms()
             ),
             needs_id=False,
         )
         return reply.code
+
+    async def _verify_partition(self, call: calls.VerifyPartition) -> ErrorCode:
+        node = self._remote_node(call.transactional_id)
+        if self._remote is not None and node is not None:
+            return await self._remote.add_partitions(node, call)
+        return await self._at(call.transactional_id).verify(
+            call.transactional_id, lambda txns: txns.verify(**asdict(call))
+        )
 
     async def _add_group(self, call: calls.AddGroup) -> ErrorCode:
         if not 0 < len(call.group_id) <= GROUP_ID_CHARS_MAX:
@@ -169,7 +184,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             code = await self._add_group(AddGroup(*producer, group_id))
             if code:
                 return CommitReply(code)
-        code = await self._add_partitions(VerifyPartition(*producer, _partition_of(group_id)))
+        code = await self._verify_partition(VerifyPartition(*producer, _partition_of(group_id)))
         if code:
             return CommitReply(code)
         # Decided within this turn of the loop, so before any marker of this transaction.

@@ -227,6 +227,10 @@ class Partition:
             self.found_damage(damage)
             raise
 
+    async def find_time(self, timestamp_ms: int) -> tuple[int, int]:
+        start_offset, tenant = self.start_offset, self.topic.account
+        return await self.stream.find_time(timestamp_ms, start_offset=start_offset, tenant=tenant)
+
     async def delete_records(self, before: int) -> int:
         """Hide the records below an offset now and for good; their segments are removed later."""
         end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may lag

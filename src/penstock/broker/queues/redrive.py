@@ -88,9 +88,8 @@ class Redriver:
             try:
                 await self.broker.call(Append(target, _partition_for(letter, target), [letter]))
             except PenstockError as error:
-                log_.warning(
-                    "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}
-                )
+                fields = {"topic": topic.name, "reason": str(error)}
+                log_.warning("dead letter not moved", extra=fields)
                 continue
             moved.append(pick)
         return moved

@@ -263,10 +263,8 @@ class FollowerLog:
             self._begin(self._sync())
 
     async def _truncate(self, to: int) -> None:
-        log_.warning(
-            "replica truncated to match its leader",
-            extra={"partition": str(self._key), "from": self._log.end_offset, "to": to},
-        )
+        fields = {"partition": str(self._key), "from": self._log.end_offset, "to": to}
+        log_.warning("replica truncated to match its leader", extra=fields)
         end = await self._cut(to, lambda: self._log.truncate(to))
         if self.replay is not None and self.replay.offset > end:
             self.replay = None  # nothing committed is truncated, so it had read too far
@@ -274,10 +272,8 @@ class FollowerLog:
         await self.save_epochs()
 
     async def _restart(self, at: int) -> None:
-        log_.warning(
-            "replica restarted at the start of its leader's log",
-            extra={"partition": str(self._key), "end": self._log.end_offset, "at": at},
-        )
+        fields = {"partition": str(self._key), "end": self._log.end_offset, "at": at}
+        log_.warning("replica restarted at the start of its leader's log", extra=fields)
         self.replay = None
         await self._cut(-1, lambda: self._log.restart(at))
         self._owner.replica.restarted(at)

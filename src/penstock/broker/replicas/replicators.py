@@ -295,9 +295,8 @@ class Replicators:
         await replicator.close(is_clean=True)
         if view is None:
             if self.context.catalog.tombstone(key.topic_id) is None:
-                log_.warning(
-                    "row gone without a tombstone, files kept", extra={"partition": str(key)}
-                )
+                text = "row gone without a tombstone, files kept"
+                log_.warning(text, extra={"partition": str(key)})
                 return
         elif not await self._may_drop(key, view):
             return
