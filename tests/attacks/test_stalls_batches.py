@@ -22,8 +22,7 @@ from penstock.model.limits import (
     OPENED_RECORD_BYTES_MAX,
 )
 from penstock.record.compression import compress
-from penstock.record.record import encode_record
-from penstock.record.varint import encode_varint
+from penstock.record.record import encode_record, encode_varint
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
 from penstock.wire.kafka.generated.incremental_alter_configs import (

@@ -9,13 +9,12 @@ from tests.sim.node import SimNode
 from tests.sim.store import SimStore
 from tests.sim.world import World
 
-from penstock.replication import election, repair
-from penstock.replication.election import Standing
+from penstock.replication import election
+from penstock.replication.election import RepairStep, Standing
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Ignore, Step, Truncate
 from penstock.replication.leader import Leader, Serve
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
-from penstock.replication.repair import RepairStep
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -183,8 +182,8 @@ def stays_aside(
     return RepairStep.WAIT if step is RepairStep.REOPEN else step
 
 
-_next_step = repair.next_step
-_resign = repair.resign
+_next_step = election.next_step
+_resign = election.resign
 
 
 # ── Moves ────────────────────────────────────────────────────────────────────────────────────

@@ -19,12 +19,11 @@ from tests.sim.queue import Queue
 from tests.sim.store import SimStore
 from tests.sim.violation import PhysicalLoss, Violation
 
-from penstock.replication import election, repair
-from penstock.replication.election import Standing
+from penstock.replication import election
+from penstock.replication.election import RepairStep, Standing
 from penstock.replication.follower import Append, Halt, Restart, Truncate
 from penstock.replication.leader import Serve
 from penstock.replication.messages import Data, Fetch, Reply
-from penstock.replication.repair import RepairStep
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -278,18 +277,18 @@ class Cluster:
 
     def mend(self, node: SimNode, view: View) -> None:
         row, number = view.row, node.number
-        if not node.is_aside and repair.is_spare(row, number):
+        if not node.is_aside and election.is_spare(row, number):
             node.operations = []
             node.forget_role()
             node.live.halt("the log is damaged")
         if not node.is_aside:
             self.take_view(node, view)
             return
-        step = repair.next_step(
+        step = election.next_step(
             row, number, fetched_in=node.live.epoch, incarnations=self.store.incarnations
         )
         if step is RepairStep.RESIGN:
-            if self.carry_out(repair.resign(view, number)):
+            if self.carry_out(election.resign(view, number)):
                 self.mend(node, self.store.view)  # it knows at once what it has changed
         elif step is RepairStep.EMPTY:
             self.counts["mendings"] += 1

@@ -17,7 +17,7 @@ from tests.sim.fold import Fold
 from tests.sim.store import SimStore
 from tests.sim.world import STEPS, World
 
-from penstock.replication import election, repair
+from penstock.replication import election
 from penstock.replication.follower import Follower
 from penstock.replication.leader import Leader
 from penstock.replication.replica import Replica
@@ -59,19 +59,19 @@ MUTATIONS: Mapping[str, Mutation] = {
         "R5", rules.SaysNothingOfLoss, is_synced=False
     ),
     "a damaged copy is emptied before it is counted out": Mutation(
-        "R5", patches=((repair, "next_step", rules.empties_what_counts),)
+        "R5", patches=((election, "next_step", rules.empties_what_counts),)
     ),
     "a damaged copy is counted out in an epoch in which it has asked": Mutation(
         "R5",
         patches=(
-            (repair, "next_step", rules.counts_out_at_once),
-            (repair, "resign", rules.resigns_in_the_same_epoch),
+            (election, "next_step", rules.counts_out_at_once),
+            (election, "resign", rules.resigns_in_the_same_epoch),
         ),
         first=120,
         schedules=3_000,
     ),
     "a damaged copy never counts again": Mutation(
-        "R5", patches=((repair, "next_step", rules.stays_aside),), first=150, schedules=3_000
+        "R5", patches=((election, "next_step", rules.stays_aside),), first=150, schedules=3_000
     ),
     "of those who have lost something anybody leads": Mutation(
         "R6", patches=((election, "recover", rules.recovers_with_anybody),), is_synced=False

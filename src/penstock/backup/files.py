@@ -24,7 +24,7 @@ from penstock.backup.manifest import (
     base_of,
     decode_manifest,
 )
-from penstock.log.incoming import verified
+from penstock.log.storage.scan import verified
 from penstock.metadata.serving.entry_rules import RULES, prefix_of
 from penstock.metadata.topics.move_tasks import MOVES_PREFIX
 from penstock.model.errors import Damaged, InvalidRequest

@@ -32,7 +32,7 @@ from penstock.backup.manifest import (
     log_path,
 )
 from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
-from penstock.log.incoming import verified
+from penstock.log.storage.scan import verified
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Damaged, TopicNotFound
 from penstock.model.limits import MIB

@@ -1,29 +1,24 @@
 """The positions of a backup: start and end of each log that this node leads, at one moment.
 
-All positions of a stage are taken in one turn of the loop, so nothing happens between them. A node
-without a cluster takes all stages at once. In a cluster each stage is taken on all nodes before the
-next begins, and logs that others refer to come last:
-
-    transactions    a decided transaction wrote its records before it was decided
-    groups          an offset is committed after the record that it refers to
-    all others      with crossings held, no message is acked in one log and missing in the other
-
-The caller verifies in the store afterwards that this node led each partition in the epoch that it
-states: then it did so at this moment.
+All positions of a stage are taken in one turn of the loop. A node without a cluster takes all
+stages at once; in a cluster each is taken on all nodes before the next. Transactions come first,
+which are decided after their records were written, then groups, whose offsets refer to earlier
+records, then all others: with crossings held, no message is acked in one log and missing in the
+other. The caller verifies in the store afterwards that this node led each partition in its epoch.
 """
 
 import contextlib
 from collections.abc import Sequence
 from enum import IntEnum
 
-from penstock.broker.context.backup_hold import BackupHold
+from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.coordination.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
 from penstock.broker.partition.partitions import Partitions
 from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
-from penstock.wire.internal.calls import CallerInfo, CallHandlers
+from penstock.wire.internal.calls import CallHandlers
 from penstock.wire.internal.node_calls import (
     HOLD,
     POSITIONS,
@@ -59,8 +54,8 @@ class BackupPositions:
         self._clock = clock
 
     def register(self, handlers: CallHandlers) -> None:
-        handlers.add(HOLD, self._serve_hold)
-        handlers.add(POSITIONS, self._serve_positions)
+        handlers.add(HOLD, lambda request, _caller: HoldReply(self.hold(request)))
+        handlers.add(POSITIONS, lambda request, _caller: self.take_held(request))
 
     def hold(self, request: HoldRequest) -> bool:
         self._hold.keep_segments(request.segments_ms, now_ms=self._clock.mono_ms())
@@ -98,15 +93,8 @@ class BackupPositions:
         return taken
 
     def take_held(self, request: PositionsRequest) -> PositionsReply:
-        """Take one stage, if crossings are still held. Raises InvalidRequest."""
         if not self._hold.holds_crossings(request.holder):
             return PositionsReply(is_held=False)
         if request.stage not in STAGES:
             raise InvalidRequest(f"Backup stage {request.stage} does not exist.")
         return PositionsReply(is_held=True, positions=self.take(Stage(request.stage)))
-
-    def _serve_hold(self, request: HoldRequest, _caller: CallerInfo) -> HoldReply:
-        return HoldReply(self.hold(request))
-
-    def _serve_positions(self, request: PositionsRequest, _caller: CallerInfo) -> PositionsReply:
-        return self.take_held(request)

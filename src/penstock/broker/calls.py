@@ -10,8 +10,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import Partitions
 from penstock.broker.partition.queue import Queue
-from penstock.broker.queues.moves import Mover
-from penstock.broker.queues.redrive import Redriver
+from penstock.broker.queues.redrive import Mover, Redriver
 from penstock.broker.queues.shares import ShareCalls
 from penstock.metadata.topics.move_tasks import MoveTasks
 from penstock.model import calls
@@ -20,14 +19,7 @@ from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, Top
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
-from penstock.model.ports import (
-    BatchAppended,
-    Fetched,
-    MoveTask,
-    Peeked,
-    ProducerSeen,
-    StreamEnds,
-)
+from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 
@@ -93,7 +85,7 @@ class Broker:
         self.shares.all_brokers = brokers
         self._redriver.broker = brokers
         self._mover.broker = brokers
-        self.partitions.set_stats_of_all(lambda topic: brokers.call(Stats(topic)))
+        self.partitions.stats_of_all = lambda topic: brokers.call(Stats(topic))
 
     async def start(self) -> None:
         await self.partitions.start()
@@ -137,8 +129,6 @@ class Broker:
 
     def _of(self, call: PartitionCall[R]) -> Coroutine[Any, Any, Partition]:
         return self._partition(call.topic, call.partition)
-
-    # ── Queues ───────────────────────────────────────────────────────────────────────────────
 
     async def _append(self, call: calls.Append) -> Sequence[Appended]:
         topic, messages = call.topic, call.messages
@@ -215,8 +205,6 @@ class Broker:
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
         return await self._mover.cancel(call.task_id)
 
-    # ── Streams ──────────────────────────────────────────────────────────────────────────────
-
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches
         # The server's own rows use the disk reserve, as acks do. A queue may have such a name.
@@ -227,36 +215,28 @@ class Broker:
         return await owner.append_batches(batches, acks=call.acks, is_append_time=is_append_time)
 
     async def _append_marker(self, call: calls.AppendMarker) -> None:
-        await (await self._of(call)).append_marker(call.marker)
+        await (await self._of(call)).stream.append_marker(call.marker).committed.wait()
 
     async def _is_in_transaction(self, call: calls.IsInTransaction) -> bool:
-        stream = (await self._of(call)).stream
-        return stream.is_in_transaction(call.producer_id, call.producer_epoch)
+        producers = (await self._of(call)).stream.producers
+        return producers.is_in_transaction(call.producer_id, call.producer_epoch)
 
     async def _producers(self, call: calls.Producers) -> Sequence[ProducerSeen]:
-        return (await self._of(call)).stream.producers()
+        producers = (await self._of(call)).stream.producers
+        return producers.seen(wall_ms=self._context.clock.wall_ms())
 
     async def _ends(self, call: calls.Ends) -> StreamEnds:
         return (self._opened(call) or await self._of(call)).ends()
 
     async def _fetch(self, call: calls.Fetch) -> Fetched:
-        owner = self._opened(call) or await self._of(call)
-        return owner.fetch(
-            call.offset,
-            bytes_max=call.bytes_max,
-            is_committed=call.is_committed,
-            as_slices=call.as_slices,
-        )
+        return (self._opened(call) or await self._of(call)).fetch(call)
 
     async def _find_time(self, call: calls.FindTime) -> tuple[int, int]:
-        owner = await self._of(call)
-        return await owner.stream.find_time(
-            call.timestamp_ms, start_offset=owner.start_offset, tenant=call.topic.account
-        )
+        return await (await self._of(call)).find_time(call.timestamp_ms)
 
     async def _max_timestamp(self, call: calls.MaxTimestamp) -> tuple[int, int]:
         owner = await self._of(call)
-        return await owner.stream.newest(start_offset=owner.start_offset, tenant=call.topic.account)
+        return await owner.find_time(owner.log.last_timestamp_ms)
 
     async def _delete_records(self, call: calls.DeleteRecords) -> int:
         return await (await self._of(call)).delete_records(call.before)

@@ -10,8 +10,6 @@ _SWEEP = 1_024  # forgotten slots at the front before the lists are compacted
 
 
 class BatchCacheBudget:
-    """The memory limit of all caches of a node together."""
-
     __slots__ = ("_abandoned", "_bytes_max", "_caches", "_newest", "used_bytes")
 
     def __init__(self, bytes_max: int) -> None:
@@ -35,8 +33,7 @@ class BatchCacheBudget:
             oldest.clear()
 
     def abandon(self, cache: "BatchCache") -> None:
-        """Free a cache that is not read any more. Thread-safe: the memory is freed by a later
-        append, when another log than before is appended to."""
+        """Free a cache that is not read any more. Thread-safe: a later append frees the memory."""
         self._abandoned.append(cache)
 
     def forget(self, cache: "BatchCache") -> None:
@@ -125,7 +122,6 @@ class BatchCache:
         return self._first < len(self._bases) and offset >= self._bases[self._first]
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Like ``Log.read``; the cache must hold ``start``."""
         bases, batches = self._bases, self._batches
         at = bisect_right(bases, start, lo=self._first) - 1
         # A batch ends where the next one begins; the batch that holds up_to is excluded.

@@ -1,17 +1,10 @@
 """One round of compaction over one log: keep only the last record of every key.
 
-A round makes two passes over closed segments. The first notes the last offset of every key in the
-dirty part. If the bound on memory is reached, the round ends at that point. The second rewrites the
-segments below that point without superseded records and swaps them in (``replacement.py``), oldest
-first. So by the time a tombstone is stamped with its expiry time, all older records of its key are
-gone.
-
-    step (a thread)      reads and writes a little, using its own descriptors and files
-    swap (log's thread)  a few renames, when a step has a segment ready
-    close (a thread)     ends an unfinished round and removes its files
-
-Everything read is verified as in any read of the log; damage ends the round. A crash costs only the
-work on the present segment: the next round finds less to do.
+The first pass over closed segments notes the last offset of every key in the dirty part; if the
+bound on memory is reached, the round ends there. The second rewrites the segments below without
+superseded records and swaps them in, oldest first: when a tombstone gets its expiry time, all older
+records of its key are gone. ``step`` and ``close`` run in a thread, with separate descriptors;
+``swap`` in the log's thread. Everything read is verified; damage ends the round.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -31,12 +24,10 @@ from penstock.log.replacement import (
     rewritten_folder,
 )
 from penstock.log.retention import grouped
-from penstock.log.storage.check import CHECK_FIELDS, CheckWindow
-from penstock.log.storage.entries import EntryFile
-from penstock.log.storage.files import Disk
-from penstock.log.storage.layout import CHECK_SUFFIX, segment_path
+from penstock.log.storage.files import CHECK_SUFFIX, Disk, segment_path
 from penstock.log.storage.scan import header_fault
 from penstock.log.storage.segment import Segment, SegmentInfo
+from penstock.log.storage.side_files import CHECK_FIELDS, CheckWindow, EntryFile
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.record.batch import (
@@ -78,8 +69,6 @@ class Unreadable(PenstockError):
 
 
 class Clean(msgspec.Struct, array_like=True, frozen=True):
-    """The checkpoint: below ``offset`` the log has one record per key."""
-
     version: int
     offset: int
 
@@ -90,11 +79,8 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 def read_clean_offset(log: Log) -> int:
     """Return the clean offset of the checkpoint. Without a valid one, everything is dirty."""
-    data = log.read_checkpoint(CHECKPOINT_NAME)
-    if data is None:
-        return log.start_offset
     try:
-        clean = _decode(data)
+        clean = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return log.start_offset
     if clean.version != CHECKPOINT_VERSION or clean.offset > log.end_offset:
@@ -103,8 +89,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, where the log is about to be truncated:
-    records appended there later are not clean. Safe in a thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before a truncation, in a thread."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -122,10 +107,9 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """``segments``: as chosen by ``cleanable``. ``aborted``: the aborted transactions among
-        these segments; their records supersede nothing. ``held_offset``: the offset up to which
-        every replica has this log, None if there are no other replicas. Tombstones from this offset
-        on are kept however old they are: a shorter replica may hold the deleted record."""
+        """``aborted``: the aborted transactions among these segments; their records supersede
+        nothing. ``held_offset``: what every replica has of this log, None without replicas.
+        Tombstones from there on are kept: a shorter replica may hold the deleted record."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -152,8 +136,6 @@ class Compaction:
         self._is_swapped = False
         self._work: Generator[Progress, None, None] = self._run()
 
-    # ── From outside ─────────────────────────────────────────────────────────────────────────
-
     def step(self) -> Progress:
         """Do a little more. After SWAP the log's thread must call ``swap`` before the next step."""
         try:
@@ -162,7 +144,6 @@ class Compaction:
             return Progress.DONE  # retention has removed the segments
 
     def swap(self) -> int:
-        """Swap in the rewritten segment. Returns the bytes freed."""
         assert self._made is not None, "swap only after a step returned SWAP"
         assert self._is_announced
         made, self._made = self._made, None  # after a failure the mark stays for the next opening
@@ -175,8 +156,6 @@ class Compaction:
         """Release all resources. Required after every round, finished or not; idempotent."""
         self._work.close()
         self._settle()
-
-    # ── The round ────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> Generator[Progress, None, None]:
         yield from self._survey()
@@ -208,8 +187,6 @@ class Compaction:
             made.close()
             clear_rewritten(self._disk, self._folder)
         self._made = None
-
-    # ── First pass ───────────────────────────────────────────────────────────────────────────
 
     def _survey(self) -> Iterator[Progress]:
         """Note the last record of each dirty key, and each producer's last batch."""
@@ -243,8 +220,6 @@ class Compaction:
             first <= header.base_offset < marker
             for first, marker in self._aborted.get(header.producer_id, ())
         )
-
-    # ── Second pass ──────────────────────────────────────────────────────────────────────────
 
     def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
         clear_rewritten(self._disk, self._folder)
@@ -313,12 +288,9 @@ def _hash(key: bytes) -> bytes:
     return blake2b(key, digest_size=KEY_HASH_BYTES).digest()
 
 
-# ── Reading outside the log's thread ─────────────────────────────────────────────────────────
-
-
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield all batches of a closed segment, verified, some at a time. Separate descriptors are
-    used: nothing is created, and a segment dropped meanwhile can still be read to its end."""
+    """Yield all batches of a closed segment, verified, some at a time, by separate descriptors: a
+    segment dropped meanwhile can still be read to its end."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:
@@ -339,7 +311,7 @@ def _walk(
     position, offset, ordinal = 0, segment.base_offset, 0
     while position < segment.bytes:
         window = disk.pread(fd, min(STEP_BYTES, segment.bytes - position), position)
-        wanted = _first_bytes(window)
+        wanted = parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0
         if wanted > len(window):
             window = disk.pread(fd, min(wanted, BATCH_BYTES_MAX), position)
         batches: list[Batch] = []
@@ -368,7 +340,3 @@ def _walk(
         yield batches
     if offset != segment.end_offset:
         raise Unreadable(path, offset, "records are missing at the end of the file")
-
-
-def _first_bytes(window: bytes) -> int:
-    return parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0

@@ -1,9 +1,5 @@
-"""Read-only inspection of logs on disk: nothing is created, cut or rebuilt.
-
-``penstock storage`` shows these results. If the server is running on the folder, the end of each
-log may be seen in the middle of a write. The server scrubs its own logs with this module
-(``broker/storage/scrubber.py``), using separate files, so that the scrub blocks nothing.
-"""
+"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber: nothing is
+created, cut or rebuilt. The end of a running server's log may be seen in the middle of a write."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,11 +9,15 @@ from typing import NamedTuple
 
 from penstock.log.recovery import open_quickly
 from penstock.log.replacement import is_being_replaced
-from penstock.log.storage.checkpoint import RecoveryPoint, is_whole_checkpoint, read_point
-from penstock.log.storage.damage import Damage, load_damage
-from penstock.log.storage.files import ReadOnlyDisk
-from penstock.log.storage.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
-from penstock.log.storage.scan import WINDOW_BYTES, Scan, Scanner
+from penstock.log.storage.checkpoint import (
+    Damage,
+    RecoveryPoint,
+    is_whole_checkpoint,
+    load_damage,
+    read_point,
+)
+from penstock.log.storage.files import CHECKPOINT_SUFFIX, LOG_SUFFIX, ReadOnlyDisk, base_offset_of
+from penstock.log.storage.scan import WINDOW_BYTES, Scanner
 from penstock.log.storage.segment import Segment
 from penstock.model.limits import INDEX_INTERVAL_BYTES
 from penstock.record.batch import HEADER_BYTES, parse_header
@@ -32,7 +32,6 @@ class PartitionFolder(NamedTuple):
 
 
 def find_partitions(data_folder: Path) -> list[PartitionFolder]:
-    """Return every ``topics/<topic id>/<partition>/`` that holds a segment."""
     return sorted(
         PartitionFolder(folder.parent.name, int(folder.name), folder)
         for folder in data_folder.glob(f"{TOPICS_FOLDER}/*/*")
@@ -60,11 +59,11 @@ class PartitionSummary:
 def summarize(place: PartitionFolder) -> PartitionSummary:
     """Summarize a partition without reading all of it: only the last segment may need a scan."""
     disk = ReadOnlyDisk()
-    bases = segment_bases(place.folder)
+    segments = segments_of(place)
     point = read_point(place.folder, disk) or RecoveryPoint(0)
-    size_bytes, end_offset, max_timestamp = 0, bases[-1], -1
+    size_bytes, end_offset, max_timestamp = 0, segments[-1][0], -1
     was_clean = False
-    for base_offset, next_base in _with_next(bases):
+    for base_offset, next_base in segments:
         segment = _segment(place.folder, base_offset)
         try:
             file_bytes = disk.size(segment.files.log_fd)
@@ -76,16 +75,17 @@ def summarize(place: PartitionFolder) -> PartitionSummary:
                 end_offset = segment.end_offset
                 max_timestamp = max(max_timestamp, segment.max_timestamp)
             elif next_base is None:
-                scan = Scanner(segment.source()).run()
-                end_offset, max_timestamp = scan.offset, max(max_timestamp, scan.max_timestamp)
+                scan = Scanner(segment).run()
+                end_offset = scan.offset
+                max_timestamp = max(max_timestamp, scan.max_timestamp)
         finally:
             segment.close()
     return PartitionSummary(
         place=place,
-        start_offset=bases[0],
+        start_offset=segments[0][0],
         end_offset=end_offset,
         size_bytes=size_bytes,
-        segments=len(bases),
+        segments=len(segments),
         max_timestamp=max_timestamp,
         was_clean=was_clean,
         damage=load_damage(place.folder, disk),
@@ -102,7 +102,6 @@ class SegmentReport(NamedTuple):
 
 
 def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentReport:
-    """Read every byte of one segment and compare its side files with it."""
     with closing(Verification(folder, base_offset, next_base)) as verification:
         while verification.advance():
             pass
@@ -110,26 +109,18 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 
 class Verification:
-    """A verification in steps. ``next_base``: the start of the next segment; None for the last one,
-    whose end may be torn. With ``bytes_max``: the offset up to which bytes are known to have been
-    written, so a torn end is damage."""
+    """A verification in steps. ``next_base``: None for the last segment, whose end may be torn.
+    ``bytes_max``: known to have been written, so a torn end before is damage."""
 
     def __init__(
-        self,
-        folder: Path,
-        base_offset: int,
-        next_base: int | None,
-        *,
-        bytes_max: int | None = None,
+        self, folder: Path, base_offset: int, next_base: int | None, *, bytes_max: int | None = None
     ) -> None:
         self._segment = segment = _segment(folder, base_offset)
         self._next_base = next_base
         try:
-            self._source = source = segment.source()
-            if bytes_max is not None:
-                source.size = min(source.size, bytes_max)
+            self._scanner = Scanner(segment, bytes_max=bytes_max)
+            # After the files were opened: without a mark now, all four belong together.
             self._is_swapped = is_being_replaced(segment.disk, folder, base_offset)
-            self._scanner = Scanner(source)
         except BaseException:
             segment.close()
             raise
@@ -143,25 +134,21 @@ class Verification:
         return max(1, self._scanner.scan.position - position) if is_more else 0
 
     def result(self) -> SegmentReport:
-        segment, source, next_base = self._segment, self._source, self._next_base
+        segment, scan, next_base = self._segment, self._scanner.scan, self._next_base
         if self._is_swapped:
             remark = "not verified: compaction is replacing this segment"
             end_offset = segment.base_offset if next_base is None else next_base
-            return SegmentReport(segment.path, source.size, 0, end_offset, [], [remark])
-        scan = self._scanner.scan
+            return SegmentReport(segment.path, scan.size, 0, end_offset, [], [remark])
         damage, remarks = list(scan.damage), []
         if next_base is not None:
             scan.seal()
-            if scan.position != source.size or scan.offset != next_base:
-                reason = scan.tail_reason or f"records up to offset {next_base} are missing"
-                size = source.size - scan.position
-                name = segment.path.name
-                damage.append(Damage(name, scan.position, size, scan.offset, next_base, reason))
-        elif scan.position != source.size:
-            remarks.append(f"torn end, {source.size - scan.position} bytes: {scan.tail_reason}")
+            if scan.position != scan.size or scan.offset != next_base:
+                damage.append(scan.gap_before(segment.path.name, next_base))
+        elif scan.position != scan.size:
+            remarks.append(f"torn end, {scan.size - scan.position} bytes: {scan.tail_reason}")
         if not damage and not segment.is_indexed(scan):
             remarks.append("index or header checks are out of date")
-        return SegmentReport(segment.path, source.size, scan.ordinal, scan.offset, damage, remarks)
+        return SegmentReport(segment.path, scan.size, scan.ordinal, scan.offset, damage, remarks)
 
     def close(self) -> None:
         self._segment.close()
@@ -178,51 +165,39 @@ def verify_checkpoints(folder: Path) -> list[str]:
 
 
 def lost_offsets(folder: Path, end_offset: int) -> int:
-    """Return the number of synced records that are missing at the end of the log."""
     point = read_point(folder, ReadOnlyDisk())
     return 0 if point is None else max(0, point.offset - end_offset)
 
 
 def iter_segment(path: Path) -> Iterator[bytes | Damage]:
-    """Yield the whole batches of one file in order, and the damage between them."""
     base_offset = base_offset_of(path.name)
     assert base_offset is not None, "not the name of a segment file"
     segment = _segment(path.parent, base_offset)
     try:
-        source = segment.source()
-        scan = Scanner(source).run()
-        yield from _walk(segment, scan)
-        if scan.position < source.size:
-            size = source.size - scan.position
-            reason = scan.tail_reason or "not a batch"
-            yield Damage(path.name, scan.position, size, scan.offset, scan.offset, reason)
+        scan = Scanner(segment).run()
+        damages = {damage.position: damage for damage in scan.damage}
+        fd, disk, position = segment.files.log_fd, segment.disk, 0
+        while position < scan.position:
+            damage = damages.get(position)
+            if damage is not None:
+                yield damage
+                position += damage.size_bytes
+                continue
+            header = parse_header(disk.pread(fd, HEADER_BYTES, position))
+            yield disk.pread(fd, header.total_bytes, position)
+            position += header.total_bytes
+        if position < scan.size:
+            size, reason = scan.size - position, scan.tail_reason or "not a batch"
+            yield Damage(path.name, position, size, scan.offset, scan.offset, reason)
     finally:
         segment.close()
-
-
-def _walk(segment: Segment, scan: Scan) -> Iterator[bytes | Damage]:
-    damages = {damage.position: damage for damage in scan.damage}
-    fd, disk = segment.files.log_fd, segment.disk
-    position = 0
-    while position < scan.position:
-        damage = damages.get(position)
-        if damage is not None:
-            yield damage
-            position += damage.size_bytes
-            continue
-        header = parse_header(disk.pread(fd, HEADER_BYTES, position))
-        yield disk.pread(fd, header.total_bytes, position)
-        position += header.total_bytes
 
 
 def _segment(folder: Path, base_offset: int) -> Segment:
     return Segment(folder, base_offset, interval_bytes=INDEX_INTERVAL_BYTES, disk=ReadOnlyDisk())
 
 
-def _with_next(bases: list[int]) -> Iterator[tuple[int, int | None]]:
-    for at, base_offset in enumerate(bases):
-        yield base_offset, bases[at + 1] if at + 1 < len(bases) else None
-
-
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    return list(_with_next(segment_bases(place.folder)))
+    """Return the base offset of each segment, and that of the next one."""
+    bases = segment_bases(place.folder)
+    return list(zip(bases, (*bases[1:], None), strict=True))

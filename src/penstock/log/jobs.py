@@ -1,8 +1,5 @@
-"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments.
-
-Both jobs work on descriptors or paths that they got at the start, and touch nothing that the log's
-thread may change meanwhile.
-"""
+"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments. Both touch
+nothing that the log's thread may change meanwhile."""
 
 from pathlib import Path
 from threading import Lock
@@ -16,19 +13,8 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """A sync of everything that was dirty at one moment. Made by ``Log.begin_sync``, run once, in
-    any thread, then passed to ``Log.finish_sync`` before the next job begins."""
-
-    __slots__ = (
-        "_disk",
-        "_fds",
-        "_folder",
-        "_log",
-        "_point",
-        "end_offset",
-        "is_point_owed",
-        "sealed_offset",
-    )
+    """A sync of everything that was dirty at one moment, run once in any thread, between
+    ``Log.begin_sync`` and ``Log.finish_sync``."""
 
     def __init__(
         self,
@@ -49,8 +35,8 @@ class SyncJob:
         self.is_point_owed = False  # the disk was full: the next sync writes the point
 
     def run(self) -> None:
-        """Sync everything. An error is final: after a failed sync the kernel may mark lost pages as
-        clean, so a second sync would falsely succeed."""
+        """Sync everything. An error is final: the kernel may mark lost pages as clean, so a second
+        sync would falsely succeed."""
         try:
             for fd in self._fds:
                 self._disk.sync_data(fd)
@@ -60,28 +46,21 @@ class SyncJob:
             self._log.refuse_appends(f"sync failed: {error}")
             raise
         finally:
-            self._close_fds()
+            while self._fds:
+                self._disk.close(self._fds.pop())
         if self._point is not None:
-            self._write_point(self._point)
-
-    def _write_point(self, point: RecoveryPoint) -> None:
-        try:
-            write_point(self._log.folder, point, self._disk)
-        except OSError as error:
-            if not is_full(error):
-                self._log.refuse_appends(f"writing the recovery point failed: {error}")
-                raise
-            self.is_point_owed = True
-
-    def _close_fds(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            self._disk.close(fd)
+            try:
+                write_point(self._log.folder, self._point, self._disk)
+            except OSError as error:
+                if not is_full(error):
+                    self._log.refuse_appends(f"writing the recovery point failed: {error}")
+                    raise
+                self.is_point_owed = True
 
 
 class Detached:
-    """Segments removed from a log but perhaps not yet unlinked, oldest first. If a crash
-    prevents that, they are part of the log again; their records stay finished."""
+    """Segments removed from a log, oldest first. If a crash comes before they are unlinked, they
+    are part of the log again; their records stay finished."""
 
     __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
 
@@ -93,8 +72,8 @@ class Detached:
         self.is_removed = False
 
     def remove(self) -> int:
-        """Unlink the files and return the bytes freed. Safe in a thread and idempotent: a second
-        caller waits, and may then create a file of the same name without losing it."""
+        """Unlink the files and return the bytes freed. Safe in a thread: a second caller waits, and
+        may then create a file of the same name."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:

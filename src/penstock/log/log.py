@@ -1,16 +1,9 @@
 """One partition's log: append at the end, read from anywhere, sync many appends together.
 
-Synchronous and used by one thread, that of the event loop. Only ``SyncJob.run`` runs elsewhere: it
-has its own descriptors, so appends, rolls and drops continue meanwhile. The log decides nothing:
-its owner decides what an offset means, when to sync, what to drop and what to cut off. The half
-that only reads is in ``log/readable.py``.
-
-    append ──► active segment ──► begin_sync ──► SyncJob.run (a thread) ──► finish_sync
-                    │ full or old                                            moves durable_offset
-                    └► roll: a new file; the old one is read-only from here
-
-A replica also appends what its leader sent (``append_copied``), cuts off what its leader does not
-have (``truncate``) and starts empty at another offset (``restart``).
+Synchronous and used by the thread of the event loop; only ``SyncJob.run`` runs elsewhere, with
+separate descriptors. Its owner decides what an offset means, when to sync, what to drop and what to
+cut off. A replica also appends what its leader sent (``append_copied``), cuts off what its leader
+does not have (``truncate``) and starts empty at another offset (``restart``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.log.batch_cache import BatchCache, BatchCacheBudget
-from penstock.log.incoming import trimmed, verified
 from penstock.log.jobs import Detached as Detached
 from penstock.log.jobs import SyncJob as SyncJob
 from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.replacement import clear_rewritten, has_rewrite, move_in, remove_segments
-from penstock.log.restart import announce_restart, carry_out_restart
-from penstock.log.storage.checkpoint import (
-    RecoveryPoint,
-    read_point,
-    write_point,
+from penstock.log.replacement import (
+    announce_restart,
+    carry_out_restart,
+    clear_rewritten,
+    has_rewrite,
+    move_in,
+    remove_segments,
 )
-from penstock.log.storage.damage import save_damage
-from penstock.log.storage.files import DISK, Disk, is_full
+from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
+from penstock.log.storage.files import DISK, EPOCHS_CHECKPOINT, Disk, is_full, segment_paths
 from penstock.log.storage.headers import find_cut
-from penstock.log.storage.index import RELATIVE_MAX
-from penstock.log.storage.layout import EPOCHS_CHECKPOINT, LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
+from penstock.log.storage.side_files import RELATIVE_MAX
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
 from penstock.model.limits import (
@@ -105,14 +98,11 @@ class Log(ReadableLog):
         """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
 
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
-
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
     ) -> int:
-        """Append a batch and return its first offset. ``header``: the batch's parsed header, if the
-        caller has it. DiskFull leaves the log unchanged; any other disk error propagates, and the
-        log refuses appends until it is reopened."""
+        """Append a batch and return its first offset. DiskFull leaves the log unchanged; after any
+        other disk error the log refuses appends until it is reopened."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         if header is None:
@@ -148,11 +138,10 @@ class Log(ReadableLog):
         return header.base_offset
 
     def append_copied(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
-        """Append whole batches from a leader, with the offsets and epochs they have. They must
-        follow each other and the end of the log. All are verified before the first is written, with
-        one write per segment. Returns the headers of the appended batches: not all of them if there
-        is no room for another segment. Raises Damaged, with nothing written, if a batch is invalid,
-        and DiskFull if there is no room for any."""
+        """Append whole batches from a leader, which must follow the end of the log, with the
+        offsets and epochs they have. Returns the headers of those appended: not all if there is no
+        room for another segment. Raises Damaged, with nothing written, or DiskFull if there is no
+        room for any."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         end_offset = self.end_offset
@@ -174,8 +163,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append as many batches as one segment takes, rolling as ``append`` does. Returns the
-        index of the next batch, and the bytes appended."""
+        """Append what one segment takes. Returns the index of the next batch, and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -234,7 +222,7 @@ class Log(ReadableLog):
     @contextmanager
     def _refusing(self, action: str, full: str | None = None) -> Iterator[None]:
         """Refuse appends after an error in the block. ``full``: the text of DiskFull, after which
-        the log is unchanged; None: a full disk is an error like any other here."""
+        the log is unchanged; None: a full disk is an error like any other."""
         try:
             yield
         except OSError as error:
@@ -243,11 +231,9 @@ class Log(ReadableLog):
             self.refuse_appends(f"{action} failed: {error}")
             raise
 
-    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
-
     def begin_sync(self) -> SyncJob | None:
-        """Return a job that syncs what is dirty now; None if nothing is. Only one job at a time:
-        the recovery point of a later job would cover what an earlier one has not synced yet."""
+        """Return a job that syncs what is dirty now, if anything. One at a time: the recovery point
+        of a later job would cover what an earlier one has not synced yet."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -274,7 +260,6 @@ class Log(ReadableLog):
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
-        """Record that the job has run: what it covered is durable."""
         assert job is self._job, "not the job in progress"
         self._job = None
         if self.refusal is not None:
@@ -284,14 +269,11 @@ class Log(ReadableLog):
         if not job.is_point_owed:
             self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
 
-    # ── Cut ──────────────────────────────────────────────────────────────────────────────────
-
     def truncate(self, to: int) -> int:
-        """Cut off everything from ``to`` on, including the whole batch that holds ``to``. Returns
-        the new end offset; durable when it returns. A crash meanwhile leaves a log that ends
-        somewhere between the new and the old end. May run in a thread, if nothing else uses the log
-        meanwhile, including compaction. The owner must first remove checkpoints that reach beyond
-        ``to``."""
+        """Cut off everything from the batch that holds ``to`` on, durably. Returns the new end
+        offset. A crash meanwhile leaves a log that ends between both ends. May run in a thread, if
+        nothing else uses the log, including compaction. The owner first removes later
+        checkpoints."""
         self._assert_at_rest()
         assert to >= self.start_offset, "to drop the whole log, call restart"
         if to >= self.end_offset:
@@ -343,7 +325,6 @@ class Log(ReadableLog):
         self.finish_sync(job)
 
     def _forget_damage(self) -> None:
-        """Drop recorded damage of bytes that no longer exist."""
         active, names = self._active, {segment.path.name for segment in self._segments}
         left = [
             damage
@@ -356,9 +337,8 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Drop everything, including checkpoints, and become an empty log that begins and ends at
-        ``at``. A crash meanwhile leaves the old log or the new one. As with ``truncate``, this may
-        run in a thread, if nothing else uses the log meanwhile."""
+        """Drop everything, including checkpoints, and become an empty log at ``at``. A crash
+        meanwhile leaves the old log or the new one. May run in a thread, as ``truncate``."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
@@ -392,22 +372,15 @@ class Log(ReadableLog):
             epoch = each.last_epoch
         return epoch
 
-    # ── Drop, close ──────────────────────────────────────────────────────────────────────────
-
-    def drop_before(self, offset: int) -> int:
-        """Remove closed segments that end at or before ``offset``. Returns the bytes freed."""
-        return self.detach_before(offset).remove()
-
     def detach_before(self, offset: int) -> "Detached":
-        """Do the first step of ``drop_before``: take the segments out of the log. Unlinking large
-        files is slow, so a thread may do that (``Detached.remove``)."""
+        """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
+        (``Detached.remove``) is slow, so a thread may do that."""
         detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
             # Batches are removed first: orphaned side files are removed at the next opening.
-            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
+            detached.paths += segment_paths(self.folder, segment.base_offset)
         detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
             gone = {segment.path.name for segment in taken}
@@ -419,9 +392,9 @@ class Log(ReadableLog):
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
-        """Replace segments by the rewritten segment that was made from them and lies ready beside
-        the log (``log/replacement.py``). Offsets do not change. Returns the bytes freed; None, with
-        nothing changed, if some of the old segments are gone."""
+        """Replace segments by the one that was rewritten from them (``log/replacement.py``).
+        Returns the bytes freed; None, with nothing changed, if some of the old segments are
+        gone."""
         assert not made.is_open, "close the rewritten segment before its files are moved"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
@@ -444,9 +417,8 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the doubts that ``recovery`` reported, because the owner has dealt with them: the
-        next opening reports only new ones. Durable when it returns; safe in a thread while nothing
-        is synced or cut."""
+        """Clear the doubts that ``recovery`` reported, durably: the owner has dealt with them. Safe
+        in a thread while nothing is synced or cut."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

@@ -1,27 +1,144 @@
-"""The half of a log that changes no batches: reading batches, finding timestamps and epochs.
-
-Recent batches are in memory; older ones are read from disk and verified. Checkpoints and the low
-watermark are here too: they are separate files that do not affect segments. ``log/log.py`` has the
-other half: appends, syncs and removal.
+"""The half of a log that changes no batches: its segments, reading batches, finding timestamps and
+epochs; also checkpoints and the low watermark, files that do not affect segments. ``log/log.py``
+has the other half: appends, syncs and removal. Recent batches are in memory; older ones are read
+from disk and verified.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from penstock.log.batch_cache import BatchCache
-from penstock.log.segments import Segments
-from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of
+from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of, read_buffers
 from penstock.log.storage.checkpoint import (
+    Damage,
+    DamagedRange,
+    merge_damage,
     read_checkpoint,
     remove_checkpoint,
     write_checkpoint,
     write_low_watermark,
 )
-from penstock.log.storage.damage import Damage, DamagedRange, merge_damage
-from penstock.log.storage.files import Disk, is_full
+from penstock.log.storage.files import EPOCHS_CHECKPOINT, Disk, is_full
 from penstock.log.storage.headers import Epochs, epochs_of
 from penstock.log.storage.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.model.errors import DiskFull, OffsetOutOfRange
+
+OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
+
+
+class Segments:
+    """The segments of a log in order. The last one is active and stays open. Of the others, only
+    those read last are open, and unsynced ones, whose descriptors a sync needs."""
+
+    __slots__ = ("_all", "_bases", "_open")
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._all = segments
+        self._bases = [segment.base_offset for segment in segments]
+        # Least recently used first; never the active or an unsynced one.
+        self._open: OrderedDict[int, Segment] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._all)
+
+    @property
+    def last(self) -> Segment:
+        return self._all[-1]
+
+    @property
+    def start_offset(self) -> int:
+        return self._bases[0]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.bytes for segment in self._all)
+
+    @property
+    def max_timestamp(self) -> int:
+        return max(segment.max_timestamp for segment in self._all)
+
+    def holding(self, offset: int) -> Segment:
+        """Return the segment that holds an offset; the active one for the log's end."""
+        return self._all[bisect_right(self._bases, offset) - 1]
+
+    def since(self, offset: int) -> Sequence[Segment]:
+        return self._all[max(0, bisect_right(self._bases, offset) - 1) :]
+
+    def add(self, segment: Segment) -> None:
+        self._all.append(segment)
+        self._bases.append(segment.base_offset)
+
+    def touch(self, segment: Segment, dirty: Container[int]) -> None:
+        """Note that a segment was read, and limit the number of closed segments with open files."""
+        if segment is self._all[-1]:
+            return
+        self._open[segment.base_offset] = segment
+        self._open.move_to_end(segment.base_offset)
+        if len(self._open) <= OPEN_SEGMENTS_MAX:
+            return
+        for base_offset, candidate in list(self._open.items()):
+            if len(self._open) <= OPEN_SEGMENTS_MAX:
+                break
+            if base_offset not in dirty:
+                del self._open[base_offset]
+                candidate.close()
+
+    def take_before(self, offset: int) -> list[Segment]:
+        """Remove, close and return the segments that end at or before ``offset``."""
+        count = 0
+        while count < len(self._all) - 1 and self._all[count].end_offset <= offset:
+            count += 1
+        return self._take(0, count)
+
+    def take_after(self, segment: Segment) -> list[Segment]:
+        """Remove, close and return the segments after ``segment``, which becomes active."""
+        first = bisect_right(self._bases, segment.base_offset)
+        taken = self._take(first, len(self._all))
+        self._open.pop(segment.base_offset, None)
+        return taken
+
+    def take_all(self, successor: Segment) -> list[Segment]:
+        """Remove, close and return all segments; ``successor`` replaces them."""
+        taken = self._take(0, len(self._all))
+        self.add(successor)
+        return taken
+
+    def between(self, base_offset: int, end_offset: int) -> list[Segment]:
+        """Return the segments that cover exactly this range of offsets, or none."""
+        first = bisect_left(self._bases, base_offset)
+        after = bisect_left(self._bases, end_offset)
+        found = self._all[first:after]
+        if not found or found[0].base_offset != base_offset or found[-1].end_offset != end_offset:
+            return []
+        return found
+
+    def close_files(self, segment: Segment) -> None:
+        self._open.pop(segment.base_offset, None)
+        segment.close()
+
+    def replace(self, old: Sequence[Segment], made: Segment) -> None:
+        first = bisect_left(self._bases, made.base_offset)
+        after = first + len(old)
+        assert list(old) == self._all[first:after], "the segments must be neighbours"
+        assert after < len(self._all), "the active segment cannot be replaced"
+        self._all[first:after] = [made]
+        self._bases[first:after] = [made.base_offset]
+
+    def _take(self, first: int, after: int) -> list[Segment]:
+        taken = self._all[first:after]
+        del self._all[first:after]
+        del self._bases[first:after]
+        for segment in taken:
+            self.close_files(segment)
+        return taken
 
 
 class ReadableLog:
@@ -42,8 +159,6 @@ class ReadableLog:
         self._damage = list(damage)
         self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
-    # ── State ────────────────────────────────────────────────────────────────────────────────
-
     @property
     def start_offset(self) -> int:
         return self._segments.start_offset
@@ -59,10 +174,6 @@ class ReadableLog:
         return self._segments.last.last_epoch
 
     @property
-    def segment_count(self) -> int:
-        return len(self._segments)
-
-    @property
     def damage(self) -> Sequence[Damage]:
         """Damage found at opening and since."""
         return self._damage
@@ -74,11 +185,8 @@ class ReadableLog:
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
 
-    # ── Read ─────────────────────────────────────────────────────────────────────────────────
-
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Return whole batches from the one that holds ``start`` on, up to ``up_to`` or the
-        segment's end; at least one, however large, if there is any."""
+        """Return whole batches from the one that holds ``start`` on; at least one, if any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -94,33 +202,23 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def read_buffers(
-        self,
-        start: int,
-        *,
-        bytes_max: int,
-        up_to: int | None = None,
-        as_slice: bool = False,
-        with_empty: bool = False,
+        self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Like ``read``, for callers that forward the bytes: return a few buffers of many batches
-        each, without empty batches, and at most the bound of ``batch_buffers.py``, which also
-        describes the verification. ``as_slice``: a slice of the file may be returned instead.
-        ``with_empty``: include empty batches, as replicas need."""
+        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each,
+        without empty ones (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
         if self._cache.holds(start):
             batches = self._cache.read(start, bytes_max=bytes_max, up_to=end)
-            return buffers_of(batches, start, with_empty=with_empty)
+            return buffers_of(batches, start)
         segment = self._segments.holding(start)
         try:
-            return segment.read_buffers(
-                start,
-                bytes_max=bytes_max,
-                up_to=end,
-                as_slice=as_slice,
-                with_empty=with_empty,
-            )
+            found = read_buffers(segment, start, bytes_max=bytes_max, up_to=end, as_slice=as_slice)
+            if found is None:
+                batches = segment.read(start, bytes_max=bytes_max, up_to=end)
+                found = buffers_of(batches, start)
+            return found
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])
             raise
@@ -149,8 +247,7 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset to the end, each with its first offset there, from the
-        headers of a few batches. May be incomplete if the log is damaged."""
+        """Return the epochs from an offset on, from a few headers. Incomplete if damaged."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
@@ -163,8 +260,6 @@ class ReadableLog:
                     found.append((epoch, max(offset, start)))
             self._segments.touch(segment, self._dirty)
         return found
-
-    # ── Checkpoints, low watermark, memory ───────────────────────────────────────────────────
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
         """Write a checkpoint, durably. Safe in a thread, one at a time per name."""
@@ -193,6 +288,55 @@ class ReadableLog:
             self.store_low_watermark(self.end_offset)
 
     def drop_batch_cache(self) -> None:
-        """Free the memory of recent batches. Call this on the thread that appends: the budget is
-        shared with other logs, and ``close`` may run on any thread."""
+        """Free recent batches, on the thread that appends: the budget is shared with other logs."""
         self._cache.clear()
+
+
+# ``Log.truncate`` and ``Log.restart`` remove this checkpoint. After a crash that took the end of a
+# log: no leader resumes an epoch, so if the log's last batch before the checkpoint's end has its
+# last epoch, both have the same history up to there.
+CHECKPOINT_VERSION = 1
+
+
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    offset: int
+    entries: list[tuple[int, int]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: int) -> None:
+    """Save the epochs below ``offset``, durably. Safe in a thread, one at a time."""
+    saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
+    log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
+
+
+def read_epochs(log: ReadableLog) -> Epochs:
+    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
+    start, end = log.start_offset, log.end_offset
+    if start == end:
+        return []
+    saved = _read_saved(log)
+    if saved is not None and start < saved.offset <= end and saved.entries[0][1] <= start:
+        last = saved.entries[-1][0], saved.offset - 1
+        since = log.epochs(saved.offset - 1)
+        if since and since[0] == last:
+            found = [(epoch, max(offset, start)) for epoch, offset in saved.entries]
+            while len(found) > 1 and found[1][1] == start:
+                del found[0]  # the epoch that holds ``start`` begins there
+            return found + since[1:]
+    return log.epochs(start)
+
+
+def _read_saved(log: ReadableLog) -> Saved | None:
+    try:
+        saved = _decode(log.read_checkpoint(EPOCHS_CHECKPOINT) or b"")
+    except msgspec.MsgspecError:
+        return None
+    entries = [*saved.entries, (2**63, saved.offset)]
+    is_growing = all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(entries))
+    is_good = saved.version == CHECKPOINT_VERSION and saved.entries and is_growing
+    return saved if is_good else None

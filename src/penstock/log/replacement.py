@@ -1,27 +1,40 @@
-"""Replacing segments by a rewritten one. A crash at any point leaves the old or the new segments,
-never some of each.
-
-A segment is four files and may replace several segments, so a single rename is not enough. The new
-files are made in a separate folder; then an empty file, the mark, is created beside the old ones.
-From then on, opening the log finishes the swap.
+"""Replacing segments by a rewritten one, and restarting a log empty at another offset. A crash at
+any point leaves the old or the new segments: an empty file, the mark, is created first, and from
+then on opening the log finishes the change.
 
     rewritten/<base>.log .index .time .check     written and synced
     <base>-<end>.swap                            made, folder synced: the decision
     rewritten/<base>.* renamed over <base>.*     in any order, nothing synced in between
-    segments that start after base and before end are removed, likewise
-    folder synced
+    segments that start after base and before end are removed, likewise; folder synced
     <base>-<end>.swap                            removed, folder synced: done
 
-Until the mark is gone, the side files of the segment are not trusted: they may belong to the
-batches before or after the swap. Opening the log removes and rebuilds them.
+    <at>.restart                    made, folder synced: the decision
+    segments, side files, rewritten segments, checkpoints, list of damage    removed
+    <at>.log                        made, empty; folder synced
+    recovery-point                  replaced: this offset
+    <at>.restart                    removed, folder synced: done
+
+Until the swap's mark is gone, the side files of the segment may belong to the batches before or
+after it: opening the log rebuilds them. While the restart's mark exists, each opening performs the
+restart from its beginning: nothing is appended before the mark is gone.
 """
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.log.storage.files import Disk, replace_durably
-from penstock.log.storage.layout import LOG_SUFFIX, SIDE_SUFFIXES, base_offset_of, segment_path
+from penstock.log.storage.checkpoint import DOUBT_NEW, RecoveryPoint, read_point, write_point
+from penstock.log.storage.files import (
+    CHECKPOINT_SUFFIX,
+    DAMAGE_FILE,
+    RESTART_SUFFIX,
+    SIDE_SUFFIXES,
+    Disk,
+    base_offset_of,
+    replace_durably,
+    segment_path,
+    segment_paths,
+)
 from penstock.record.batch import HEADER_BYTES, parse_header
 
 REWRITTEN_FOLDER = "rewritten"
@@ -38,7 +51,6 @@ def mark_path(folder: Path, base_offset: int, end_offset: int) -> Path:
 
 
 def is_being_replaced(disk: Disk, folder: Path, base_offset: int) -> bool:
-    """Return whether an unfinished swap includes this segment."""
     marks = (_NAME.match(name) for name in disk.names(folder))
     return any(int(mark[1]) <= base_offset < int(mark[2]) for mark in marks if mark is not None)
 
@@ -67,28 +79,26 @@ def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: in
 
 
 def move_in(disk: Disk, folder: Path, base_offset: int) -> None:
-    for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-        source = segment_path(rewritten_folder(folder), base_offset, suffix)
-        disk.rename(source, segment_path(folder, base_offset, suffix))
+    for path in segment_paths(folder, base_offset):
+        disk.rename(rewritten_folder(folder) / path.name, path)
 
 
 def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
     for base_offset in bases:
-        for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-            disk.unlink(segment_path(folder, base_offset, suffix))
+        for path in segment_paths(folder, base_offset):
+            disk.unlink(path)
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark after all files are in place. The removal is made durable before the next
-    rewrite: a mark that reappeared would apply to that rewrite's files."""
+    """Remove the mark after all files are in place, durably: a mark that reappeared would apply to
+    the next rewrite's files."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
 
 
 def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Cancel a swap of which nothing has been moved. The mark is removed first: without its files,
-    a mark means that the files have been moved."""
+    """Cancel a swap of which nothing has been moved. The mark is removed first."""
     end_replacement(disk, folder, base_offset, end_offset)
     clear_rewritten(disk, folder)
 
@@ -114,16 +124,13 @@ def _finish(disk: Disk, folder: Path, names: set[str], base_offset: int, end_off
             disk.unlink(segment_path(folder, base_offset, suffix))
         # Following segments are removed only if this segment really holds all their offsets.
         if _last_offset(disk, path, base_offset) == end_offset:
-            bases = {base_offset_of(name) for name in names} - {None}
-            inside = (
-                base for base in bases if base is not None and base_offset < base < end_offset
-            )
-            remove_segments(disk, folder, sorted(inside))
+            bases = {base for name in names if (base := base_offset_of(name)) is not None}
+            inside = sorted(base for base in bases if base_offset < base < end_offset)
+            remove_segments(disk, folder, inside)
     end_replacement(disk, folder, base_offset, end_offset)
 
 
 def _last_offset(disk: Disk, path: Path, base_offset: int) -> int:
-    """Return the offset where a segment ends, by reading its headers."""
     fd = disk.open_read(path)
     try:
         size, position, offset = disk.size(fd), 0, base_offset
@@ -138,3 +145,36 @@ def _last_offset(disk: Disk, path: Path, base_offset: int) -> int:
         return offset
     finally:
         disk.close(fd)
+
+
+def restart_path(folder: Path, at: int) -> Path:
+    return segment_path(folder, at, RESTART_SUFFIX)
+
+
+def announce_restart(disk: Disk, folder: Path, at: int) -> None:
+    """Create the mark: from here on the restart will happen, even after a crash."""
+    replace_durably(disk, restart_path(folder, at), b"")
+
+
+def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
+    point = read_point(folder, disk)
+    doubts = DOUBT_NEW if point is None else point.doubts
+    if has_rewrite(disk, folder):
+        clear_rewritten(disk, folder)
+    for name in reversed(disk.names(folder)):
+        is_segment = base_offset_of(name) is not None
+        if is_segment or name == DAMAGE_FILE or name.endswith((CHECKPOINT_SUFFIX, SWAP_SUFFIX)):
+            disk.unlink(folder / name)
+    disk.close(disk.open(segment_path(folder, at)))
+    disk.sync_folder(folder)
+    write_point(folder, RecoveryPoint(at, doubts=doubts), disk)
+    disk.unlink(restart_path(folder, at))
+    disk.sync_folder(folder)
+
+
+def finish_restart(disk: Disk, folder: Path) -> None:
+    """Perform a pending restart. Called at opening, before any other file is read."""
+    for name in disk.names(folder):
+        stem = name.removesuffix(RESTART_SUFFIX)
+        if stem != name and stem.isdigit():
+            carry_out_restart(disk, folder, int(stem))

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.log.storage.index import RELATIVE_MAX
 from penstock.log.storage.segment import SegmentInfo
+from penstock.log.storage.side_files import RELATIVE_MAX
 
 
 def droppable(
@@ -75,8 +75,7 @@ def cleanable(
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:
-    """Group neighbouring segments that together fit into one, by their present sizes. Without this,
-    a log whose old segments become empty would keep an empty file for each of them."""
+    """Group neighbouring segments that fit into one: emptied ones would stay as files."""
     groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:

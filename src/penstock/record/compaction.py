@@ -1,17 +1,12 @@
 """Compaction of a keyed log: batches from which records are removed.
 
-Nothing that stays moves: a record keeps its offset, its time and its bytes, and a batch keeps its
-base offset and the span of offsets it covers, so that batches of a log follow each other without
-gaps. A batch without remaining records stays as a header of 61 bytes, for its span and for the
-producer's last sequence; adjacent ones that no sequence needs are merged.
+A record keeps its offset, time and bytes, and a batch its base offset and span, so that batches of
+a log follow each other without gaps. A batch without remaining records stays as a header, for its
+span and the producer's last sequence; adjacent ones that no sequence needs are merged.
 
 Readers must see that a key was deleted (a record without a value). The first compaction that finds
-such a record stores until when it is kept: in place of the batch's base time, with the
-delete-horizon bit set, as Kafka does. The time deltas of the records are rewritten, so that their
-times stay the same.
-
-A batch that cannot be opened is kept as it is: producers' batches are stored unopened, and a
-malformed one must not stop the compaction of the rest. Control batches are kept as they are.
+one stores until when it is kept in place of the batch's base time, with the delete-horizon bit, as
+Kafka does. Control batches, and batches that cannot be opened, are kept as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +28,7 @@ from penstock.record.batch import (
 )
 from penstock.record.compression import compress
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import RecordSlice, records_blob, slices_of
-from penstock.record.varint import encode_varint
+from penstock.record.record import RecordSlice, encode_varint, records_blob, slices_of
 
 SPAN_MAX = 2**31  # offsets in one batch: its last offset delta is an i32
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
@@ -59,16 +53,10 @@ def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
 
 
 def compact_batch(
-    batch: bytes,
-    *,
-    is_wanted: Wanted,
-    tombstone_ms: int,
-    now_ms: int,
-    is_gone_kept: bool = False,
+    batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int, is_gone_kept: bool = False
 ) -> bytes:
     """Return the batch without its unwanted records; the same object if nothing changes. Records
-    without a key are dropped. Records without a value stay until their horizon has passed, or, with
-    ``is_gone_kept``, always."""
+    without a value stay until their horizon has passed, or, with ``is_gone_kept``, always."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -108,8 +96,7 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
-    """Return one empty batch for two adjacent ones; None if they cannot be merged. The caller has
-    decided whether a producer's sequences may be forgotten (``empty_batch``)."""
+    """Return one empty batch for two adjacent ones; None if they cannot be merged."""
     one, two = parse_header(first), parse_header(second)
     span = two.next_offset - one.base_offset
     if (
@@ -135,8 +122,7 @@ def is_bare(header: BatchHeader) -> bool:
 def _encode(
     header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
-    """Return the batch; None if times are too far apart for a delta, or if it is now too large
-    because its producer compresses better than this node."""
+    """Return the batch; None if times are too far apart for a delta, or if it is now too large."""
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if horizon_ms is not None:
         attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms
@@ -181,9 +167,8 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches read from ``start``, up to ``next_offset`` and not beyond ``end``. The
-    first batch may begin below the start, if it contains the start. Raises MalformedBatch for a
-    batch that lies across the end, or for batches out of order."""
+    """Return the batches from ``start`` to ``next_offset``, at most ``end``. The first may begin
+    below the start. Raises MalformedBatch for batches across the end or out of order."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []
@@ -199,7 +184,7 @@ def covered(
                 break
             if is_bare(header) and total == HEADER_BYTES:
                 # Bare batches may have been merged since, and may reach beyond either side.
-                header = _span(header, max(header.base_offset, at), min(header.next_offset, end))
+                header = spanned(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
                 raise MalformedBatch(f"a batch crosses the end offset {end}")
             if header.base_offset < at:
@@ -223,8 +208,7 @@ def covered(
 def _is_plain(
     buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
 ) -> bool:
-    """Return whether the batches need no change, as nearly always. One flat loop: a log of small
-    batches has many of them, and other requests wait meanwhile."""
+    """Return whether the batches need no change, as nearly always. Flat: others wait meanwhile."""
     unpack, at = HEADER.unpack_from, start
     for buffer in buffers:
         position, size = 0, len(buffer)
@@ -240,7 +224,7 @@ def _is_plain(
     return at == next_offset <= end
 
 
-def _span(header: BatchHeader, start: int, end: int) -> BatchHeader:
+def spanned(header: BatchHeader, start: int, end: int) -> BatchHeader:
     return header._replace(base_offset=start, last_offset_delta=end - start - 1)
 
 
@@ -249,7 +233,7 @@ def _bare(like: BatchHeader, start: int, end: int) -> list[bytes]:
     found = []
     while start < end:
         until = min(end, start + SPAN_MAX)
-        spanned = _span(like, start, until)._replace(base_timestamp=like.max_timestamp)
-        found.append(empty_batch(spanned, with_producer=False))
+        header = spanned(like, start, until)._replace(base_timestamp=like.max_timestamp)
+        found.append(empty_batch(header, with_producer=False))
         start = until
     return found

@@ -1,9 +1,6 @@
-"""The five codecs of a record batch, with a bound on the decompressed size.
-
-A few hundred bytes can expand to gigabytes, so output goes into a buffer of this module, which
-grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the framed form that Java
-producers send (a 16-byte head, then blocks with a 4-byte length each).
-"""
+"""The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so output goes
+into a buffer that grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the
+framed form that Java producers send (a 16-byte head, then blocks with a 4-byte length each)."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -60,22 +57,18 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 class TooLarge(MalformedBatch):
-    """Records that take more bytes than the caller allows."""
-
     def __init__(self, bytes_max: int) -> None:
         super().__init__(f"the decompressed records exceed {bytes_max} bytes")
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
-    """Decompress records. Raises MalformedBatch if the data is not of that codec, TooLarge if the
-    result is larger than ``bytes_max``."""
+    """Raises MalformedBatch if the data is not of that codec, or TooLarge."""
     found = decompress_to_view(codec, data, bytes_max=bytes_max)
     return found if isinstance(found, bytes) else bytes(found)
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """Decompress without the last copy, which takes 10 ms for 32 MiB and cannot be interrupted. In
-    a thread, all other work here leaves the event loop free."""
+    """Decompress without the last copy, which takes 10 ms for 32 MiB; else in a thread."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)
@@ -91,9 +84,8 @@ def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | me
 
 
 def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> memoryview:
-    """Decompress a format that need not state its size: try a likely size, then larger ones. The
-    library lets other threads run only while it writes into a buffer of its kind, here a view; and
-    large memory comes from the system, already zeroed."""
+    """Decompress a format that need not state its size: try a likely size, then larger ones. Other
+    threads run only while the library writes into a view."""
     capacity = min(bytes_max, max(_GUESS_BYTES, _GUESS_RATIO * len(data)))
     while True:
         out = _memory(capacity)

@@ -1,18 +1,13 @@
-"""Control batches: events about records, written to the same log after them.
-
-    record key = version i16 (0) · type i16          record value = defined by the type
-
-Kafka clients skip batches with the control bit. Types 0 and 1 are Kafka's transaction markers;
-Penstock's start at 64 and are listed where they are made and folded (``cursor/``).
-"""
+"""Control batches: events about records, written to the same log after them. Record key: version
+i16 (0), type i16; the type defines the value. Kafka clients skip them. Types 0 and 1 are Kafka's
+transaction markers; Penstock's start at 64 (``cursor/``)."""
 
 import struct
 from collections.abc import Iterator, Sequence
 
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL, encode_batch, parse_header
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import encode_record, iter_records
-from penstock.record.varint import encode_varint
+from penstock.record.record import encode_record, encode_varint, iter_records
 
 TYPE_ABORT = 0
 TYPE_COMMIT = 1
@@ -28,7 +23,6 @@ _KEY_LENGTH = encode_varint(KEY.size)
 def encode_control_batch(
     entries: Sequence[tuple[int, bytes]], *, base_offset: int, leader_epoch: int, timestamp: int
 ) -> bytes:
-    """Return one batch with one record per (type, value)."""
     records = []
     for delta, (kind, value) in enumerate(entries):
         body = b"".join(
@@ -61,9 +55,7 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """Return the end of a transaction, as Kafka clients read it: one record whose key is the type
-    and whose value has the coordinator's epoch (version i16, epoch i32). It takes an offset and no
-    sequence; the append sets its offset and leader epoch."""
+    """Return the end of a transaction, as Kafka clients read it. The append sets its place."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,
@@ -84,7 +76,6 @@ def encode_marker_batch(
 
 
 def iter_control(batch: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (offset, type, value) of each record of a control batch."""
     assert parse_header(batch).is_control, "not a control batch"
     for record in iter_records(batch):
         key = record.key

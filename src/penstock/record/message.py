@@ -8,20 +8,15 @@
     header 1…      one per message attribute: name, raw value; and, when its data type is not
                    exactly ``String``, right after it ``penstock.type.<name>`` with the type
 
-Only the first header can be Penstock's and a type directly follows its attribute, so an attribute
-may itself be called ``penstock``. If any attribute's name starts with that, every attribute gets
-its type written, which keeps decoding unambiguous.
+If any attribute's name starts with ``penstock``, every attribute gets its type written, which keeps
+decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
+(``is_server_batch``); any other record gets its message id from its position in the log, and its
+headers become attributes. To add a field: append it to ``_System`` with a default.
 
-The ``penstock`` header is trusted only in batches that the server wrote (``is_server_batch``); any
-other record gets its message id from its position in the log, and its headers become attributes. A
-producer that copies a queue's records sends the header too: there it is skipped. To add a field:
-append it to ``_System`` with a default; old readers ignore it, old records lack it.
-
-A sealed message (``Message.is_sealed``) has, instead of its body, body and attributes in a form
-that only a frontend can open; the ``penstock`` header marks it. A producer's sealed record has no
-headers; or no value and one header, ``penstock.sealed``, because compaction depends on which values
-are null. A record counts as sealed only if its batch has the sealed bit: any producer can write a
-header, and none can set that bit. The sealed content:
+A sealed message has, instead of its body, body and attributes in a form that only a frontend can
+open. A producer's sealed record has no headers; or no value and one header, ``penstock.sealed``,
+because compaction depends on which values are null. A record counts as sealed only if its batch has
+the sealed bit, which no producer can set. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
@@ -46,13 +41,15 @@ from penstock.record.batch import (
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import (
     RECORDS_BYTES_MAX,
+    SMALL,
     Header,
+    decode_varint,
+    encode_varint,
     heads_of,
     records_blob,
     take_field,
     take_headers,
 )
-from penstock.record.varint import SMALL, decode_varint, encode_varint
 
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
@@ -65,8 +62,8 @@ BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The most used fields come first: defaults at the end are left out. A number out of range
-    makes the whole header invalid: some producers' batches in old logs look like the server's."""
+    """Trailing defaults are left out. A number out of range makes the header invalid: some
+    producers' batches in old logs look like the server's."""
 
     message_id: bytes
     sender: str = ""
@@ -176,8 +173,7 @@ def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
 def decode_at(
     batch: bytes, offset: int, *, origin: bytes, header: BatchHeader | None = None
 ) -> Record | None:
-    """Decode one record of a message batch, for a later lease; skip the others without decoding.
-    None if the batch has no such offset."""
+    """Decode one record of a message batch, for a later lease; None if it is not there."""
     if header is None:
         header = parse_header(batch)
     blob = records_blob(batch, header)
@@ -188,8 +184,7 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """Decode the records of a message batch, from ``from_offset`` on. The ids of messages that came
-    without one are derived from ``origin`` (topic and partition)."""
+    """Decode the records of a message batch. ``origin``: for ids of messages without one."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)
@@ -208,12 +203,9 @@ def decode_some(
     from_offset: int,
     bytes_max: int = RECORDS_BYTES_MAX,
 ) -> tuple[list[Record], int, int]:
-    """Decode up to ``count`` records from ``position`` on, but no further one after ``bytes_max``
-    bytes. Returns the records, how many were processed, and the position after them. Raises
-    MalformedBatch.
-
-    One loop over all records with the short varints inlined: a call per field would double the
-    time. After each slice the position is compared with the record's end."""
+    """Decode up to ``count`` records, but none after ``bytes_max`` bytes. Returns the records, how
+    many were processed, and the position after them. One loop with the short varints inlined: a
+    call per field would double the time. Raises MalformedBatch."""
     last_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
     is_own, sealed = is_server_batch(header), header.attributes & ATTR_SEALED
@@ -255,16 +247,10 @@ def decode_some(
 
 
 def decode_message(
-    blob: bytes,
-    position: int,
-    end: int,
-    origin: bytes,
-    offset: int,
-    sealed: int,
-    is_own: bool,
+    blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int, is_own: bool
 ) -> Message:
-    """Decode from the key on. ``sealed``: the sealed bit of the batch, without which no record is
-    sealed. ``is_own``: the server wrote the batch, so the ``penstock`` header is trusted."""
+    """Decode from the key on. ``sealed``: the sealed bit of the batch; ``is_own``: the server wrote
+    the batch, so the ``penstock`` header is trusted."""
     if blob[position] == 1:
         group = None
         position += 1
@@ -326,13 +312,11 @@ def _message(
     )
 
 
-# ── Sealed content ───────────────────────────────────────────────────────────────────────────
 OWN = b"\x00"
 FOREIGN = b"\x01"
 
 
 def encode_content(message: Message) -> bytes:
-    """Encode body and attributes of a message, as in its record."""
     body, attributes = message.body, message.attributes
     if not attributes:
         return b"".join((OWN, encode_varint(len(body)), body, b"\x00"))
@@ -355,7 +339,6 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
         raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
 
 
-# ── Parts ────────────────────────────────────────────────────────────────────────────────────
 def _system(raw: bytes) -> _System | None:
     """Return None if a Kafka producer used the header's name for something else."""
     try:
@@ -366,8 +349,7 @@ def _system(raw: bytes) -> _System | None:
 
 
 def group_of(key: bytes) -> str:
-    """Return the group of a Kafka key. A key that is not UTF-8 is shown in hex, so that different
-    keys stay different groups."""
+    """Return the group of a Kafka key; in hex if it is not UTF-8, so that groups stay apart."""
     try:
         return key.decode()
     except UnicodeDecodeError:

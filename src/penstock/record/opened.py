@@ -1,11 +1,6 @@
-"""A batch with many records, opened once and decoded a few records at a time.
-
-A producer's batch may hold a million records in 64 MiB. To decode all of them, or to skip all of
-them for each lease of a later one, takes a second. So ``index`` notes the positions of every 64th
-record once, and records are decoded in pieces from there.
-
-Generators here yield at least every few milliseconds.
-"""
+"""A batch with many records, opened once and decoded a few at a time: a million records in 64 MiB
+would take a second. ``index`` notes the position of every 64th record. Generators here yield at
+least every few milliseconds."""
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
@@ -16,8 +11,7 @@ from penstock.model.message import Record
 from penstock.record.batch import BatchHeader
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_some
-from penstock.record.record import heads_of
-from penstock.record.varint import decode_varint
+from penstock.record.record import decode_varint, heads_of
 
 MARK_RECORDS: Final = 64
 PIECE_RECORDS: Final = 256  # decoded at a time, about a millisecond
@@ -81,8 +75,7 @@ class OpenedBatch:
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """Yield the records from an offset on, a few at a time; a piece may be empty. Raises
-        MalformedBatch after the last record that can be read."""
+        """Yield the records from an offset on, a few at a time. Raises MalformedBatch."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -113,7 +106,6 @@ class OpenedBatch:
     def _decode(
         self, number: int, position: int, from_offset: int
     ) -> tuple[list[Record], int, int]:
-        """Return the decoded records, how many were processed, and the next position."""
         blob, header = self._blob, self.header
         count = min(PIECE_RECORDS, header.count - number)
         if isinstance(blob, bytes):
@@ -149,8 +141,7 @@ def bad_records(
     earliest_ms: int,
     latest_ms: int,
 ) -> Generator[None, None, list[BadRecord]]:
-    """Return the records without a key (if ``needs_key``), and those with a timestamp outside of
-    the bounds. Raises MalformedBatch."""
+    """Return records that lack a key or have a time outside the bounds. Raises MalformedBatch."""
     bad: list[BadRecord] = []
     base_ms = header.base_timestamp
     for number, (delta, delta_ms, _, _, _, key_at, _) in enumerate(heads_of(blob, header), 1):
@@ -167,8 +158,7 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Return offset and time of the first record from ``start_offset`` on that has at least this
-    time; None if there is none. Raises MalformedBatch."""
+    """Return offset and time of the first record with this time or a later one."""
     base_ms, is_append_time = header.base_timestamp, header.is_append_time
     for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

@@ -1,14 +1,21 @@
-"""Decisions of the manager and of a node that starts: which replica leads, which has lost data,
-where replicas belong. Pure. Each decision is a ``Change`` that the store applies or rejects, so
-several managers, or managers with outdated information, are safe.
+"""Decisions of the manager, of a node that starts and of one whose log is damaged: which replica
+leads, which has lost data, where replicas belong. Pure. Each is a ``Change`` that the store applies
+or rejects, so outdated information is safe.
+
+    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (R5)
+                            └──► no other node has everything any more ──► opened again as it is
+
+A quarantined replica sends no fetches, and is marked lost in an epoch newer than any in which it
+has sent one: so no leader considers it whole because of what it had before it was emptied.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from penstock.replication.row import Change, PartitionRow, View
+from penstock.replication.row import NO_NODE, Change, PartitionRow, View
 
 ABSENT: Final = 0  # the version of a row that does not exist
 
@@ -21,8 +28,6 @@ class Standing(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The state of a replica's log when its node starts."""
-
     is_there: bool
     is_whole: bool  # no damage, no gap, no epoch out of order
     end_offset: int
@@ -51,12 +56,11 @@ def declare_loss(view: View, node: int) -> Change | None:
     row = view.row
     if node not in row.whole:
         return None
-    return Change(view.version, msgspec.structs.replace(row, lost=row.lost | {node}))
+    return Change(view.version, replace(row, lost=row.lost | {node}))
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition: the first replica leads and all replicas are in sync, because nothing was
-    written yet. The change requires all of them to be alive, for nothing commits without them."""
+    """Create a partition: all replicas are in sync, and must be alive."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -72,9 +76,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect a live replica that has everything committed (R7), the first in the order of
-    preference. Safe at any time. ``avoiding``: nodes that are about to stop, elected only if there
-    is no other. None if there is no candidate."""
+    """Elect the first live replica with everything committed (R7), if possible not ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -86,9 +88,8 @@ def elect(
 def recover(
     view: View, incarnations: Mapping[int, int], standings: Mapping[int, Standing]
 ) -> Change | None:
-    """Elect the replica with the longest log if all in-sync replicas have declared a loss, once all
-    of them have reported (R6). A whole replica cannot lose against one that lacks records. None
-    while a report is missing."""
+    """If all in-sync replicas have declared a loss, elect the one with the longest log, once all
+    have reported (R6). None while a report is missing."""
     row = view.row
     if row.whole or not all(node in incarnations and node in standings for node in row.in_sync):
         return None
@@ -101,12 +102,9 @@ def elect_uncleanly(view: View, node: int, incarnations: Mapping[int, int]) -> C
     row = view.row
     if node not in row.replicas or node not in incarnations:
         return None
-    alone = msgspec.structs.replace(
-        row, in_sync=frozenset((node,)), lost=frozenset(), watermark_floor=0
-    )
-    return _led_by(
-        view._replace(row=alone), node, incarnations, compared=(node,), found=frozenset()
-    )
+    alone = replace(row, in_sync=frozenset((node,)), lost=frozenset(), watermark_floor=0)
+    view = view._replace(row=alone)
+    return _led_by(view, node, incarnations, compared=(node,), found=frozenset())
 
 
 def _led_by(
@@ -117,7 +115,7 @@ def _led_by(
     compared: Sequence[int],
     found: frozenset[int],
 ) -> Change:
-    row = msgspec.structs.replace(
+    row = replace(
         view.row,
         leader=node,
         leader_incarnation=incarnations[node],
@@ -128,20 +126,58 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """Return the next step of moving a partition to other nodes (R23): first the new replicas are
-    added, then, when all target replicas are in sync and one of them leads, the old ones are
-    removed. None while there is nothing to do but wait."""
+    """Return the next step of moving a partition (R23): add the new replicas; then, when all of the
+    target are in sync and one of them leads, remove the old ones. None: wait."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition needs at least one replica"
     missing = [node for node in target if node not in row.replicas]
     if missing:
-        more = msgspec.structs.replace(row, replicas=(*row.replicas, *missing))
+        more = replace(row, replicas=(*row.replicas, *missing))
         return Change(view.version, more)
     if row.replicas == target:
         return None
     kept = row.in_sync & set(target)
     if not set(target) <= row.whole or row.leader not in target or len(kept) < row.in_sync_min:
         return None
-    less = msgspec.structs.replace(row, replicas=target, in_sync=kept, lost=frozenset())
+    less = replace(row, replicas=target, in_sync=kept, lost=frozenset())
     return Change(view.version, less)
+
+
+class RepairStep(Enum):
+    RESIGN = "resign"
+    WAIT = "wait"
+    EMPTY = "empty"
+    REOPEN = "reopen"
+
+
+def is_spare(row: PartitionRow, node: int) -> bool:
+    """Return whether other replicas have everything, so that this one can be quarantined."""
+    return bool(row.whole - {node})
+
+
+def next_step(
+    row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
+) -> RepairStep:
+    """Return the next step of a quarantined replica. ``fetched_in``: the last epoch in which it may
+    have sent a fetch. Once it was marked lost in a newer epoch, no node relies on it."""
+    if row.leader == node:
+        return RepairStep.RESIGN
+    if not is_spare(row, node):
+        return RepairStep.REOPEN  # the others have lost records meanwhile: this log counts again
+    if node in row.whole or row.epoch <= fetched_in:
+        return RepairStep.RESIGN
+    # Until a live node leads, this copy may be the only one left.
+    is_led = row.leader != NO_NODE and incarnations.get(row.leader) == row.leader_incarnation
+    return RepairStep.EMPTY if is_led else RepairStep.WAIT
+
+
+def resign(view: View, node: int) -> Change:
+    """Stop leading, and be marked lost if other replicas have everything."""
+    row = view.row
+    changed = replace(row, epoch=row.epoch + 1)
+    if row.leader == node:
+        changed = replace(changed, leader=NO_NODE, leader_incarnation=0)
+    if is_spare(row, node):
+        changed = replace(changed, lost=row.lost | (row.in_sync & {node}))
+    return Change(view.version, changed)

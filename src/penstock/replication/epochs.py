@@ -40,8 +40,7 @@ class EpochHistory:
         self._starts.append(start)
 
     def end_of(self, epoch: int, *, end_offset: int) -> tuple[int, int]:
-        """Return the log's largest epoch up to this one, and the offset where the next one begins:
-        the end of the log for the last. If there is none: NO_EPOCH, and where the first begins."""
+        """Return the largest epoch up to this one (or NO_EPOCH), and where the next begins."""
         at = bisect_right(self._epochs, epoch)
         end = self._starts[at] if at < len(self._starts) else end_offset
         return (self._epochs[at - 1] if at else NO_EPOCH), end

@@ -1,16 +1,13 @@
 """A leader's table of its followers: what each has on disk, what is committed because of that, and
-which belong to the in-sync set. Pure, and for one epoch: a node that leads again starts with an
-empty table (R8), because a follower may have cut off what it had in an earlier epoch.
+which belong to the in-sync set. Pure, and for one epoch: a follower may have cut off what it had in
+an earlier one (R8). A record is committed when every member of the in-sync set has it on disk, and,
+while the set is being changed, of the new set (R12). Likewise for a low watermark (R25)."""
 
-A record is committed when every member of the in-sync set has it on disk. While a change of the set
-is in progress, either set may be valid, so every member of both must have the record (R12). The
-same is true for a low watermark: it survives an election once every member has stored it (R25).
-"""
-
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
@@ -21,28 +18,17 @@ PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
 
 
 class Serve(NamedTuple):
-    """Reply with the batches from ``fetch.offset`` on."""
-
     fetch: Fetch
 
 
+@dataclass(slots=True)
 class _Peer:
-    __slots__ = (
-        "caught_up_at_ms",
-        "durable_offset",
-        "end_then",
-        "fetched_at_ms",
-        "incarnation",
-        "low_watermark",
-    )
-
-    def __init__(self, incarnation: int, now_ms: int) -> None:
-        self.incarnation = incarnation
-        self.durable_offset = 0
-        self.low_watermark = 0
-        self.fetched_at_ms = now_ms
-        self.end_then = 0  # end of the leader's log at the follower's last fetch
-        self.caught_up_at_ms = now_ms
+    incarnation: int
+    fetched_at_ms: int
+    caught_up_at_ms: int
+    durable_offset: int = 0
+    low_watermark: int = 0
+    end_then: int = 0  # end of the leader's log at the follower's last fetch
 
 
 class Leader:
@@ -74,13 +60,10 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that an earlier leader may have confirmed is committed here too: until
-        then readers at the end must retry (R19)."""
+        """Whether everything that an earlier leader may have confirmed is committed here (R19)."""
         return self.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
-        """Apply a later view of the same epoch. Changes that were proposed on an older version of
-        the row have failed or are in the view (R2)."""
         assert view.row.epoch == self.epoch
         assert view.row.leader == self.node
         self._view = view
@@ -89,8 +72,6 @@ class Leader:
         for node in self._peers.keys() - set(view.row.replicas):
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
-
-    # ── Fetches ──────────────────────────────────────────────────────────────────────────────
 
     def fetched(
         self,
@@ -113,7 +94,8 @@ class Leader:
         if apart is not None:
             return apart
         if peer is None or fetch.incarnation > peer.incarnation:
-            peer = self._peers[fetch.node] = _Peer(fetch.incarnation, self._since_ms)
+            since_ms = self._since_ms
+            peer = self._peers[fetch.node] = _Peer(fetch.incarnation, since_ms, since_ms)
         # Requests may overtake each other; what is on disk stays there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
         peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
@@ -128,9 +110,8 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's (R15). It contains an empty log, wherever
-        that begins. A log that ends in an epoch older than all epochs here may have diverged in the
-        part dropped here, at an unknown offset: it starts again."""
+        """Return None if this log contains the follower's (R15), as it does any empty log. One that
+        ends in an epoch older than all here may have diverged before the start: it starts again."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -142,17 +123,19 @@ class Leader:
             return Behind(fetch, start_offset)
         return Diverge(fetch, epoch, end)
 
-    # ── Commits ──────────────────────────────────────────────────────────────────────────────
-
     def advance(self, durable_offset: int) -> int:
         """Return the high watermark, given what this node has on disk (R13). It never falls."""
-        committed = durable_offset
-        for member in self._counted():
-            if member != self.node:
-                peer = self._peers.get(member)
-                committed = min(committed, peer.durable_offset if peer is not None else 0)
+        committed = self._least(durable_offset, self._counted())
         self.high_watermark = max(self.high_watermark, committed)
         return self.high_watermark
+
+    def _least(self, durable_offset: int, nodes: Iterable[int]) -> int:
+        """Return what this node and these have on disk: 0 if one has sent no fetch."""
+        for node in nodes:
+            if node != self.node:
+                peer = self._peers.get(node)
+                durable_offset = min(durable_offset, 0 if peer is None else peer.durable_offset)
+        return durable_offset
 
     @property
     def low_watermark_held(self) -> int:
@@ -171,18 +154,11 @@ class Leader:
             counted |= change.row.in_sync
         return counted
 
-    # ── The in-sync set ──────────────────────────────────────────────────────────────────────
-
     def propose(
-        self,
-        *,
-        now_ms: int,
-        lag_ms_max: int = LAG_MS_MAX,
-        gone: Collection[int] = (),
+        self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
-        """Return the next change of the in-sync set that is due; None if there is none. Repeating a
-        change is safe, and resolves a lost reply. ``gone``: nodes that are not registered, which
-        are removed without waiting: removing a member is safe at any time (R9)."""
+        """Return the next change of the in-sync set that is due. Repeating a change is safe, and
+        resolves a lost reply. ``gone``: nodes to remove without waiting (R9)."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
@@ -211,9 +187,8 @@ class Leader:
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
 
     def refused(self, change: Change) -> None:
-        """Drop a change that the store rejected, unless an earlier attempt at the same change may
-        still be applied. Otherwise a change that can never be applied, for example of a node that
-        has registered again, would delay commits for ever."""
+        """Drop a rejected change, unless an earlier attempt at it may still be applied: a change
+        that can never be applied would delay commits for ever."""
         if change in self._pending and change not in self._doubted:
             self._pending.remove(change)
 
@@ -231,14 +206,12 @@ class Leader:
         row = self.row
         assert member != self.node, "a leader cannot leave its own in-sync set"
         assert len(row.in_sync) > row.in_sync_min, "the in-sync set must not fall below its minimum"
-        left = msgspec.structs.replace(
-            row, in_sync=row.in_sync - {member}, lost=row.lost - {member}
-        )
+        left = replace(row, in_sync=row.in_sync - {member}, lost=row.lost - {member})
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """Return the change, or None unless the member has, in this epoch and with its current
-        registration, all that is or may be committed (R11), and the low watermark (R25)."""
+        """Return the change, or None unless the member has, in this epoch and registration, all
+        that may be committed (R11), and the low watermark (R25)."""
         peer = self._peers.get(member)
         if (
             peer is None
@@ -247,27 +220,16 @@ class Leader:
         ):
             return None
         row = self.row
-        more = msgspec.structs.replace(
-            row, in_sync=row.in_sync | {member}, lost=row.lost - {member}
-        )
+        more = replace(row, in_sync=row.in_sync | {member}, lost=row.lost - {member})
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
-        """Return the offset up to which every replica, in sync or not, has the log on disk; 0 if
-        one has sent no fetch in this epoch. No replica will request anything below it, so the log
-        below it may be dropped without a trace."""
-        held = durable_offset
-        for node in self.row.replicas:
-            if node != self.node:
-                peer = self._peers.get(node)
-                held = min(held, 0 if peer is None else peer.durable_offset)
-        return held
-
-    # ── For status ───────────────────────────────────────────────────────────────────────────
+        """Return what every replica, in sync or not, has on disk; 0 if one has sent no fetch. The
+        log below may be dropped without a trace."""
+        return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
-        """Return the most records that a replica lacks on disk, and the most ms for which one has
-        not had everything. Replicas that have sent no fetch count too."""
+        """Return the most records that a replica lacks, and the most ms since one had all."""
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:
@@ -278,6 +240,3 @@ class Leader:
                     least = min(least, peer.durable_offset)
                     since_ms = min(since_ms, peer.caught_up_at_ms)
         return end_offset - max(least, start_offset), now_ms - since_ms
-
-    def durable_offsets(self) -> Mapping[int, int]:
-        return {node: peer.durable_offset for node, peer in self._peers.items()}

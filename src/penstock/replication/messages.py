@@ -25,8 +25,7 @@ class Data(NamedTuple, Generic[B]):
 
 
 class Diverge(NamedTuple):
-    """The leader's log does not contain the follower's: the leader's largest epoch up to the
-    follower's last, and where that epoch ends."""
+    """The leader lacks a part of the follower's log; its epoch up to the follower's last."""
 
     fetch: Fetch
     epoch: int
@@ -34,16 +33,13 @@ class Diverge(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The requested offset, or the offset where the logs diverge, is not in the leader's log any
-    more, which begins at ``start_offset``."""
+    """The requested offset, or where the logs diverge, is before the leader's log begins."""
 
     fetch: Fetch
     start_offset: int
 
 
 class Fenced(NamedTuple):
-    """The follower has an old epoch."""
-
     fetch: Fetch
     epoch: int
 

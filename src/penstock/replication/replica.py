@@ -1,12 +1,7 @@
 """One partition on one node: its role according to the row, and its offsets. Pure: the broker owns
-the log, the store's watch and the network, and reports what happened.
+the log, the store's watch and the network, and reports what happened."""
 
-    a view of the row ──► see ──► lead (a new epoch), follow, wait, or halt
-    a fetch           ──► fetched ──► serve, diverge, fenced …
-    a reply           ──► apply_reply ──► append, truncate, ignore …
-    the disk has more ──► synced ──► the high watermark
-"""
-
+from copy import copy
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,8 +20,6 @@ class Role(Enum):
 
 
 class Seen(NamedTuple):
-    """The effect of a view."""
-
     is_new_epoch: bool  # client requests in progress have an unknown outcome (R8)
     high_watermark: int
 
@@ -45,9 +38,8 @@ class Replica:
         high_watermark: int,
         low_watermark: int = 0,
     ) -> None:
-        """``registered_at``: the store's revision when this incarnation registered. A view read
-        before may be about an earlier process of this node (R4). A node that has declared a loss
-        does not know the high watermark: it passes the start of its log."""
+        """``registered_at``: the store's revision then; an earlier view may be about an earlier
+        process (R4). After a loss ``high_watermark`` is the log's start."""
         self.node = node
         self.incarnation = incarnation
         self.role = Role.WAITING
@@ -63,8 +55,6 @@ class Replica:
         self.follower: Follower | None = None
         self.view: View | None = None
         self._registered_at = registered_at
-
-    # ── Views ────────────────────────────────────────────────────────────────────────────────
 
     def see(self, view: View, *, now_ms: int) -> Seen:
         """Apply a view, unless it is older than the last one: revision and epoch never go back."""
@@ -111,14 +101,20 @@ class Replica:
             self.role = Role.FOLLOWER
             self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
 
+    def reincarnated(self, incarnation: int) -> "Replica":
+        """Return the replica of another registration of this node, with the same log."""
+        fresh = copy(self)
+        fresh.incarnation = fresh._registered_at = incarnation
+        fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
+        fresh.leader = fresh.follower = fresh.view = None
+        return fresh
+
     def halt(self, reason: str) -> None:
         """Stop this replica: after such an event nothing may be done here any more."""
         self.role = Role.HALTED
         self.halt_reason = reason
         self.leader = None
         self.follower = None
-
-    # ── Appends ──────────────────────────────────────────────────────────────────────────────
 
     def appended(self, epoch: int, next_offset: int) -> None:
         """Note a batch of this epoch that was written and ends before ``next_offset``."""
@@ -127,7 +123,6 @@ class Replica:
         self.end_offset = next_offset
 
     def synced(self, durable_offset: int) -> int:
-        """Note the end of the log on disk. Returns the high watermark."""
         assert durable_offset <= self.end_offset
         self.durable_offset = max(self.durable_offset, durable_offset)
         self._advance()
@@ -156,7 +151,6 @@ class Replica:
         self.history.trim(start_offset)
 
     def stored_low_watermark(self, offset: int) -> None:
-        """Note that this node has the low watermark on disk."""
         self.low_watermark = offset
         if self.leader is not None:
             self.leader.low_watermark = offset
@@ -170,8 +164,6 @@ class Replica:
     def held_offset(self) -> int:
         """On a leader: what every replica has on disk. Other nodes get it from the leader."""
         return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
-
-    # ── Replication ──────────────────────────────────────────────────────────────────────────
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
         """Return a leader's reply to a fetch; the high watermark may have moved."""
@@ -189,7 +181,6 @@ class Replica:
         return found
 
     def next_fetch(self) -> Fetch | None:
-        """Return a follower's next request to its leader."""
         if self.follower is None:
             return None
         return self.follower.next_fetch(
@@ -200,8 +191,7 @@ class Replica:
         )
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return what to do with the log; afterwards call ``appended`` and ``followed``,
-        ``truncated`` or ``restarted``."""
+        """Return what to do with the log; afterwards report it."""
         if self.follower is None:
             return None
         step = self.follower.take(

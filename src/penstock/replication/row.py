@@ -37,8 +37,7 @@ class PartitionRow(msgspec.Struct, frozen=True):
 
 
 class View(NamedTuple):
-    """A row as it was read. ``revision``: the store's revision at the time; ``version``: the one in
-    which the row was last changed."""
+    """A row as it was read; ``version``: the revision in which it was last changed."""
 
     revision: int
     version: int
@@ -46,8 +45,7 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change that the store applies if the row still has this version and each of these nodes
-    still has this registration (its incarnation)."""
+    """Applied if the row has this version and the nodes have these registrations."""
 
     version: int
     row: PartitionRow

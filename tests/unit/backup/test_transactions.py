@@ -8,7 +8,7 @@ from tests.unit.backup.vault import backed_up
 from tests.unit.broker.coordination.transaction_stage import Client, settled, transacting
 from tests.unit.broker.stage import HandClock
 
-from penstock.broker.context.backup_hold import CROSSINGS_MS_MAX
+from penstock.broker.context.context import CROSSINGS_MS_MAX
 
 
 async def test_a_decided_transaction_is_whole_after_a_restore(tmp_path: Path) -> None:

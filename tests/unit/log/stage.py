@@ -4,7 +4,7 @@ import errno
 from pathlib import Path
 
 from penstock.log.log import Log, LogConfig
-from penstock.log.storage.damage import DamagedRange
+from penstock.log.storage.checkpoint import DamagedRange
 from penstock.log.storage.files import Disk
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import encode_record

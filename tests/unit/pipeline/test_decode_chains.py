@@ -27,8 +27,7 @@ from penstock.pipeline.decoding.records import Chains, cut
 from penstock.record.batch import HEADER_BYTES, encode_batch, parse_header
 from penstock.record.compression import Codec
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import encode_record, iter_records
-from penstock.record.varint import encode_varint
+from penstock.record.record import encode_record, encode_varint, iter_records
 
 ALL = tuple(TYPES)
 MIB = 1_048_576

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.log.incoming import verified
+from penstock.log.storage.scan import verified
 from penstock.record.batch import encode_batch, parse_header, split_batches
 from penstock.record.compaction import covered, empty_batch
 from penstock.record.malformed import MalformedBatch

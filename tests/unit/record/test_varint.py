@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.record.malformed import MalformedBatch
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.record import decode_varint, encode_varint
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.replication import repair
-from penstock.replication.repair import RepairStep
+from penstock.replication import election
+from penstock.replication.election import RepairStep
 from penstock.replication.row import NO_NODE, PartitionRow, View
 
 NODES = (1, 2, 3)
@@ -31,7 +31,7 @@ def rows(draw: st.DrawFn) -> PartitionRow:
 
 
 def step(row: PartitionRow, *, fetched_in: int = 3, alive: dict[int, int] = ALIVE) -> RepairStep:
-    return repair.next_step(row, ASIDE, fetched_in=fetched_in, incarnations=alive)
+    return election.next_step(row, ASIDE, fetched_in=fetched_in, incarnations=alive)
 
 
 @given(rows(), st.integers(-1, 6), subsets)
@@ -52,14 +52,14 @@ def test_it_ends(row: PartitionRow) -> None:
     view, fetched_in = View(1, 1, row), row.epoch
     for _ in range(2):
         if step(view.row, fetched_in=fetched_in) is RepairStep.RESIGN:
-            view = View(2, 2, repair.resign(view, ASIDE).row)
+            view = View(2, 2, election.resign(view, ASIDE).row)
     found = step(view.row, fetched_in=fetched_in)
     if found is RepairStep.WAIT:
         leader = min(view.row.whole)
         led = msgspec.structs.replace(view.row, leader=leader, leader_incarnation=ALIVE[leader])
         found = step(led, fetched_in=fetched_in)
     assert found in (RepairStep.EMPTY, RepairStep.REOPEN)
-    assert (found is RepairStep.EMPTY) == repair.is_spare(row, ASIDE)
+    assert (found is RepairStep.EMPTY) == election.is_spare(row, ASIDE)
 
 
 def test_a_leader_that_has_died_since_is_no_reason_to_empty_what_may_be_needed() -> None:

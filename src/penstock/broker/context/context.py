@@ -1,19 +1,119 @@
-"""What all partitions of a node share: clock, threads, disk budget, defaults. Built in node/."""
+"""What all partitions of a node share: clock, threads, disk budget, defaults (built in node/), how
+logs are opened, opened batches, and what backups in progress require.
 
+A message that crosses from one log to another (a dead letter, a message moved back, the end of a
+transaction) is written in one log before it is acked in the other. The positions of several nodes
+are not taken at one instant, so it could be acked before the position of one log and missing before
+that of the other. While crossings are held, none begins its second half.
+
+Segments before the positions are not dropped, and nothing is compacted: a record whose successor
+comes after the position is the last one of its key in the backup. Both holds end by themselves, in
+case the client is gone. A node with a low disk drops segments anyway (``partition.py``).
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from penstock.broker.context.backup_hold import BackupHold
 from penstock.broker.context.disk import DiskBudget
-from penstock.broker.context.opened_batches import OpenedBatches
-from penstock.log.log import LogConfig
+from penstock.log.log import Log, LogConfig
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model import limits
+from penstock.model.limits import OPENED_BYTES_MAX
 from penstock.model.ports import Clock
-from penstock.model.stream import TopicDefaults
-from penstock.model.topic import Fsync
+from penstock.model.stream import TopicDefaults, settings_of
+from penstock.model.topic import Fsync, Topic
+from penstock.record.opened import OpenedBatch
+
+HOLDERS_MAX: Final = 16  # backups that begin at the same time
+CROSSINGS_MS_MAX: Final = 10_000
+SEGMENTS_MS_MAX: Final = 600_000
+
+
+class BackupHold:
+    def __init__(self) -> None:
+        self._segments_until_ms = 0
+        self._holders: dict[str, asyncio.TimerHandle] = {}
+        self._released: asyncio.Event | None = None  # None: nothing is held
+
+    def keep_segments(self, for_ms: int, *, now_ms: int) -> None:
+        """Keep segments for a time. Never shortens an earlier request."""
+        until_ms = now_ms + min(for_ms, SEGMENTS_MS_MAX)
+        self._segments_until_ms = max(self._segments_until_ms, until_ms)
+
+    def keeps_segments(self, *, now_ms: int) -> bool:
+        return now_ms < self._segments_until_ms
+
+    async def crossing(self) -> None:
+        """Await this before the second half of a crossing."""
+        if self._released is not None:
+            await self._released.wait()
+
+    def hold_crossings(self, holder: str, for_ms: int) -> bool:
+        """Hold crossings until ``release_crossings``, or for a time. False: too many holders."""
+        if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
+            return False
+        self.release_crossings(holder)
+        loop = asyncio.get_running_loop()
+        seconds = min(for_ms, CROSSINGS_MS_MAX) / 1_000
+        self._holders[holder] = loop.call_later(seconds, self.release_crossings, holder)
+        if self._released is None:
+            self._released = asyncio.Event()
+        return True
+
+    def holds_crossings(self, holder: str) -> bool:
+        return holder in self._holders
+
+    def release_crossings(self, holder: str) -> None:
+        timer = self._holders.pop(holder, None)
+        if timer is not None:
+            timer.cancel()
+        if not self._holders and self._released is not None:
+            self._released.set()
+            self._released = None
+
+
+BATCHES_MAX: Final = 64
+
+
+class OpenedBatches:
+    def __init__(self, bytes_max: int = OPENED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._size_bytes = 0
+        # By owner (a record reader) and base offset; the last used is at the end.
+        self.kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
+
+    def find(self, owner: object, offset: int) -> OpenedBatch | None:
+        for key, opened in self.kept.items():
+            header = opened.header
+            if key[0] is owner and header.base_offset <= offset < header.next_offset:
+                self.kept.move_to_end(key)
+                return opened
+        return None
+
+    def add(self, owner: object, opened: OpenedBatch) -> None:
+        """Keep a batch, and drop the oldest ones above the bound. One batch is always kept."""
+        key = (owner, opened.header.base_offset)
+        self._drop(key)
+        self.kept[key] = opened
+        self._size_bytes += opened.size_bytes
+        while len(self.kept) > 1 and (
+            self._size_bytes > self._bytes_max or len(self.kept) > BATCHES_MAX
+        ):
+            self._drop(next(iter(self.kept)))
+
+    def forget(self, owner: object) -> None:
+        for key in [key for key in self.kept if key[0] is owner]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[object, int]) -> None:
+        opened = self.kept.pop(key, None)
+        if opened is not None:
+            self._size_bytes -= opened.size_bytes
 
 
 class BrokerMeter(Protocol):
@@ -50,3 +150,39 @@ class BrokerContext:
     hold: BackupHold = field(default_factory=BackupHold)  # of backups in progress
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
+
+
+log_ = logging.getLogger(__name__)
+
+
+def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
+    """Return the node's settings for a log, or those of the topic where they are stricter."""
+    stream, node = settings_of(topic, context.defaults), context.log
+    age_ms_max = stream.segment_ms
+    if stream.is_compacted:
+        # Only closed segments are compacted, so this closes the last one in time.
+        age_ms_max = min(age_ms_max, stream.compaction_lag_ms_max)
+    return replace(
+        node,
+        segment_bytes_max=min(node.segment_bytes_max, stream.segment_bytes),
+        segment_age_ms_max=min(node.segment_age_ms_max, age_ms_max),
+    )
+
+
+def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> Log:
+    """``topics``: the folder of all topics. Safe in a thread."""
+    folder = topics / topic.topic_id / str(index)
+    log = Log.open(folder, log_config(topic, context), now_ms=context.clock.wall_ms())
+    report = log.recovery
+    fields = {"topic": topic.name, "partition": index}
+    if report.truncated_bytes:
+        truncated = {"bytes": report.truncated_bytes, "reason": report.reason}
+        log_.warning("torn tail truncated", extra=fields | truncated)
+    if report.is_low_watermark_damaged:
+        log_.error(
+            "low watermark damaged: deleted records of kept segments are readable again",
+            extra=fields | {"folder": str(folder)},
+        )
+    for damage in report.damage:
+        log_.error("damage found", extra=fields | {"reason": str(damage)})
+    return log

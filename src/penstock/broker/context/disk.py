@@ -1,8 +1,6 @@
-"""How much may be appended before the reserve of the disk is used.
-
-Sends stop at the reserve; leases and acks are written from it, so that consumers can always drain a
-full disk. A call of statvfs on every send would cost more than the send's append, so one result is
-used up byte by byte, and renewed once a second or when it is used up.
+"""How much may be appended before the reserve of the disk is used. Sends stop at the reserve;
+leases and acks are written from it, so that consumers can drain a full disk. A statvfs per send
+would cost more than its append, so one result is used up byte by byte, and renewed once a second.
 
 The disk counts as full from the first rejected append until that append would fit with 1 % of the
 reserve to spare: otherwise the state would change with the size of messages.
@@ -55,12 +53,10 @@ class DiskBudget:
 
     @property
     def refusal(self) -> str:
-        """The error text of a rejected append."""
         text = troubles.disk_full_text(self.free_bytes, self.reserve_bytes)
         return f"{text[0].upper()}{text[1:]}. What helps: {troubles.DISK_DO}."
 
     def trouble(self) -> Trouble | None:
-        """Return the state of the disk to report to operators."""
         self._measure()
         spare_bytes = self.reserve_bytes // 100
         if self._left_bytes <= 0:

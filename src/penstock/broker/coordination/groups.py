@@ -1,21 +1,19 @@
-"""The host of the group coordinators of this node.
-
-State is in the internal topic ``__groups``; ``cursor/groups/records.py`` has the rows. A group that
-is assigned here sees a change of topics with the next heartbeat of any member; when a topic is
-deleted, so are the offsets committed for it. A group reads topics of its own tenant, which its id
-names (``model/names.py``).
+"""The host of the group coordinators of this node. Their rows (``cursor/groups/records.py``) are in
+the internal topic ``__groups``. A group sees a change of topics with the next heartbeat of any
+member; when a topic is deleted, so are the offsets committed for it. A group reads topics of its
+own tenant, which its id names (``model/names.py``).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from penstock.broker.coordination.group_assignments import TaskAssignments
-from penstock.broker.coordination.group_configs import GroupConfigs
-from penstock.broker.coordination.group_coordinator import GroupCoordinator
-from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
+from penstock.broker.context.timers import cancel_all
+from penstock.broker.coordination.group_coordinator import GroupConfigs, GroupCoordinator
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
 from penstock.broker.coordination.row_log import RowLog
 from penstock.cursor import coordinator_calls as calls
@@ -26,17 +24,96 @@ from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import FetchReply
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
-from penstock.cursor.patterns.matches import Topics
-from penstock.model.call_times import (
-    FETCH_HERE_SECONDS_MAX,
-    PAUSE_SECONDS_MAX,
-    PAUSE_SECONDS_MIN,
-)
+from penstock.cursor.groups.streams.task_assignor import AssignmentInput, compute_assignment
+from penstock.cursor.patterns.matches import Matches, Topics, TopicVisibility
+from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.model.call_times import FETCH_HERE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS
-from penstock.model.names import scoped_id, split_share
+from penstock.model.names import is_internal, scoped_id, split_scoped, split_share
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+
+SEEN_AT_ONCE = 32  # topics; authorizing one takes up to 50 µs
+_NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
+_NO_TOPICS = Topics(0, {})
+
+
+class GroupTopics:
+    """The topics of this node as groups see them: by account and name, with an epoch that rises
+    with every change that matters to a group."""
+
+    def __init__(self, own_account: str, region: str) -> None:
+        self._own_account = own_account
+        self._region = region
+        # By account; changed in place, which the epoch shows.
+        self._by_name: dict[str, dict[str, tuple[str, int]]] = {}
+        self._topics: dict[str, Topics] = {}
+        self._epoch = 0
+
+    def of(self, group_id: str) -> Topics:
+        account, _ = split_scoped(group_id, own_account=self._own_account)
+        return self._topics.get(account, _NO_TOPICS)
+
+    def id_of(self, group_id: str, name: str) -> str | None:
+        entry = self.of(group_id).by_name.get(name)
+        return None if entry is None else entry[0]
+
+    def changed(self, before: Topic | None, after: Topic | None) -> None:
+        """Follow a change of the catalog. Groups cannot subscribe to shares and internal topics."""
+        topic = after or before
+        assert topic is not None
+        if topic.is_share or topic.region != self._region or is_internal(topic.name):
+            return
+        by_name = self._by_name.setdefault(topic.account, {})
+        if after is None:
+            by_name.pop(topic.name, None)
+        else:
+            entry = (after.topic_id, after.partition_count)
+            # With another policy, other members may see the topic.
+            is_same = before is None or before.settings.policy == after.settings.policy
+            if by_name.get(after.name) == entry and is_same:
+                return
+            by_name[after.name] = entry
+        self._epoch += 1
+        known = self._topics.get(topic.account)
+        matches = Matches() if known is None else known.matches
+        self._topics[topic.account] = Topics(self._epoch, by_name, matches)
+        if not by_name:
+            del self._by_name[topic.account], self._topics[topic.account]
+
+
+log_ = logging.getLogger(__name__)
+
+
+class TaskAssignments:
+    def __init__(self) -> None:
+        self._jobs: dict[str, asyncio.Task[None]] = {}  # by group
+        self._lock = asyncio.Lock()  # one thread at a time: threads share the interpreter
+
+    def begin(self, coordinator: GroupCoordinator, group_id: str) -> None:
+        if group_id in self._jobs:
+            return
+        pending = coordinator.peek(None, lambda groups: groups.pending_assignment(group_id))
+        if pending is not None:
+            job = asyncio.create_task(self._assign(coordinator, pending), name=f"assign {group_id}")
+            self._jobs[group_id] = job
+            job.add_done_callback(lambda job: self._ended(group_id, job))
+
+    async def _assign(self, coordinator: GroupCoordinator, pending: AssignmentInput) -> None:
+        async with self._lock:
+            assignment = await asyncio.to_thread(compute_assignment, pending)
+        coordinator.note(lambda groups, decision: groups.take_assignment(assignment, decision))
+
+    def _ended(self, group_id: str, job: asyncio.Task[None]) -> None:
+        del self._jobs[group_id]
+        if not job.cancelled() and (error := job.exception()) is not None:
+            # The next heartbeat begins the assignment again.
+            log_.error("task assignment failed", exc_info=error, extra={"group": group_id})
+
+    async def stop(self) -> None:
+        await cancel_all(self._jobs.values())
+
 
 TOPIC_NAME = "__groups"
 EXPIRE_INTERVAL_MS = MINUTE_MS
@@ -92,8 +169,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         configs: GroupConfigs | None = None,
         level: Callable[[], int] = lambda: LEVEL_MAX,
     ) -> None:
-        """``configs``: group configs in the metadata store; None: they are rows at any level.
-        ``level``: the feature level in force."""
+        """``configs``: in the metadata store; None: they are rows at any level."""
         super().__init__(TOPIC_NAME, setup, expire_ms=expire_interval_ms)
         self._settings = settings
         self._configs = configs
@@ -114,8 +190,6 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             calls.DescribeGroup: self._describe_group,
         }
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         for found in self._catalog.all_topics():
             self._catalog_changed(None, found)
@@ -127,23 +201,14 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     def _new_coordinator(
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> GroupCoordinator:
-        return GroupCoordinator(
-            open_log=open_log,
-            settings=self._settings,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
-            configs=self._configs,
-        )
+        return GroupCoordinator(open_log, self._setup, label, self._settings, self._configs)
 
     def level_changed(self) -> None:
-        """The feature level may be one at which configs are in the metadata store."""
         for coordinator in self._coordinators:
             coordinator.move_configs()
 
     def end_waits(self) -> None:
-        """The node drains: end all waits, and let no request wait any more. Commits and reads
-        continue."""
+        """The node drains: no request waits any more. Commits and reads continue."""
         self._is_draining = True
         for coordinator in self._coordinators:
             coordinator.end_waits()
@@ -160,14 +225,11 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
                 coordinator.forget_topic(before.topic_id)
 
     def expire(self) -> None:
-        """Drop offsets past their retention, and groups without any."""
         for coordinator in self._coordinators:
             coordinator.note(
                 lambda groups, decision: groups.expire(decision, topic_ids=self._topics.id_of),
                 is_divisible=True,
             )
-
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, call: GroupCall[R]) -> Coroutine[Any, Any, R]:
         topics, group_id = self._topics, call.group_id
@@ -180,15 +242,44 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return failed(call, UNAVAILABLE) if self._is_draining else await self._decide(call)
 
     async def _beat_consumer(self, call: calls.BeatConsumer) -> ConsumerReply:
-        group_id = call.group_id
-        visibility = await match_patterns(
-            self._at(group_id),
-            group_id,
-            call.request,
-            call.visibility,
-            topics_of=lambda: self._topics.of(group_id),
-        )
+        visibility = await self._matched(call)
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
+
+    async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
+        """Match the patterns of the group and find out which topics the member may see, before the
+        decision, which cannot be interrupted. Each step takes about a millisecond. Returns the
+        visibility with the results in memory."""
+        coordinator, visibility = self._at(call.group_id), call.visibility
+        seen: dict[str, bool] = {}
+        has_waited = True
+        while has_waited:
+            has_waited = False
+            topics = self._topics.of(call.group_id)
+            patterns, seen_by = coordinator.peek(
+                _NO_PATTERNS,
+                partial(Groups.due_patterns, **msgspec.structs.asdict(call), topics=topics),
+            )
+            try:
+                for regex in patterns:
+                    for _ in topics.matches.catch_up(regex, topics.by_name, topics.epoch):
+                        await asyncio.sleep(0)
+                        has_waited = True
+                if visibility is None or not seen_by or has_waited:
+                    continue
+                unseen = topics.matches.of(seen_by, topics.by_name, topics.epoch) - seen.keys()
+            except InvalidPattern:
+                break  # the decision reports it
+            for number, name in enumerate(unseen, 1):
+                seen[name] = visibility.may_see(name)
+                if number % SEEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    has_waited = True
+        if visibility is None or not seen:
+            return visibility
+        may_see = visibility.may_see
+        return TopicVisibility(
+            visibility.version, lambda name: seen[name] if name in seen else may_see(name)
+        )
 
     async def _beat_streams(self, call: calls.BeatStreams) -> StreamsReply:
         if self._level() < STREAMS_GROUPS:
@@ -198,22 +289,24 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         self._assignments.begin(coordinator, call.group_id)
         return reply
 
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
-
     def share_settings(self, group_id: str) -> ShareSettings:
-        if self._configs is not None and self._configs.is_in_force:
-            return share_settings(self._configs.of(group_id))
+        if self._stored is not None:
+            return share_settings(self._stored.of(group_id))
         if not self._coordinators:
             return share_settings(_NO_CONFIGS)  # the node is starting
         found = self._at(group_id).peek(_NO_CONFIGS, lambda groups: groups.configs(group_id))
         return share_settings(found)
 
     def settings_of(self, share: Topic) -> ShareSettings:
-        """Return the settings of the group that reads a topic through a share."""
         named = split_share(share.name)
         assert named is not None, "a share is named after its group"
         group_id = scoped_id(share.account, named[1], own_account=self._namespace[0])
         return self.share_settings(group_id)
+
+    @property
+    def _stored(self) -> GroupConfigs | None:
+        """The metadata store, once configs are there."""
+        return self._configs if self._configs is not None and self._configs.is_in_force else None
 
     @property
     def has_stored_configs(self) -> bool:
@@ -221,23 +314,21 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     async def _read_configs(self, call: calls.ReadConfigs) -> tuple[ErrorCode, Mapping[str, str]]:
         group_id = call.group_id
-        if self._configs is not None and self._configs.is_in_force:
-            return ErrorCode.NONE, self._configs.of(group_id)
+        if self._stored is not None:
+            return ErrorCode.NONE, self._stored.of(group_id)
         return await self._at(group_id).read(
             failed(call, UNAVAILABLE), lambda groups: (ErrorCode.NONE, groups.configs(group_id))
         )
 
     async def _change_configs(self, call: calls.ChangeConfigs) -> Reply:
-        if self._configs is not None and self._configs.is_in_force:
-            return await self._configs.change(call.group_id, call.changes)
+        if self._stored is not None:
+            return await self._stored.change(call.group_id, call.changes)
         return await self._decide(call)
 
-    # ── Reads ────────────────────────────────────────────────────────────────────────────────
-
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
-        """Return committed offsets, from the node that coordinates the group. Clients fetch them
-        once, between assignment and reading, and some (librdkafka 2.16) never again if the
-        coordinator moves at that moment: they have partitions and read nothing."""
+        """Return committed offsets, from the node that coordinates the group. Some clients
+        (librdkafka 2.16) fetch them once, and read nothing if the coordinator moves at that
+        moment."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN
@@ -263,20 +354,17 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         coordinator = self._at(call.group_id)
         await coordinator.wait_ready(until_s=until_s)
         return await coordinator.read(
-            failed(call, UNAVAILABLE),
-            lambda groups: groups.fetch(**msgspec.structs.asdict(call)),
+            failed(call, UNAVAILABLE), lambda groups: groups.fetch(**msgspec.structs.asdict(call))
         )
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: list[Listing] = []
+        fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():
             code, listings = await coordinator.read(
                 failed(call, UNAVAILABLE),
-                lambda groups: (
-                    ErrorCode.NONE,
-                    groups.list_groups(states=call.states, kinds=call.kinds),
-                ),
+                lambda groups: (ErrorCode.NONE, groups.list_groups(**fields)),
             )
             if code:
                 return failed(call, UNAVAILABLE)

@@ -1,10 +1,7 @@
-"""The base of the hosts of coordinators: one internal topic, and a coordinator for each of its
-partitions.
-
+"""The base of the hosts of coordinators: one internal topic, and a coordinator for each partition.
 The topic is created at the first start, and again if it was deleted. Its partition count never
-changes: a group or transactional id belongs to the partition that the hash of its name gives, and
-only the coordinator of that partition decides about it.
-"""
+changes: the hash of a group or transactional id gives the partition whose coordinator decides about
+it."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -13,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.remote_calls import RemoteCoordinators
 from penstock.broker.coordination.row_log import RowLog, RowUnreadable
 from penstock.broker.coordination.runtime import CoordinatorRuntime
@@ -33,8 +31,6 @@ CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 @dataclass(frozen=True)
 class CoordinatorSetup:
-    """What the hosts of groups and of transactions share."""
-
     broker: BrokerPort
     catalog: Catalog
     clock: Clock
@@ -76,11 +72,7 @@ class CoordinatorHost(ABC, Generic[C]):
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
         return self.handlers[type(call)](call)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
-        """Return when the state is loaded. A coordinator whose log cannot be read is in
-        ``troubles`` and replies that it is not available."""
         topic = await self._find_or_create_topic()
         self._coordinators = [
             self._new_coordinator(f"{self._topic_name}/{each}", partial(self._open_log, each))
@@ -90,19 +82,16 @@ class CoordinatorHost(ABC, Generic[C]):
         if self._led is None:
             await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
         else:
-            for partition, coordinator in enumerate(self._coordinators):
-                coordinator.take_over() if partition in self._led else coordinator.stand_by()
+            for partition in range(topic.partition_count):
+                self.led(partition, partition in self._led)
         self._job = asyncio.create_task(self._expire_forever(), name=f"expire {self._topic_name}")
 
     async def stop(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
-            await asyncio.gather(self._job, return_exceptions=True)
+        await cancel_all((self._job,))
         for coordinator in self._coordinators:
             await coordinator.stop()
 
     def led(self, partition: int, is_led: bool) -> None:
-        """Note whether this node leads a partition of the internal topic."""
         assert self._led is not None, "a node without a cluster leads all partitions"
         (self._led.add if is_led else self._led.discard)(partition)
         if partition < len(self._coordinators):
@@ -110,23 +99,14 @@ class CoordinatorHost(ABC, Generic[C]):
             coordinator.take_over() if is_led else coordinator.stand_by()
 
     def _own_coordinators(self) -> list[C]:
-        return [
-            coordinator
-            for partition, coordinator in enumerate(self._coordinators)
-            if self._led is None or partition in self._led
-        ]
+        led = self._led
+        return [c for index, c in enumerate(self._coordinators) if led is None or index in led]
 
     def _at(self, key: str) -> C:
-        """Return the coordinator of a group or transactional id."""
         return self._coordinators[partition_of_group(key, len(self._coordinators))]
 
     def troubles(self) -> Sequence[str]:
-        """Return why coordinators are out of service, except for unreadable rows."""
-        return [
-            each.trouble
-            for each in self._coordinators
-            if each.trouble is not None and each.unreadable is None
-        ]
+        return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
         """Return the rows that keep coordinators out of service until an operator skips them."""
@@ -141,8 +121,6 @@ class CoordinatorHost(ABC, Generic[C]):
         """Do what is due by the clock now. Timers do so by themselves."""
         for coordinator in self._coordinators:
             coordinator.tick()
-
-    # ── The internal topic ───────────────────────────────────────────────────────────────────
 
     async def _find_or_create_topic(self) -> Topic:
         topic = self._catalog.find(*self._namespace, self._topic_name)

@@ -1,16 +1,9 @@
-"""One partition of an internal topic of coordinators: appends and reads rows.
+"""One partition of an internal topic of coordinators: appends and reads rows. The key of a record
+names what the row describes, the value is its new state, no value means that it is gone. Rows of
+one decision are in one batch, so a crash leaves all of them or none.
 
-A row is a record: the key names what the row describes, the value is its new state, no value means
-that it is gone. Rows of one decision are in one batch, so a crash leaves all of them or none;
-decisions that are appended together share batches as far as they fit.
-
-**Compaction.** The topic is compacted like any other: a row goes when a newer row has its key, the
-newest stays at its offset. So readers of the topic (``__consumer_offsets`` is a view of it) get no
-row twice.
-
-**Unreadable rows.** A row that the coordinator rejects stops the reading: skipping it silently
-would lose its state. An operator may look at the row and skip it: the topic's catalog entry then
-names the row by offset and digest, and every reader skips it.
+A row that the coordinator rejects stops the reading: skipping it silently would lose its state. An
+operator may skip it: the topic's catalog entry then names it by offset and digest.
 """
 
 import asyncio
@@ -55,19 +48,15 @@ class RowsMissing(PenstockError):
 
 
 class RowUnreadable(PenstockError):
-    """A row that a coordinator rejects: the topic is damaged, or was written by a newer version or
-    another program. Nothing after the row is read until an operator skips it."""
+    """A row that a coordinator rejects. Nothing after it is read until an operator skips it."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, row: Row | None, reason: str
     ) -> None:
         """``row``: None if the batch cannot be decoded, so there is no single row to skip."""
         super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.row = row
-        self.reason = reason
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.row, self.reason = row, reason
 
 
 class PlacedRow(NamedTuple):
@@ -80,7 +69,6 @@ def digest_of(row: Row) -> str:
 
 
 def encode_rows(decisions: Sequence[Sequence[Row]], *, wall_ms: int) -> list[bytes]:
-    """Encode as few batches as possible without splitting a decision."""
     batches: list[bytes] = []
     records: list[bytes] = []
     size = 0
@@ -127,8 +115,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return the start and the committed end. A new leader may not know everything that is
-        committed: then this waits until it does (R19)."""
+        """Return the start and the committed end, once the leader knows what is committed (R19)."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()
@@ -143,33 +130,25 @@ class RowLog:
         self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
-    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
-        """Pass all rows in [start, end) to ``replay``, which takes them one after another. Raises
-        RowUnreadable for the first row that it rejects."""
+    async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
+        """Pass the rows in [start, end) to ``replay``, one by one. Raises RowUnreadable."""
         async for placed in self.read(start, end):
-            rows = _RememberingRows(placed)
-            try:
-                replay(rows)
-            except Exception as error:
-                offset, row = rows.last
-                reason = str(error) if isinstance(error, ValueError) else repr(error)
-                raise RowUnreadable(
-                    self._topic.name, self.partition, offset, row, reason
-                ) from error
+            for offset, row in placed:
+                try:
+                    replay(row)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, ValueError) else repr(error)
+                    raise RowUnreadable(
+                        self._topic.name, self.partition, offset, row, reason
+                    ) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end) that are not skipped, some at a time. Raises RowUnreadable
-        for a batch that cannot be decoded."""
+        """Yield the rows in [start, end) that are not skipped. Raises RowUnreadable."""
         offset = start
         while offset < end:
+            place = (self._topic, self.partition)
             fetched = await self._broker.call(
-                Fetch(
-                    self._topic,
-                    self.partition,
-                    offset=offset,
-                    bytes_max=READ_BYTES_MAX,
-                    is_committed=False,
-                )
+                Fetch(*place, offset=offset, bytes_max=READ_BYTES_MAX, is_committed=False)
             )
             rows: list[PlacedRow] = []
             before = offset
@@ -204,25 +183,11 @@ class RowLog:
         return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
-        """Return once all is committed. If it raises, what is in the log is committed as well:
-        batches are appended one by one, and a rejected batch leaves nothing in the log."""
+        """Return once all is committed. If it raises, the batches in the log are committed too."""
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
             )
-
-
-class _RememberingRows:
-    """Iterates over rows and remembers the last one that was taken."""
-
-    def __init__(self, placed: Sequence[PlacedRow]) -> None:
-        self._placed = placed
-        self.last: PlacedRow
-
-    def __iter__(self) -> Iterator[Row]:
-        for placed in self._placed:
-            self.last = placed
-            yield placed.row
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:

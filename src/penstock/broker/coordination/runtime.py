@@ -1,24 +1,22 @@
-"""The base of coordinators: keeps a coordinator's memory and one partition of its internal topic in
-step. It reads the log into memory at the start, and appends the rows of every decision.
+"""The base of coordinators: keeps memory and one partition of an internal topic in step. It reads
+the log into memory at the start, and appends the rows of every decision.
 
-- **Appends** run one at a time, so that the log has the order of the decisions. Decisions made
-  while an append is in progress share the next append and its sync. The rows of one decision are in
-  one batch.
-- **A reply that must be durable** waits for everything appended so far; so everything its decision
-  has seen in memory is durable as well.
+- **Appends** run one at a time, in the order of the decisions. Decisions made while one is in
+  progress share the next one and its sync.
+- **A reply that must be durable** waits for everything appended so far, and so for everything its
+  decision has seen in memory.
 - **A failed append** leaves memory ahead of the log. All waiting requests fail, and memory is read
-  from the log again; until then, and while reading fails, the coordinator is out of service. The
-  pause between reads grows until an append succeeds: a full disk must not cause constant reading.
-
-What waits here is bounded by the requests in progress, each of which has made one decision.
+  from the log again. The pause between reads grows until an append succeeds: a full disk must not
+  cause constant reading.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from penstock.broker.context.timers import Alarm
+from penstock.broker.context.timers import Alarm, cancel_all
 from penstock.broker.coordination.row_log import (
     BATCH_ROWS_BYTES_MAX,
     RowLog,
@@ -27,7 +25,9 @@ from penstock.broker.coordination.row_log import (
 )
 from penstock.cursor.rows import Row
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ OnCommitted = Callable[[bool], None]
 
 
 class _Append:
-    """Decisions that are appended together, and the callbacks that wait for them."""
-
     __slots__ = ("decisions", "waiting")
 
     def __init__(self) -> None:
@@ -55,14 +53,15 @@ class _Append:
 
 class CoordinatorRuntime(ABC):
     def __init__(
-        self, *, open_log: Callable[[], Awaitable[RowLog]], clock: Clock, label: str
+        self, open_log: Callable[[], Awaitable[RowLog]], setup: "CoordinatorSetup", label: str
     ) -> None:
-        """``label`` names the coordinator in logs and probes."""
+        clock = setup.clock
         self.trouble: str | None = None  # why nothing is served
         self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
         self.is_standing_by = False  # another node leads the log, and decides
         self.epoch = 0  # of the log's leader when it was read: this node, as long as it leads
         self._clock = clock
+        self._usage = setup.usage
         self._label = label
         self._loop = asyncio.get_running_loop()
         self._open_log = open_log
@@ -78,16 +77,13 @@ class CoordinatorRuntime(ABC):
         self._alarm = Alarm(clock, self.tick)  # set by subclasses
         self._changed: asyncio.Future[None] | None = None  # done when ``wait_ready`` looks again
 
-    # ── For subclasses ───────────────────────────────────────────────────────────────────────
-
     @abstractmethod
     def reset(self) -> None:
         """Forget everything: reading begins, or begins again."""
 
     @abstractmethod
-    def replay(self, rows: Iterable[Row]) -> None:
-        """Apply rows in the order of the log, each before the next one is taken. Raises ValueError
-        for a row that is not of this kind of coordinator."""
+    def replay(self, row: Row) -> None:
+        """Apply the next row of the log. Raises ValueError for a foreign row."""
 
     @abstractmethod
     def loaded(self) -> None:
@@ -101,10 +97,7 @@ class CoordinatorRuntime(ABC):
     def tick(self) -> None:
         """Do what is due by the clock."""
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
-        """Return when memory is loaded, or cannot be (``trouble``)."""
         self._start_load()
         if self._loader is not None:
             await asyncio.shield(self._loader)
@@ -114,9 +107,7 @@ class CoordinatorRuntime(ABC):
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
-        if self._loader is not None:
-            self._loader.cancel()
-            await asyncio.gather(self._loader, return_exceptions=True)
+        await cancel_all((self._loader,))
         if self._appender is not None:
             # In a cluster there may be no node left to commit it.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
@@ -146,14 +137,12 @@ class CoordinatorRuntime(ABC):
         self.read_again()
 
     def read_again(self) -> None:
-        """Read the log at once if it could not be read before: an operator has changed which rows
-        are skipped."""
+        """Read the log now if it could not be read: an operator has skipped a row."""
         self._reload_ms = 0
         self._start_load()
 
     async def wait_ready(self, *, until_s: float) -> None:
-        """Return when memory is loaded, at once if another node leads, and at the latest at
-        ``until_s`` by the loop's clock."""
+        """Return when memory is loaded or another node leads, at the latest at ``until_s``."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -173,11 +162,9 @@ class CoordinatorRuntime(ABC):
             self._start_load()
         return self._log is not None
 
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
-
     def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
         """Append the rows of one decision, which memory has applied already. ``is_divisible``: a
-        crash may leave the first of them without the rest, so they need not fit into one batch."""
+        crash may leave the first without the rest, so they need not fit into one batch."""
         assert self._log is not None, "decisions are made once the log was read"
         if not rows:
             return
@@ -188,8 +175,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` with True once everything appended so far is committed, which may
-        be now; with False if it never will be."""
+        """Call ``on_committed`` once everything appended so far is committed, or never will be."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)
@@ -202,14 +188,11 @@ class CoordinatorRuntime(ABC):
         return await future
 
     def lose(self, reason: str) -> None:
-        """Memory and log differ: read the log again."""
         if self._log is None:
             return
         if not self.is_standing_by:
-            log_.warning(
-                "coordinator reads its log again",
-                extra={"coordinator": self._label, "reason": reason},
-            )
+            fields = {"coordinator": self._label, "reason": reason}
+            log_.warning("coordinator reads its log again", extra=fields)
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         dropped, self._next = self._next, _Append()
@@ -219,18 +202,14 @@ class CoordinatorRuntime(ABC):
         dropped.notify(is_committed=False)
         self._start_load()
 
-    # ── Appending ────────────────────────────────────────────────────────────────────────────
-
     def _start_appender(self) -> None:
         if self._appender is None:
-            self._appender = self._loop.create_task(
-                self._append_all(), name=f"append {self._label}"
-            )
+            name = f"append {self._label}"
+            self._appender = self._loop.create_task(self._append_all(), name=name)
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until nothing is left. Begins with the next turn of the loop, so the decisions of
-        this turn are appended together."""
+        """Append until nothing is left, from the next turn on: a turn's decisions share it."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 
@@ -256,8 +235,6 @@ class CoordinatorRuntime(ABC):
         finally:
             append.notify(is_committed=False)  # what still waits was given up
             self._in_progress = None
-
-    # ── Loading ──────────────────────────────────────────────────────────────────────────────
 
     def _start_load(self) -> None:
         if self._log is not None or self._loader is not None or self._is_stopping:
@@ -293,8 +270,7 @@ class CoordinatorRuntime(ABC):
             self._not_loaded(error, type(error).__name__)
 
     def _load_ended(self, _: asyncio.Task[None]) -> None:
-        """A callback instead of the end of the task: a task that is cancelled before its first step
-        has no end, and leaders may come and go within one turn of the loop."""
+        """A callback: a task cancelled before its first step does not run to its end."""
         self._loader = None
         self._start_load()
 

@@ -2,38 +2,37 @@
 ``cursor.transactions`` decides, this class makes decisions durable, sends markers, and watches the
 clock.
 
-    decide → rows committed → reply, and markers to each partition → all written → the second row
-
 - **Markers** are sent once their decision is durable, in a separate task: a client that disconnects
-  stops nothing. A marker that a partition cannot take now is retried until the partition takes it,
-  or is gone. After a restart, markers of decided transactions are sent again, which is safe.
-- **A call that comes too early**, while the last transaction of its id is still being completed,
-  waits a moment for that instead of failing: markers usually take a few milliseconds, and clients
-  wait tens of them before they retry.
+  stops nothing. They are retried until the partition takes them, or is gone; and sent again after a
+  restart, which is safe.
+- **A call that comes too early**, while the last transaction of its id is being completed, waits a
+  moment: markers take a few milliseconds, and clients wait tens of them before they retry.
 - **One marker per partition at a time.** A version 1 client has the same epoch in its next
-  transaction, which a marker still on its way would end. So none is sent twice at once, not even
-  by a coordinator that has read its log again.
+  transaction, which a marker still on its way would end.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
-from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
 from penstock.cursor.transactions import (
     Marker,
     Transactions,
     TxnOutcome,
     TxnReply,
     TxnState,
-    TxnValue,
 )
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -44,23 +43,20 @@ MARKER_RETRY_MS = 1_000
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 _MarkerKey = tuple[str, str, int]  # transactional id, topic id, partition
+T = TypeVar("T")
 
 
 class TransactionCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        *,
         open_log: Callable[[], Awaitable[RowLog]],
+        setup: "CoordinatorSetup",
+        label: str,
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
-        clock: Clock,
-        label: str,
-        usage: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
-        """``write_marker`` returns when a marker is committed in its partition, or the partition is
-        gone; if it raises, the marker is retried."""
-        super().__init__(open_log=open_log, clock=clock, label=label)
-        self._usage = usage
+        """``write_marker`` raises if the marker must be retried."""
+        super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
@@ -76,12 +72,8 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def stop(self) -> None:
         """Markers that are not written now are written after the next start."""
         self._is_stopping = True
-        for task in tuple(self._senders):
-            task.cancel()
-        await asyncio.gather(*self._senders, return_exceptions=True)
+        await cancel_all(self._senders)
         await super().stop()
-
-    # ── Memory and log ───────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
         # Partitions reject late markers of an earlier coordinator by its epoch.
@@ -90,9 +82,8 @@ class TransactionCoordinator(CoordinatorRuntime):
             usage=self._usage.start(self._label),
         )
 
-    def replay(self, rows: Iterable[Row]) -> None:
-        for key, value in rows:
-            self._txns.replay(key, value)
+    def replay(self, row: Row) -> None:
+        self._txns.replay(row.key, row.value)
 
     def loaded(self) -> None:
         self._failed.clear()  # they are among those sent now
@@ -106,8 +97,6 @@ class TransactionCoordinator(CoordinatorRuntime):
         for future in completions.values():
             future.set_result(None)
 
-    # ── Calls ────────────────────────────────────────────────────────────────────────────────
-
     async def request(
         self,
         transactional_id: str,
@@ -115,12 +104,11 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the reply once it is durable. ``decide`` gets an unused producer id if
-        ``needs_id``, and is called again if it came too early."""
+        """Return the durable reply. ``decide`` is called again if it came too early."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
-                return TxnReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                return TxnReply(UNAVAILABLE)
             if not self.ready():
                 return TxnReply(self._unready)
             reply = self._decide(transactional_id, decide)
@@ -133,11 +121,7 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     @property
     def _unready(self) -> ErrorCode:
-        return (
-            ErrorCode.NOT_COORDINATOR
-            if self.is_standing_by
-            else ErrorCode.COORDINATOR_NOT_AVAILABLE
-        )
+        return ErrorCode.NOT_COORDINATOR if self.is_standing_by else UNAVAILABLE
 
     def _decide(
         self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
@@ -165,8 +149,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the code of ``check``. If it is NONE, the state that ``check`` has seen is durable
-        and still valid: the caller acts on it before its next await."""
+        """Return the code of ``check``. NONE: it holds until the caller's next await."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -180,22 +163,13 @@ class TransactionCoordinator(CoordinatorRuntime):
                 return code
         return self._unready
 
-    async def describe(self, transactional_id: str) -> tuple[ErrorCode, TxnValue | None]:
+    async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
         """Read memory; return once the log has it too."""
         if self.ready():
-            found = self._txns.describe(transactional_id)
+            found = read(self._txns)
             if await self.committed():
                 return ErrorCode.NONE, found
         return self._unready, None
-
-    async def all_ids(self) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        if self.ready():
-            found = self._txns.view()
-            if await self.committed():
-                return ErrorCode.NONE, found
-        return self._unready, {}
-
-    # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
     def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
         try:
@@ -207,8 +181,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     def _note(
         self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
     ) -> None:
-        """Make a decision for which no call waits; a failure is logged. ``is_divisible``: a crash
-        may leave its first rows without the rest."""
+        """Make a decision for which no call waits. ``is_divisible``: see ``append``."""
         try:
             outcome = self._attempt(decide)
         except Exception:
@@ -239,8 +212,6 @@ class TransactionCoordinator(CoordinatorRuntime):
         txn = self._txns.describe(transactional_id)
         return txn is not None and txn.state in _PREPARED
 
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
-
     def _send(self, markers: Iterable[Marker]) -> None:
         if self._is_stopping:
             return
@@ -263,17 +234,11 @@ class TransactionCoordinator(CoordinatorRuntime):
             results = await asyncio.gather(*map(self._send_one, markers))
         reasons = [reason for reason in results if reason is not None]
         if reasons:
-            log_.warning(
-                "transaction markers not written yet",
-                extra={
-                    "transactional_id": markers[0].transactional_id,
-                    "missing": len(reasons),
-                    "reason": reasons[0],
-                },
-            )
+            fields: dict[str, object] = {"transactional_id": markers[0].transactional_id}
+            fields |= {"missing": len(reasons), "reason": reasons[0]}
+            log_.warning("transaction markers not written yet", extra=fields)
 
     async def _send_one(self, marker: Marker) -> str | None:
-        """Return why the marker could not be written, or None."""
         try:
             await self._write_marker(marker)
         except PenstockError as error:
@@ -300,8 +265,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._alarm.set(self._retry_at_ms)
         self._failed.add(marker)
 
-    # ── Time ─────────────────────────────────────────────────────────────────────────────────
-
     def tick(self) -> None:
         if not self.ready():
             return
@@ -315,7 +278,6 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._alarm.set(self._retry_at_ms)
 
     def expire(self) -> None:
-        """Forget ids that have been idle for long."""
         if self.ready():
             wall_ms = self._clock.wall_ms()
             self._note(lambda txns: txns.expire(wall_ms=wall_ms), is_divisible=True)

@@ -1,11 +1,8 @@
 """The host of the transaction coordinators of this node, and how the end of a transaction reaches
-partitions and groups.
-
-State is in the internal topic ``__transactions``; ``cursor/transactions.py`` has the rows.
+partitions and groups. Its rows (``cursor/transactions.py``) are in the topic ``__transactions``.
 
 Offsets that a consumer group commits inside a transaction wait in the group's coordinator. The
-group joins the transaction as a partition, so that it gets a marker: the topic id is ``__groups/``
-and the group's name.
+group joins the transaction as a partition: its topic id is ``__groups/`` and the group's name.
 """
 
 import logging
@@ -13,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import asdict, replace
 
-from penstock.broker.context.backup_hold import BackupHold
+from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS
 from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
@@ -31,7 +28,14 @@ from penstock.cursor.coordinator_calls import (
 )
 from penstock.cursor.groups.offsets import CommitReply
 from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX
-from penstock.cursor.transactions import Marker, TopicPartition, TxnReply, TxnValue
+from penstock.cursor.transactions import (
+    Marker,
+    TopicPartition,
+    Transactions,
+    TxnOutcome,
+    TxnReply,
+    TxnValue,
+)
 from penstock.model import ports
 from penstock.model.calls import AppendMarker, BrokerPort
 from penstock.model.errors import Overloaded, ProducerRefused, TopicNotFound
@@ -56,8 +60,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         markers: BrokerPort | None = None,
         hold: BackupHold | None = None,
     ) -> None:
-        """Start it after the groups and stop it before them. ``markers``: in a cluster, the brokers
-        of all nodes."""
+        """Start it after the groups and stop it before them."""
         super().__init__(TOPIC_NAME, setup, expire_ms=EXPIRE_INTERVAL_MS)
         self._markers = markers or setup.broker
         self._hold = hold or BackupHold()
@@ -78,22 +81,14 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> TransactionCoordinator:
         return TransactionCoordinator(
-            open_log=open_log,
-            write_marker=self._write_marker,
-            next_producer_id=self._next_producer_id,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
+            open_log, self._setup, label, self._write_marker, self._next_producer_id
         )
 
     def expire(self) -> None:
         for coordinator in self._coordinators:
             coordinator.expire()
 
-    # ── Markers ──────────────────────────────────────────────────────────────────────────────
-
     async def _write_marker(self, marker: Marker) -> None:
-        """Return when the marker is committed, or its partition is gone."""
         await self._hold.crossing()
         try:
             if marker.topic_id.startswith(GROUP_PREFIX):
@@ -104,15 +99,9 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             return  # deleted, and its records with it
         except ProducerRefused as error:
             # The producer continued there with a newer epoch, whose marker ends everything.
-            log_.warning(
-                "transaction marker outdated",
-                extra={
-                    "transactional_id": marker.transactional_id,
-                    "topic": marker.topic_id,
-                    "partition": marker.partition,
-                    "reason": str(error),
-                },
-            )
+            place = {"topic": marker.topic_id, "partition": marker.partition}
+            fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
+            log_.warning("transaction marker outdated", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)
@@ -140,19 +129,27 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if reply.code:
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
-    # ── The calls ────────────────────────────────────────────────────────────────────────────
-
-    def _remote_node(self, transactional_id: str) -> int | None:
-        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
-
-    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+    async def _init_or_end(
+        self,
+        call: calls.InitProducer | calls.EndTransaction,
+        decide: Callable[..., TxnOutcome],
+    ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, spare_id: txns.init(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
+            lambda txns, spare_id: decide(
+                txns, **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
             ),
             needs_id=True,
         )
+
+    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+        return await self._init_or_end(call, Transactions.init)
+
+    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
+        return await self._init_or_end(call, Transactions.end)
+
+    def _remote_node(self, transactional_id: str) -> int | None:
+        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
 
     async def _add_partitions(self, call: calls.AddPartitions) -> ErrorCode:
         node = self._remote_node(call.transactional_id)
@@ -167,12 +164,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         )
         return reply.code
 
-    async def _add_group(self, call: calls.AddGroup) -> ErrorCode:
-        if not 0 < len(call.group_id) <= GROUP_ID_CHARS_MAX:
-            return ErrorCode.INVALID_GROUP_ID
-        partitions = (_partition_of(call.group_id),)
-        return await self._add_partitions(AddPartitions(*_producer_of(call), partitions))
-
     async def _verify_partition(self, call: calls.VerifyPartition) -> ErrorCode:
         node = self._remote_node(call.transactional_id)
         if self._remote is not None and node is not None:
@@ -180,6 +171,12 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return await self._at(call.transactional_id).verify(
             call.transactional_id, lambda txns: txns.verify(**asdict(call))
         )
+
+    async def _add_group(self, call: calls.AddGroup) -> ErrorCode:
+        if not 0 < len(call.group_id) <= GROUP_ID_CHARS_MAX:
+            return ErrorCode.INVALID_GROUP_ID
+        partitions = (_partition_of(call.group_id),)
+        return await self._add_partitions(AddPartitions(*_producer_of(call), partitions))
 
     async def _commit_offsets(self, call: calls.CommitOffsets) -> CommitReply:
         group_id, producer = call.group_id, _producer_of(call)
@@ -195,19 +192,13 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             CommitInTransaction(group_id, call.request, call.producer_id, call.producer_epoch)
         )
 
-    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
-        return await self._at(call.transactional_id).request(
-            call.transactional_id,
-            lambda txns, spare_id: txns.end(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
-            ),
-            needs_id=True,
-        )
-
     async def _describe_transaction(
         self, call: calls.DescribeTransaction
     ) -> tuple[ErrorCode, TxnValue | None]:
-        code, found = await self._at(call.transactional_id).describe(call.transactional_id)
+        transactional_id = call.transactional_id
+        code, found = await self._at(transactional_id).read(
+            lambda txns: txns.describe(transactional_id)
+        )
         if code:
             return code, None
         if found is None:
@@ -231,15 +222,14 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
-            code, ids = await coordinator.all_ids()
-            if code:
+            code, ids = await coordinator.read(Transactions.view)
+            if ids is None:
                 return code, {}
             found.update(ids)
         return ErrorCode.NONE, found
 
 
 def _partition_of(group_id: str) -> TopicPartition:
-    """Return the group as the partition that stands for it in a transaction."""
     return GROUP_PREFIX + group_id, 0
 
 

@@ -1,17 +1,10 @@
-"""One lease cursor at work on one partition: its read-ahead, its parked receives, its counts.
+"""One lease cursor at work on one partition, of its queue or of a share: its read-ahead, its parked
+receives, its counts. Shares mark their events in the log, and nothing is sent to them.
 
-A partition has one of these for its queue, and one for each share. They differ only in how their
-events are marked in the log, and in that nothing is sent to a share.
-
-Every call has the same three steps: the cursor decides at once (no await between a decision and the
-change it allows), the journal appends the event at the end of the turn, and the caller replies when
-the event is as durable as the call promises:
-
-==========  =====================================================================================
-lease       written (standard: a lost lease only means another delivery) or committed (FIFO)
-ack, purge  committed: an acked message never comes back
-extend      committed
-==========  =====================================================================================
+Every call has three steps: the cursor decides at once, the journal appends the event at the end of
+the turn, and the caller replies when the event is as durable as the call promises: a lease when it
+is written (standard: a lost lease only means another delivery) or committed (FIFO); an ack, purge
+or extend when it is committed.
 """
 
 import asyncio
@@ -21,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.timers import Alarm
-from penstock.broker.leases.record_reader import Opening, Reading, RecordReader
+from penstock.broker.leases.record_reader import Opening, Place, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
@@ -31,7 +23,6 @@ from penstock.cursor.leases.events import AckReason, Event, Pick, encode, encode
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.standard import StandardCursor
-from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
@@ -47,8 +38,7 @@ FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
 
 
 class _AppendedBatch(NamedTuple):
-    """A batch just appended, still as messages: a cursor that is caught up takes them from here
-    instead of decoding what was just encoded."""
+    """A batch just appended: a cursor that is caught up takes its messages undecoded."""
 
     previous_end: int  # there are only events between this offset and ``base_offset``
     base_offset: int
@@ -59,41 +49,29 @@ class _AppendedBatch(NamedTuple):
 
 class Leases:
     def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        journal: Journal,
-        cursor: LeaseCursor,
-        waits: Waits,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
+        self, topic: Topic, place: Place, journal: Journal, cursor: LeaseCursor, waits: Waits
     ) -> None:
         self.topic = topic  # or the share
-        self.reader = RecordReader(topic, index, log, context, origin=origin, on_damage=on_damage)
-        self.index = index
+        self.reader = RecordReader(topic, place)
+        self.index = place.index
         self.waits = waits
         self.received_count = self.acked_count = 0
         self.dead_count = self.expired_count = 0
         self.cursor = cursor
-        self._log = log
+        self._log = place.log
         self._journal = journal
-        self._context = context
-        self._clock = context.clock
-        self._on_damage = on_damage
+        self._context = place.context
+        self._clock = place.context.clock
+        self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
-        self._messages_end = log.end_offset  # after the last batch of messages
+        self._messages_end = place.log.end_offset  # after the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, and when its record was sent
         self._listeners: set[Callable[[], None]] = set()
         self._alarm = Alarm(self._clock, self.wake)
         self._is_wake_due = False
-
-    # ── Appends ──────────────────────────────────────────────────────────────────────────────
 
     def appended(
         self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
@@ -142,8 +120,6 @@ class Leases:
         self._fresh.clear()
         self._fresh_count = 0
         self.reader.forget()
-
-    # ── Lease ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def retention_ms(self) -> int:
@@ -201,8 +177,7 @@ class Leases:
         return result
 
     def next_offset(self, *, up_to: int) -> int | Reading | None:
-        """Return the first offset below ``up_to`` that can be leased now; None if there is none,
-        LATER: call again after ``reader.ready``. For standard queues only."""
+        """Return the first offset below ``up_to`` that can be leased. For standard queues only."""
         assert isinstance(self.cursor, StandardCursor)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         found = self.cursor.next_offset(now_ms=now_ms)
@@ -232,7 +207,6 @@ class Leases:
         return again_bytes
 
     async def finish(self, result: LeaseResult) -> None:
-        """Read the records that ``lease`` could not read at once."""
         late, result.late = result.late, []
         for pick in late:
             await asyncio.sleep(0)  # the record may be large
@@ -252,8 +226,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Read ahead of the cursor. Returns about how many records were read; 0 if there is nothing
-        below the high watermark and ``up_to``, or not yet."""
+        """Read ahead of the cursor. Returns about how many records; 0: none, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -284,8 +257,6 @@ class Leases:
             return 0
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
-
-    # ── Ack, extend, purge, start ────────────────────────────────────────────────────────────
 
     async def ack(
         self,
@@ -329,8 +300,7 @@ class Leases:
         await self.settled(self.cursor.purge(end_offset=self._log.end_offset).events)
 
     async def start(self, offset: int, *, backlog: int) -> None:
-        """Begin at an offset. ``backlog``: the number of messages from there to the log's end; the
-        caller has flushed the journal in this turn."""
+        """Begin at an offset, with ``backlog`` messages up to the log's end."""
         self._forget_ahead()
         self._oldest = None
         events = self.cursor.start(offset, backlog=backlog).events
@@ -338,8 +308,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Forget records below an offset; ``passed`` of them were at or after the head. Returns the
-        event, for logs that need one."""
+        """Forget records below an offset, ``passed`` of them not leased yet. Returns the events."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)
@@ -362,11 +331,8 @@ class Leases:
             encode(event) if share_id is None else encode_shared(share_id, event)
         )
 
-    # ── Waking ───────────────────────────────────────────────────────────────────────────────
-
     def wake(self) -> None:
-        """Something may be available: serve the waits, and wake again when the next lease or delay
-        ends."""
+        """Serve the waits, and wake again when the next lease or delay ends."""
         if self._listeners:
             for listener in tuple(self._listeners):
                 listener()
@@ -377,7 +343,6 @@ class Leases:
         self.arm()
 
     def _wake_later(self) -> None:
-        """Continue in another turn, or when a batch is opened."""
         if self._is_wake_due:
             return
         self._is_wake_due = True
@@ -407,8 +372,6 @@ class Leases:
         self._alarm.clear()
         self.reader.close()
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
     def counts(self) -> tuple[int, int, int]:
         stats = self.cursor.stats(
             now_ms=self._clock.mono_ms(), queue_delay_ms=self.topic.settings.delay_ms
@@ -437,8 +400,7 @@ class Leases:
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return records from ``start`` on that are not gone, and the offset to continue from.
-        Reads a bounded part of the log: there may be more after an empty result."""
+        """Return records that are not gone, and the offset to continue from, perhaps none."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
@@ -452,7 +414,6 @@ class Leases:
         return Peeked(self.index, record, seen.state, attempts, until_ms, seen.blocked_by)
 
     async def obstacles(self, *, attempts_max: int | None) -> Obstacles:
-        """Find out why messages are not delivered."""
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         fed = 0
         while self.cursor.wants_feed and fed < FED_PER_TURN_MAX:
@@ -465,8 +426,6 @@ class Leases:
         found = await in_slices(self.cursor.find_obstacles(terms))
         uncommitted = max(0, self._messages_end - self._journal.high_watermark)
         return msgspec.structs.replace(found, uncommitted=uncommitted)
-
-    # ── Cleaning ─────────────────────────────────────────────────────────────────────────────
 
     async def expire(self) -> None:
         """Drop records past their retention, also if nothing is received."""

@@ -1,15 +1,13 @@
 """Reads the records of one partition for one lease cursor: ahead of it, again for later leases, and
-for peeks, which lease nothing.
-
-Small batches are decoded whole. A batch with many records is opened once (``record.opened``) and
-decoded a few records at a time. One that takes long to open, because it is compressed or has more
-than a few thousand records, is opened in a task; until then the reader returns LATER.
-"""
+for peeks, which lease nothing. Small batches are decoded whole. A batch with many records is opened
+once (``record.opened``) and decoded a few at a time; if opening takes long, in a task: until then
+the reader returns LATER."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -45,23 +43,25 @@ class Reading(Enum):
     LATER = "the batch is being opened"
 
 
+@dataclass
+class Place:
+    """One partition, as its views see it."""
+
+    index: int
+    log: Log
+    context: BrokerContext
+    origin: bytes  # for the ids of messages that came without one
+    on_damage: Callable[[Damaged], None]
+
+
 class RecordReader:
-    def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
-    ) -> None:
+    def __init__(self, topic: Topic, place: Place) -> None:
         self.topic = topic
-        self._index = index
-        self.log = log
-        self._opened = context.opened
-        self._origin = origin
-        self._on_damage = on_damage
+        self._index = place.index
+        self.log = place.log
+        self._opened = place.context.opened
+        self._origin = place.origin
+        self._on_damage = place.on_damage
         self.ahead: deque[Record] = deque()
         self.ahead_end = 0
         self.is_later = False  # the last call stopped early: continue after ``ready``
@@ -96,12 +96,8 @@ class RecordReader:
         """The task that the next call of ``read_ahead`` waits for."""
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
-    # ── Ahead of the cursor ──────────────────────────────────────────────────────────────────
-
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a part of the log into ``ahead``, up to a few hundred records. The cursor takes
-        what fits into its window; the rest stays here, so that nothing is decoded twice. False:
-        there is nothing, or not yet (``is_later``)."""
+        """Decode a part of the log into ``ahead``. False: nothing, or not yet (``is_later``)."""
         self.is_later = False
         if self._pieces is None and not self._batches:
             try:
@@ -137,8 +133,7 @@ class RecordReader:
             self.ahead_end = piece[-1].offset + 1
 
     def _decode_batches(self, scan_from: int) -> bool:
-        """Decode small batches until there are enough records, or begin with the next large one.
-        Returns False if nothing was done."""
+        """Decode small batches, or begin with the next large one. False: nothing was done."""
         is_read = False
         ahead, batches = self.ahead, self._batches
         while batches and len(ahead) < limits.WINDOW_RECORDS_MAX:
@@ -175,9 +170,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. A batch that a stream appended unopened may turn out to be
-        unreadable: its records get times so old that they count as expired, and the queue continues
-        after them."""
+        """Return the records of a batch; if it is unreadable, with times that count as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:
@@ -202,27 +195,17 @@ class RecordReader:
     def _unreadable(
         self, header: BatchHeader, from_offset: int, error: MalformedBatch
     ) -> Iterator[list[Record]]:
-        log_.error(
-            "unreadable batch skipped",
-            extra={
-                "topic": self.topic.name,
-                "partition": self._index,
-                "offset": header.base_offset,
-                "records": header.count,
-                "reason": str(error),
-            },
-        )
+        place: dict[str, object] = {"topic": self.topic.name, "partition": self._index}
+        batch = {"offset": header.base_offset, "records": header.count, "reason": str(error)}
+        log_.error("unreadable batch skipped", extra=place | batch)
         start = max(from_offset, header.base_offset)
         end = start + min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
         for first in range(start, end, PIECE_RECORDS):
             last = min(first + PIECE_RECORDS, end)
             yield [Record(offset, LONG_AGO_MS, _UNREADABLE) for offset in range(first, last)]
 
-    # ── Again ────────────────────────────────────────────────────────────────────────────────
-
     def read(self, offset: int) -> Record | Reading | None:
-        """Read one record for a later lease. None, with the damage noted, if it cannot be read: the
-        lease then ends by itself. LATER: ``read_late`` can."""
+        """Read one record for a later lease. None: damaged. LATER: ``read_late`` can."""
         opened = self._opened.find(self, offset) if self._opened.kept else None
         if opened is None:
             if self._openings and any(start <= offset < end for start, end in self._openings):
@@ -247,19 +230,14 @@ class RecordReader:
     async def read_late(self, offset: int) -> Record | None:
         record = self.read(offset)
         while record is Reading.LATER:
-            found = await asyncio.shield(self._opening_of(offset))
+            openings = self._openings.items()
+            opening = next(one for (start, end), one in openings if start <= offset < end)
+            found = await asyncio.shield(opening)
             if isinstance(found, MalformedBatch):
                 return None
             record = found.find(offset)
         assert not isinstance(record, Reading)
         return record
-
-    def _opening_of(self, offset: int) -> Opening:
-        return next(
-            opening for (start, end), opening in self._openings.items() if start <= offset < end
-        )
-
-    # ── Peeking ──────────────────────────────────────────────────────────────────────────────
 
     def _peek(
         self,
@@ -269,8 +247,8 @@ class RecordReader:
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
     ) -> Peeking:
-        """Return up to ``count`` records below ``end`` that ``peeked`` accepts, and the offset to
-        continue from. Yields None to let other tasks run, or a task to wait for."""
+        """Return up to ``count`` records that ``peeked`` accepts, and the offset to continue from.
+        Yields None to let other tasks run, or a task to wait for."""
         if start < 0:
             return [], end
         offset = max(start, self.log.start_offset)
@@ -305,7 +283,6 @@ class RecordReader:
     async def peek(
         self, start: int, end: int, count: int, peeked: Callable[[Record], Peeked | None]
     ) -> tuple[list[Peeked], int]:
-        """Return records below ``end`` that ``peeked`` accepts, and the offset to continue from."""
         steps = self._peek(start, end, count, limits.READ_BYTES_MAX, peeked)
         while True:
             try:
@@ -321,8 +298,7 @@ class RecordReader:
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
-        """Return the first record. None also while its batch is being opened: the next call finds
-        it."""
+        """Return the first record; None also while its batch is being opened."""
         steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
         while True:
             try:
@@ -331,8 +307,6 @@ class RecordReader:
             except StopIteration as ended:
                 found: list[Peeked] = ended.value[0]
                 return found[0] if found else None
-
-    # ── Opening ──────────────────────────────────────────────────────────────────────────────
 
     def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
         """Open a batch; None if that takes more than a few milliseconds."""

@@ -1,9 +1,5 @@
-"""Parked receives of one topic, oldest first, and the result of an attempt to lease.
-
-A wait is served by the first partition that has something: the partition leases for the wait and
-passes on the result; nothing polls. A wait whose client has gone is skipped before anything is
-leased for it.
-"""
+"""Parked receives of one topic, oldest first, and the result of an attempt to lease. A wait is
+served by the first partition that has something; nothing polls."""
 
 import asyncio
 from collections import deque
@@ -23,8 +19,6 @@ SERVED_PER_TURN_MAX = 64  # waits; each takes up to 0.2 ms
 
 
 class LeaseResult(msgspec.Struct, gc=False):
-    """The result of one attempt to lease."""
-
     deliveries: list[Delivery]
     dead: list[Pick]  # due for the dead-letter queue
     flush: Flush | None = None  # makes the leases durable
@@ -58,16 +52,14 @@ class Waits:
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """End a wait, served or not. Ended waits are removed lazily: the queue is rebuilt when they
-        are the majority."""
+        """End a wait. Ended waits are removed lazily, when they are the majority."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
             self._parked = deque(w for w in self._parked if not w.result.done())
 
     def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
-        """Lease for the waits in turn, until nothing is available or no wait is left. True: it
-        stopped before that, and has to be called again in another turn of the loop."""
+        """Lease for the waits in turn, while something is available. True: call again next turn."""
         for _ in range(SERVED_PER_TURN_MAX):
             while self._parked and self._parked[0].result.done():
                 self._parked.popleft()
@@ -79,16 +71,12 @@ class Waits:
             self._parked.popleft().result.set_result(result)
         return True
 
-    def fail(self, error: PenstockError) -> None:
-        """End every wait with an error."""
+    def end(self, error: PenstockError | None = None) -> None:
+        """End every wait, with an error or as if its time was over."""
         for wait in self._parked:
             if not wait.result.done():
-                wait.result.set_exception(error)
-        self._parked.clear()
-
-    def end_empty(self) -> None:
-        """End every wait with an empty reply, as if its time was over."""
-        for wait in self._parked:
-            if not wait.result.done():
-                wait.result.set_result(None)
+                if error is None:
+                    wait.result.set_result(None)
+                else:
+                    wait.result.set_exception(error)
         self._parked.clear()

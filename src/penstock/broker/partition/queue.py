@@ -1,11 +1,8 @@
 """The lease cursors of one topic or share over all its partitions on this node: the order in which
-they are tried, parked receives, and the in-flight limit.
-
-The limit is that of the queue. If other nodes lead some of its partitions, this node uses up to
-half of its part of the limit without a call; beyond that it requests the total in flight now and
-then, and counts what other nodes have. So a queue whose messages are all on one node has the whole
-limit, and one that is full on several nodes exceeds it by less than a half, and by what is leased
-while the first request is in progress."""
+they are tried, parked receives, and the in-flight limit. If other nodes lead some partitions, this
+node uses up to half of its part of the limit without a call; beyond that it requests the total in
+flight now and then. So a queue whose messages are all on one node has the whole limit, and one that
+is full on several nodes exceeds it by less than a half."""
 
 import asyncio
 import contextlib
@@ -36,8 +33,7 @@ T = TypeVar("T")
 
 
 class Led(dict[int, T]):
-    """By index, the partitions that this node leads. A lookup of another one raises NotLeader, at
-    no cost for the others."""
+    """The partitions that this node leads, by index. A lookup of another raises NotLeader."""
 
     __slots__ = ("_topic_id",)
 
@@ -62,7 +58,6 @@ class Queue:
         spawn: Callable[[Awaitable[None], str], None],
         stats_of_all: StatsOfAll | None = None,
     ) -> None:
-        """``stats_of_all``: None without a cluster."""
         self.topic = topic
         # A share has the partitions of its source.
         self.partitions: Led[Partition] = Led(topic.topic_id)
@@ -96,12 +91,11 @@ class Queue:
         self._views = tuple(self.leases.values())
 
     def remove(self, index: int) -> None:
-        """Remove a partition that another node leads now."""
         self.partitions.pop(index, None)
         self.leases.pop(index, None)
         self._views = tuple(self.leases.values())
         if not self._views:
-            self.waits.fail(NotLeader(self.topic.topic_id))
+            self.waits.end(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
         """Apply new settings. Existing leases keep theirs."""
@@ -175,8 +169,7 @@ class Queue:
     async def _collect(
         self, leases: Leases, result: LeaseResult, deliveries: list[Delivery]
     ) -> None:
-        """Add to ``deliveries`` what was leased, once it is durable enough to reply; if the attempt
-        was cut short, return when the next one can be made."""
+        """Add what was leased, once it is durable; return when the next attempt can be made."""
         first = len(deliveries)
         deliveries.extend(result.deliveries)
         try:
@@ -200,15 +193,12 @@ class Queue:
         if self._stats_of_all is not None and len(views) < self.topic.partition_count:
             own = others + leases.cursor.in_flight_most
             if own > self._in_flight_max * len(views) // (2 * self.topic.partition_count):
-                self._request_remote_soon()
+                now = self._loop.time()
+                if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
+                    self._remote_requested_at = now
+                    self._spawn(self._request_remote(), "request the total in flight")
                 others += self._remote_in_flight
         return max(0, self._in_flight_max - others) if others else self._in_flight_max
-
-    def _request_remote_soon(self) -> None:
-        now = self._loop.time()
-        if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
-            self._remote_requested_at = now
-            self._spawn(self._request_remote(), "request the total in flight")
 
     async def _request_remote(self) -> None:
         assert self._stats_of_all is not None

@@ -1,11 +1,7 @@
 """One ShareFetch of one partition: which records are leased, and the batches that have them.
 
-    first offset that can be leased ─► batches from there on that fit ─► lease only in these batches
-            ▲                                                                  │
-            └────────────── until there are enough records, or no room ◄───────┘
-
-Batches are sent whole, so how much a reply grows is known only by batch: reading the batches first
-keeps the reply within its size without leasing records that do not fit. With ``read_committed``
+Batches are sent whole, so they are read first, from the first offset that can be leased, and only
+records in those that fit are leased; until there are enough, or no room. With ``read_committed``
 nothing from the last stable offset on is leased, and records of aborted transactions are acked
 instead of delivered.
 """
@@ -18,6 +14,7 @@ from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Reading
 from penstock.broker.leases.waits import LeaseResult
 from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.stream import aborted_between
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
@@ -65,7 +62,8 @@ class Acquisition:
     async def lease(self, count: int, lease_ms: int) -> None:
         leases, passed = self._leases, -1
         while len(self.deliveries) < count:
-            up_to = self._up_to()
+            ends = self._partition.stream.ends
+            up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()
@@ -87,12 +85,7 @@ class Acquisition:
                 passed = offset  # skipped, or the in-flight limit is reached
             await self._settle(result, batches)
 
-    def _up_to(self) -> int:
-        ends = self._partition.stream.ends
-        return ends.last_stable_offset if self._is_committed else ends.high_watermark
-
     def _next_batches(self, offset: int, up_to: int) -> Batches:
-        """Return the batches from an offset on that fit into the reply."""
         is_first = not (self._batches or self._is_strict)
         if self._bytes_left <= 0 and not is_first:
             return []
@@ -115,7 +108,6 @@ class Acquisition:
         return batches
 
     async def _settle(self, result: LeaseResult, batches: Batches) -> None:
-        """Add what was leased, once it is written."""
         deliveries = self.deliveries
         first = len(deliveries)
         deliveries.extend(result.deliveries)
@@ -132,7 +124,7 @@ class Acquisition:
 
     async def _ack_aborted(self, batches: Batches, first: int) -> None:
         start, end = batches[0][0].base_offset, batches[-1][0].next_offset
-        ranges = self._partition.stream.aborted_between(start, end)
+        ranges = aborted_between(self._partition.stream.producers, start, end)
         if not ranges:
             return
         aborted = {

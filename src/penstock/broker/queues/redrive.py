@@ -1,22 +1,31 @@
-"""Dead letters: each is appended to the dead-letter queue, then acked here, in that order.
+"""Dead letters, and move tasks that move them back to their source or to another queue.
 
-After a crash in between, the record is moved again when its short internal lease has ended. The
-copy has the record's origin as its deduplication id, so a FIFO queue stores it once, and so does
-any queue within this process's memory of the last five minutes.
+A dead letter is appended to the dead-letter queue, then acked here. After a crash in between, it is
+moved again when its short internal lease has ended. The copy has the record's origin as its
+deduplication id, so a FIFO queue stores it once, and so does any queue for five minutes.
+
+A move task leases, sends a new message, and acks, a few at a time. Its state is in the metadata
+store: it continues after a restart, when the leases of messages that were not moved have ended.
 """
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from penstock.broker.context.backup_hold import BackupHold
+import msgspec
+
+from penstock.broker.context.context import BackupHold
 from penstock.broker.leases.leases import Leases
 from penstock.cursor.leases.events import AckReason, Pick
 from penstock.cursor.leases.redrive import dead_letter
-from penstock.model.calls import Append, BrokerPort
-from penstock.model.errors import PenstockError
-from penstock.model.message import Claim, Message
+from penstock.metadata.topics.move_tasks import UNFINISHED, MoveTasks
+from penstock.model.calls import Ack, Append, BrokerPort, Extend, Lease
+from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.message import Claim, Delivery, Message
 from penstock.model.names import uuid_text
-from penstock.model.ports import Catalog
+from penstock.model.ports import Catalog, LeaseRequest, MoveTask
 from penstock.model.topic import Topic, partition_of_group
 
 log_ = logging.getLogger(__name__)
@@ -25,11 +34,11 @@ log_ = logging.getLogger(__name__)
 ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 
+@dataclass
 class Redriver:
-    def __init__(self, broker: BrokerPort, catalog: Catalog, hold: BackupHold) -> None:
-        self.broker = broker
-        self._hold = hold
-        self._catalog = catalog
+    broker: BrokerPort
+    catalog: Catalog
+    hold: BackupHold
 
     def attempts_max(self, topic: Topic) -> int | None:
         """A rule whose queue is gone does not count: records are delivered rather than lost."""
@@ -41,7 +50,7 @@ class Redriver:
 
     def _target(self, topic: Topic) -> Topic | None:
         redrive = topic.settings.redrive
-        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        target = None if redrive is None else self.catalog.find_arn(redrive.target_arn)
         return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
@@ -57,7 +66,7 @@ class Redriver:
             return  # the short lease ends and the record is delivered again
         if moved:
             claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
-            await self._hold.crossing()
+            await self.hold.crossing()
             await leases.ack(claims, reason=AckReason.DEAD)
             leases.count_dead(len(claims))
 
@@ -78,15 +87,198 @@ class Redriver:
             try:
                 await self.broker.call(Append(target, _partition_for(letter, target), [letter]))
             except PenstockError as error:
-                log_.warning(
-                    "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}
-                )
+                fields = {"topic": topic.name, "reason": str(error)}
+                log_.warning("dead letter not moved", extra=fields)
                 continue
             moved.append(pick)
         return moved
 
 
 def _partition_for(message: Message, target: Topic) -> int:
-    return partition_of_group(
-        message.group or uuid_text(message.message_id), target.partition_count
-    )
+    key = message.group or uuid_text(message.message_id)
+    return partition_of_group(key, target.partition_count)
+
+
+log_ = logging.getLogger(__name__)
+
+STEP_RECORDS = 10
+LEASE_MS = 60_000  # long enough to move one step, short enough not to hide a failed one
+SAVE_EVERY_RECORDS = 500
+STOP_SECONDS_MAX = 5.0
+
+STOPPED = "STOPPED"  # by the node, not by a user: it stays RUNNING in the store
+
+QUEUE_GONE = "AWS.SimpleQueueService.NonExistentQueue"
+SOURCE_UNKNOWN = "CouldNotDetermineMessageSource"
+
+
+@dataclass(eq=False)
+class Mover:
+    broker: BrokerPort
+    catalog: Catalog
+    tasks: MoveTasks
+    entropy: Callable[[int], bytes]
+    hold: BackupHold
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    # Ahead of the store by a few hundred messages.
+    _states: dict[str, MoveTask] = field(default_factory=dict)
+    _cancelled: set[str] = field(default_factory=set)
+    _left: set[str] = field(default_factory=set)  # sources here that another node leads now
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def resume(self) -> None:
+        for task in self.tasks.unfinished():
+            self._run(task)
+
+    def resume_of(self, source_arn: str) -> None:
+        self._left.discard(source_arn)
+        for task in self.tasks.list(source_arn):
+            if task.status in UNFINISHED and task.task_id not in self._running:
+                self._run(task)
+
+    def leave(self, source_arn: str) -> None:
+        if any(task.source_arn == source_arn for task in self._states.values()):
+            self._left.add(source_arn)
+
+    async def start(self, task: MoveTask) -> None:
+        await self.tasks.put(task)
+        self._run(task)
+
+    async def cancel(self, task_id: str) -> MoveTask | None:
+        task = self._states.get(task_id)
+        if task is not None:
+            self._cancelled.add(task_id)
+            task = self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
+        return task
+
+    def of_source(self, source_arn: str) -> Sequence[MoveTask]:
+        return [self._states.get(task.task_id, task) for task in self.tasks.list(source_arn)]
+
+    async def stop(self) -> None:
+        """Let running tasks finish their present message; the next start resumes them."""
+        self._stopping.set()
+        running = list(self._running.values())
+        if running:
+            await asyncio.wait(running, timeout=STOP_SECONDS_MAX)
+
+    def _run(self, task: MoveTask) -> None:
+        self._states[task.task_id] = task
+        self._running[task.task_id] = asyncio.create_task(
+            self._drive(task.task_id), name=f"move {task.task_id}"
+        )
+
+    async def _drive(self, task_id: str) -> None:
+        try:
+            status, reason = await self._move_all(task_id)
+        except PenstockError as error:
+            status, reason = "FAILED", str(error)
+        finally:
+            state = self._states[task_id]
+            self._running.pop(task_id, None)
+        if status == STOPPED:
+            await self.tasks.put(state)
+            if state.source_arn in self._left:
+                self._states.pop(task_id, None)
+                if not any(one.source_arn == state.source_arn for one in self._states.values()):
+                    self._left.discard(state.source_arn)
+            return
+        ended = msgspec.structs.replace(state, status=status, failure_reason=reason)
+        await self.tasks.put(ended)
+        self._states.pop(task_id, None)
+        self._cancelled.discard(task_id)
+
+    async def _move_all(self, task_id: str) -> tuple[str, str | None]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        moved_before = self._states[task_id].moved
+        while True:
+            task = self._states[task_id]
+            if task_id in self._cancelled:
+                return "CANCELLED", None
+            if self._stopping.is_set() or task.source_arn in self._left:
+                return STOPPED, None
+            source = self.catalog.find_arn(task.source_arn)
+            if source is None:
+                return "FAILED", QUEUE_GONE
+            count = min(STEP_RECORDS, task.rate_per_s or STEP_RECORDS)
+            deliveries = await self.broker.call(Lease(source, LeaseRequest(count, LEASE_MS)))
+            if not deliveries:
+                return "COMPLETED", None
+            reason = await self._move_step(task_id, source, deliveries)
+            if reason is not None:
+                return "FAILED", reason
+            await self._pace(task_id, loop.time() - started, moved_before)
+
+    async def _move_step(
+        self, task_id: str, source: Topic, deliveries: Sequence[Delivery]
+    ) -> str | None:
+        for position, delivery in enumerate(deliveries):
+            if self._stopping.is_set():
+                await self._release(source, deliveries[position:])
+                return None
+            task = self._states[task_id]
+            target, reason = self._target(task, source, delivery.record.message)
+            if target is not None:
+                reason = await self._move_one(source, delivery, target)
+            if reason:
+                await self._release(source, deliveries[position:])
+                return reason
+            task = msgspec.structs.replace(self._states[task_id], moved=task.moved + 1)
+            self._states[task_id] = task
+            if task.moved % SAVE_EVERY_RECORDS == 0:
+                await self.tasks.put(task)
+        return None
+
+    def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
+        """Return the queue to move a message to, for which the task's creator was authorized."""
+        arn = task.destination_arn or message.source_arn
+        if arn is None:
+            return None, SOURCE_UNKNOWN
+        target = self.catalog.find_arn(arn)
+        if task.destination_arn is None:
+            redrive = None if target is None else target.settings.redrive
+            if task.origin_arns is not None:
+                is_origin = arn in task.origin_arns
+            else:
+                is_origin = redrive is not None and redrive.target_arn == source.arn
+            if not is_origin:
+                return None, SOURCE_UNKNOWN
+        if target is None:
+            return None, QUEUE_GONE
+        if not source.may_pass_messages_to(target):
+            return None, SOURCE_UNKNOWN
+        return target, ""
+
+    async def _move_one(self, source: Topic, delivery: Delivery, target: Topic) -> str:
+        message = delivery.record.message
+        moved = Message(
+            message_id=self.entropy(16),
+            body=message.body,
+            attributes=message.attributes,
+            group=message.group,
+            # Deduplicated, so that a repeated move stores it once.
+            dedup_id=uuid_text(message.message_id) if target.is_fifo else None,
+            sender=message.sender,
+            trace_header=message.trace_header,
+            is_sealed=message.is_sealed,
+        )
+        try:
+            await self.broker.call(Append(target, _partition_for(message, target), [moved]))
+        except TopicNotFound:
+            return QUEUE_GONE
+        await self.hold.crossing()
+        await self.broker.call(Ack(source, delivery.partition, [delivery.claim]))
+        return ""
+
+    async def _release(self, source: Topic, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            await self.broker.call(Extend(source, delivery.partition, [(delivery.claim, 0)]))
+
+    async def _pace(self, task_id: str, elapsed_s: float, moved_before: int) -> None:
+        task = self._states[task_id]
+        if task.rate_per_s is None:
+            return
+        due_s = (task.moved - moved_before) / task.rate_per_s
+        if due_s > elapsed_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), due_s - elapsed_s)

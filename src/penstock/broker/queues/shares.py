@@ -1,8 +1,5 @@
-"""The handlers of calls to shares, for the partitions of this node.
-
-A share is a named lease cursor over a topic. Its catalog entry has its settings; its position is in
-the log of each partition. So shares are replicated, restored and deleted with their topic.
-"""
+"""The handlers of calls to shares, for the partitions of this node. A share is a named lease cursor
+over a topic: its settings are in the catalog, its position is in the log of each partition."""
 
 import asyncio
 import contextlib
@@ -77,8 +74,6 @@ class ShareCalls:
             RestartShare: self._restart_share,
         }
 
-    # ── Open and close ────────────────────────────────────────────────────────────────────
-
     def find_share(self, source: Topic, group: str) -> Topic | None:
         name = share_name(source.name, group)
         share = self._catalog.find(source.account, source.region, name)
@@ -144,8 +139,7 @@ class ShareCalls:
         return share
 
     async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
-        """Other nodes learn of a share from the catalog, but a member's first fetch may be faster.
-        Nodes that do not reply in time open it later."""
+        """Other nodes learn of a share from the catalog; a member's first fetch may be faster."""
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(OPEN_SECONDS_MAX):
                 for partition in range(1, source.partition_count):
@@ -154,8 +148,7 @@ class ShareCalls:
     async def _begin_remote(
         self, brokers: BrokerPort, source: Topic, share: Topic, start: int
     ) -> None:
-        """Begin the share on other nodes, which would begin at the start of their partitions. If
-        one fails, the share is deleted."""
+        """Begin the share on other nodes; if one fails, the share is deleted."""
         try:
             for partition in range(1, source.partition_count):
                 await brokers.call(RestartShare(share, partition, start))
@@ -194,8 +187,6 @@ class ShareCalls:
             return False
         await self._delete(share)
         return True
-
-    # ── Leases ──────────────────────────────────────────────────────────────────────────────
 
     async def _acquire(self, call: Acquire) -> Acquired:
         queue, leases = await self._find(call)
@@ -247,8 +238,6 @@ class ShareCalls:
         if queue is None:
             raise TopicNotFound(share.name)
         return self._leases(queue, partition).on_available(listener)
-
-    # ── Position ──────────────────────────────────────────────────────────────────────
 
     async def _share_start(self, call: ShareStart) -> int:
         _, leases = await self._find(call)

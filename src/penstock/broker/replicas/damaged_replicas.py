@@ -1,23 +1,33 @@
-"""Repairs replicas on this node whose log was found damaged (R5).
+"""Opens the logs of replicas, and declares in their rows which may have lost records, before this
+node can be elected with them (R4, R5). Repairs replicas whose log is found damaged later (R5).
 
 A damaged log may lack events, so a leader with it would deliver messages that were deleted long
 ago. Following does not repair it, for a follower fetches only what comes after its end. So if other
-replicas have everything, the damaged replica is quarantined and rebuilt (replication/repair.py). If
-no other replica has everything, it continues as it is, until one has.
+replicas have everything, the damaged replica is quarantined and rebuilt. If not, it continues as it
+is, until one has.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from penstock.broker.context.context import BrokerContext, open_log
+from penstock.broker.context.timers import cancel_all
+from penstock.broker.partition.partitions import TOPICS_FOLDER
+from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
+from penstock.log.log import Log
+from penstock.log.readable import read_epochs
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError, VersionConflict
-from penstock.replication import repair
-from penstock.replication.epochs import NO_EPOCH
-from penstock.replication.repair import RepairStep
+from penstock.model.topic import Fsync, Topic
+from penstock.replication import election
+from penstock.replication.election import Found, RepairStep, declare_loss, loss_of
+from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.row import View
 from penstock.wire.internal.faults import OutcomeUnknown
 
@@ -26,35 +36,76 @@ log_ = logging.getLogger(__name__)
 STORE_RETRY_SECONDS = 1.0
 
 
-class Reopen(Protocol):
-    def __call__(self, replicator: Replicator, *, is_emptied: bool) -> None:
-        """Close a replica soon, and open it again: with its files, or empty."""
-        ...
+class OpenedLog(NamedTuple):
+    topic: Topic
+    log: Log
+    history: EpochHistory
 
 
+async def open_replica(
+    key: PartitionKey,
+    view: View,
+    node: int,
+    cluster: ClusterView,
+    context: BrokerContext,
+    *,
+    may_be_new: bool,
+) -> OpenedLog | None:
+    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: no topic yet."""
+    topic = context.catalog.find_id(key.topic_id)
+    if topic is None:
+        return None
+    loop, pool = asyncio.get_running_loop(), context.pool
+
+    def work() -> tuple[Log, EpochHistory]:
+        log = open_log(topic, key.index, context.folder / TOPICS_FOLDER, context)
+        return log, EpochHistory(read_epochs(log))
+
+    log, history = await loop.run_in_executor(pool, work)
+    report = log.recovery
+    found = Found(
+        is_there=not report.is_new,
+        is_whole=not report.damage and not report.has_garbage and not report.is_short,
+        end_offset=log.end_offset,
+        recovery_point=report.recovery_point,
+        was_stopped=report.was_stopped,
+        is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
+    )
+    reason = loss_of(view.row, found)
+    if reason is not None and not (report.is_new and may_be_new):
+        await _declare_loss(key, view, node, cluster, reason)
+    # Until here the log itself remembers what was repaired.
+    await loop.run_in_executor(pool, log.settle)
+    return OpenedLog(topic, log, history)
+
+
+async def _declare_loss(
+    key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
+) -> None:
+    """Return when the store has it: before that, this node must not register."""
+    while view is not None and (change := declare_loss(view, node)) is not None:
+        log_.error("replica may lack committed records", extra=about(key, reason))
+        with contextlib.suppress(VersionConflict, OutcomeUnknown):
+            await cluster.propose(key, change)
+            return
+        await cluster.refresh_rows()
+        view = cluster.rows.get(key)
+
+
+@dataclass(eq=False)
 class DamagedReplicas:
-    def __init__(
-        self,
-        node: int,
-        view: ClusterView,
-        replicas: Mapping[PartitionKey, Replicator],
-        reopen: Reopen,
-        *,
-        rows_changed: asyncio.Event,
-    ) -> None:
-        """``rows_changed``: set whenever a row or a registration has changed; others wait for it
-        too."""
-        self._node = node
-        self._view = view
-        self._replicas = replicas
-        self._reopen = reopen
-        self._tasks: dict[Replicator, asyncio.Task[None]] = {}
-        self._rows_changed = rows_changed
-        self._is_stopped = False
+    node: int
+    view: ClusterView
+    replicas: Mapping[PartitionKey, Replicator]
+    # Closes a replica soon, and opens it again: with its files, or emptied (True).
+    reopen: Callable[[Replicator, bool], None]
+    rows_changed: asyncio.Event  # set for rows and registrations; others wait for it too
+    _tasks: dict[Replicator, asyncio.Task[None]] = field(default_factory=dict)
+    _is_stopped: bool = False
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
         """Begin to repair a replica; return whether it is quarantined already. ``fetched_in``: the
-        last epoch in which an earlier replica of this node may have sent its leader a fetch."""
+        last epoch in which this node may have sent a fetch."""
         if self._is_stopped:
             return False
         if self._is_spare(replicator):
@@ -67,28 +118,22 @@ class DamagedReplicas:
 
     async def stop(self) -> None:
         self._is_stopped = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     def _is_spare(self, replicator: Replicator) -> bool:
         view = self._view_of(replicator)
-        return view is not None and repair.is_spare(view.row, self._node)
+        return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
         """Return the view of the row; None if the replica does not belong to this node any more."""
         key = replicator.key
-        view = self._view.rows.get(key)
-        is_open = self._replicas.get(key) is replicator
-        return view if is_open and view is not None and self._node in view.row.replicas else None
+        view = self.view.rows.get(key)
+        is_open = self.replicas.get(key) is replicator
+        return view if is_open and view is not None and self.node in view.row.replicas else None
 
     def _quarantine(self, replicator: Replicator, reason: str) -> None:
         if not replicator.is_quarantined:
-            log_.error(
-                "damaged replica quarantined",
-                extra={"partition": str(replicator.key), "reason": reason},
-            )
+            log_.error("damaged replica quarantined", extra=about(replicator.key, reason))
             replicator.quarantine()
 
     async def _run(self, replicator: Replicator, reason: str, fetched_in: int) -> None:
@@ -109,11 +154,8 @@ class DamagedReplicas:
     async def _rebuild(self, replicator: Replicator, fetched_in: int) -> None:
         key = replicator.key
         while (view := self._view_of(replicator)) is not None:
-            step = repair.next_step(
-                view.row,
-                self._node,
-                fetched_in=fetched_in,
-                incarnations=self._view.incarnations,
+            step = election.next_step(
+                view.row, self.node, fetched_in=fetched_in, incarnations=self.view.incarnations
             )
             if step is RepairStep.RESIGN:
                 await self._resign(key, view)
@@ -123,22 +165,19 @@ class DamagedReplicas:
                 log_.info(
                     "damaged replica reopened", extra={"partition": str(key), "step": step.value}
                 )
-                self._reopen(replicator, is_emptied=step is RepairStep.EMPTY)
+                self.reopen(replicator, step is RepairStep.EMPTY)
                 return
 
     async def _resign(self, key: PartitionKey, view: View) -> None:
         try:
             try:
-                await self._view.propose(key, repair.resign(view, self._node))
+                await self.view.propose(key, election.resign(view, self.node))
             except (VersionConflict, OutcomeUnknown):
-                await self._view.refresh_rows()
+                await self.view.refresh_rows()
         except PenstockError as error:
-            log_.warning(
-                "damaged replica not reported yet",
-                extra={"partition": str(key), "reason": str(error)},
-            )
+            log_.warning("damaged replica not reported yet", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:
-        self._rows_changed.clear()
-        await self._rows_changed.wait()
+        self.rows_changed.clear()
+        await self.rows_changed.wait()

@@ -2,31 +2,26 @@
 
     fetch ──► reply ──► append, truncate or restart ──► read on into cursors ──► fetch
 
-One fetch is in progress at a time, and none while a thread works on the log (``_work``): a sync, a
-truncation, a restart, or reading far into the cursors.
-
-Segments that the leader has dropped are dropped here when the leader's replies show it. The low
-watermark of a stream is stored before anything that was sent with it is appended. Compaction is not
-copied from the leader: a follower compacts by itself, by the same rules and bounds, as far as it
-has read what is committed. Offsets are the same on both, so the order does not matter. A round of
-compaction runs beside everything else; only the swap of segments waits while a thread reads the
-log, and the round is ended before the log is truncated.
-
-``replicator.py`` decides on the role of the replica and on replies to clients.
+One fetch is in progress at a time, and none while a thread works on the log (``_work``). Segments
+that the leader has dropped are dropped here. The low watermark of a stream is stored before
+anything that was sent with it is appended. A follower compacts by itself, as far as it has read
+what is committed: offsets are the same on both, so the order does not matter. Only the swap of
+segments waits while a thread reads the log, and the round is ended before the log is truncated.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
 from penstock.broker.storage.compaction import Compactor
 from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
-from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, SyncJob
+from penstock.log.readable import write_epochs
+from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
 from penstock.model.names import is_internal
 from penstock.model.ports import ProducerSeen
@@ -35,15 +30,22 @@ from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Append, Restart, Role, Truncate
+from penstock.wire.internal.node_calls import PartitionReply
 
 if TYPE_CHECKING:
     from penstock.broker.replicas.replicator import Replicator
 
 log_ = logging.getLogger(__name__)
+T = TypeVar("T")
 
 REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
 PAUSE_MS = 50  # after a leader could not serve a fetch yet
 FULL_PAUSE_MS = 1_000  # after the disk was full
+
+
+def about(key: PartitionKey, reason: object) -> dict[str, object]:
+    """Return the fields of a log event about a replica."""
+    return {"partition": str(key), "reason": str(reason)}
 
 
 class FollowerLog:
@@ -76,46 +78,34 @@ class FollowerLog:
             if self._work is None:
                 return None
             await asyncio.wait([self._work])
-        return replay.seen_producers()
-
-    # ── Fetches and replies ──────────────────────────────────────────────────────────────────
+        return replay.producers.seen(wall_ms=self._owner.context.clock.wall_ms())
 
     def next_fetch(self) -> Fetch | None:
-        """Return the next request to the leader; None if none may be sent now."""
         if self._work is not None or self._owner.is_changing_role or self._fetch is not None:
             return None
         self._fetch = self._owner.replica.next_fetch()
         return self._fetch
 
     def cancel_fetch(self) -> None:
-        """Ignore the reply to the fetch in progress, and what an earlier leader said about the
-        other replicas."""
+        """Ignore the reply in progress, and what an earlier leader said about other replicas."""
         self._fetch = None
         self._held_offset = 0
 
     def fetch_failed(self, fetch: Fetch, *, after_ms: int) -> None:
-        """There was no reply, or nothing new: fetch again."""
         if fetch is self._fetch:
             self._fetch = None
             self._owner.fetch_soon(after_ms=after_ms)
 
-    def apply_reply(
-        self,
-        reply: Reply[bytes],
-        *,
-        leader_start: int = 0,
-        held_offset: int = 0,
-        low_watermark: int = 0,
-    ) -> None:
-        """Apply a reply; one to a cancelled fetch is ignored (R16)."""
+    def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
+        """Apply a reply, received as ``news``; one to a cancelled fetch is ignored (R16)."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None
         if self._work is not None or self._owner.is_changing_role:
             return  # afterwards the replica fetches again, if it still follows
-        self._held_offset = held_offset
+        self._held_offset = news.held_offset
         try:
-            self._apply(reply, leader_start, low_watermark)
+            self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
             log_.exception("replica stopped", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
@@ -148,10 +138,7 @@ class FollowerLog:
                 for header in self._log.append_copied(data, now_ms=now_ms):
                     replica.appended(header.leader_epoch, header.next_offset)
         except (DiskFull, Damaged) as error:
-            log_.warning(
-                "replica cannot append",
-                extra={"partition": str(self._key), "reason": str(error)},
-            )
+            log_.warning("replica cannot append", extra=about(self._key, error))
             pause_ms = FULL_PAUSE_MS
         except (OSError, AppendsRefused) as error:
             owner.halt(f"append failed: {error}")
@@ -164,8 +151,6 @@ class FollowerLog:
         replica.synced(replica.end_offset)
         self._continue(after_ms=pause_ms)
 
-    # ── One thing at a time ──────────────────────────────────────────────────────────────────
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._work is None, "one thing is done to a log at a time"
         self._work = self._loop.create_task(self._run(work), name=f"replicate {self._key}")
@@ -176,10 +161,7 @@ class FollowerLog:
             await work
         except DiskFull as error:
             # For a side file: nothing is lost, and the replica continues when there is room.
-            log_.warning(
-                "replica waits for disk space",
-                extra={"partition": str(self._key), "reason": str(error)},
-            )
+            log_.warning("replica waits for disk space", extra=about(self._key, error))
             self._work = None
             owner.fetch_soon(after_ms=FULL_PAUSE_MS)
             return
@@ -203,7 +185,9 @@ class FollowerLog:
         if replay is None:
             self._begin(self._open_replay())
         elif not replay.advance(replica.high_watermark, bytes_max=REPLAY_BYTES):
-            self._begin(self._catch_up(replay))
+            # A long part is read in a thread, so that requests do not wait.
+            up_to = replica.high_watermark
+            self._begin(self._read_in_thread(lambda: replay.advance(up_to)))
         elif replay.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
             self._begin(self._checkpoint(replay))
         else:
@@ -219,18 +203,14 @@ class FollowerLog:
         await self._compactor.stop()
         self._compactor = self._new_compactor()
 
-    # ── Cursors ──────────────────────────────────────────────────────────────────────────────
-
     async def _open_replay(self) -> None:
         self._checkpoint_bytes = 0
         self.replay = await self._owner.in_thread(self._owner.new_replay)
 
-    async def _catch_up(self, replay: Replay) -> None:
-        """Read a long part of the log in a thread, so that requests do not wait."""
-        up_to = self._owner.replica.high_watermark
+    async def _read_in_thread(self, work: Callable[[], object]) -> None:
         self._is_read_in_thread = True
         try:
-            await self._owner.in_thread(lambda: replay.advance(up_to))
+            await self._owner.in_thread(work)
         finally:
             self._is_read_in_thread = False
 
@@ -238,8 +218,6 @@ class FollowerLog:
         self._checkpoint_bytes = replay.replayed_bytes
         with suppress(OSError, DiskFull):  # a checkpoint only saves reading again
             await self._owner.in_thread(replay.checkpoint())
-
-    # ── Sync, truncate, restart ──────────────────────────────────────────────────────────────
 
     async def _sync(self) -> None:
         job = self._log.begin_sync()
@@ -249,8 +227,7 @@ class FollowerLog:
         await self.save_epochs()
 
     async def sync_rest(self) -> None:
-        """Sync what was appended under another leader, perhaps this node. If nothing is appended
-        any more nothing else would sync it, and the leader would wait for it to commit."""
+        """Sync what was appended under another leader, for nothing else may do it."""
         replica, durable_offset = self._owner.replica, self._owner.durable_offset
         if durable_offset < replica.end_offset and self._log.refusal is None:
             await self._sync()
@@ -266,11 +243,7 @@ class FollowerLog:
             if replay is not None:
                 replay.clip(offset)
 
-        self._is_read_in_thread = True
-        try:
-            await self._owner.in_thread(work)
-        finally:
-            self._is_read_in_thread = False
+        await self._read_in_thread(work)
         self._owner.replica.stored_low_watermark(offset)
 
     async def run_sync(self, job: SyncJob) -> None:
@@ -278,8 +251,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Called every interval, for topics whose commits do not wait for a sync. Topics that never
-        sync do so after a segment: its files stay open, and it is not compacted, until then."""
+        """Called every interval. Topics that never sync do so after a segment, to compact it."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return
@@ -291,50 +263,44 @@ class FollowerLog:
             self._begin(self._sync())
 
     async def _truncate(self, to: int) -> None:
-        log_.warning(
-            "replica truncated to match its leader",
-            extra={"partition": str(self._key), "from": self._log.end_offset, "to": to},
-        )
-        self._owner.fail_pending_after(to)
-        await self._compactor.stop()
-        # First the files that describe the part that goes.
-        await self._owner.in_thread(lambda: self._forget_beyond(to))
-        end = await self._owner.in_thread(lambda: self._log.truncate(to))
-        self._compactor = self._new_compactor()
+        fields = {"partition": str(self._key), "from": self._log.end_offset, "to": to}
+        log_.warning("replica truncated to match its leader", extra=fields)
+        end = await self._cut(to, lambda: self._log.truncate(to))
         if self.replay is not None and self.replay.offset > end:
             self.replay = None  # nothing committed is truncated, so it had read too far
         self._owner.replica.truncated(end)
         await self.save_epochs()
 
     async def _restart(self, at: int) -> None:
-        log_.warning(
-            "replica restarted at the start of its leader's log",
-            extra={"partition": str(self._key), "end": self._log.end_offset, "at": at},
-        )
+        fields = {"partition": str(self._key), "end": self._log.end_offset, "at": at}
+        log_.warning("replica restarted at the start of its leader's log", extra=fields)
         self.replay = None
-        self._owner.fail_pending_after(-1)
-        await self._compactor.stop()
-        await self._owner.in_thread(lambda: self._forget_beyond(-1))
-        await self._owner.in_thread(lambda: self._log.restart(at))
-        self._compactor = self._new_compactor()
+        await self._cut(-1, lambda: self._log.restart(at))
         self._owner.replica.restarted(at)
 
-    def _forget_beyond(self, offset: int) -> None:
-        forget_beyond(self._log, offset)
-        forget_clean_beyond(self._log, offset)
+    async def _cut(self, to: int, cut: Callable[[], T]) -> T:
+        self._owner.fail_pending_after(to)
+        await self._compactor.stop()
+
+        def work() -> T:
+            # First the files that describe the part that goes.
+            forget_beyond(self._log, to)
+            forget_clean_beyond(self._log, to)
+            return cut()
+
         self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
+        result = await self._owner.in_thread(work)
+        self._compactor = self._new_compactor()
+        return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
-        """Save the epochs, so that the next start need not read the whole log for them.
-        ``is_last``: up to the end, even if there is no new epoch."""
+        """Save the epochs for the next start. ``is_last``: even if there is no new epoch."""
         history = self._owner.replica.history
         if is_last or history.last != self._saved_epoch:
             self._saved_epoch = history.last
             entries, end = list(history), self._log.end_offset
             with suppress(OSError, DiskFull):
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
-
-    # ── Segments ─────────────────────────────────────────────────────────────────────────────
 
     def _drop_segments(self) -> None:
         """Drop what the leader has dropped, as far as it is known to be committed."""
@@ -377,7 +343,7 @@ class FollowerLog:
         def forget(gone: Collection[Aborted]) -> None:
             # If it cannot be done now, the next round finds the same transactions again.
             if self.replay is replay and not self._is_read_in_thread:
-                replay.forget_aborted(gone)
+                replay.producers.forget_aborted(gone)
 
         try:
             return await self._compactor.run(

@@ -1,14 +1,9 @@
 """One replica of one partition on this node: joins its log, the rules (``replication/replica.py``)
 and the partition that leads.
 
-    a view of the row ──► update ──► lead: restore the cursors, serve (``Partitions.lead``)
-                                 └─► follow: fetch from the leader, append, truncate
-    a follower fetches ──► serve ──► batches, or where the logs diverge; None: nothing new yet
-
 What the end of an epoch invalidates ends at once, in the turn in which the view arrives; what takes
-time (reading the log into cursors, letting a sync finish) follows in ``_take_role``, one step after
-the other. The log has one user at a time: the follower (``follower_log.py``), a restore in a
-thread, or the partition that leads.
+time follows in ``_take_role``, one step after the other. The log has one user at a time: the
+follower (``follower_log.py``), a restore in a thread, or the partition that leads.
 """
 
 import asyncio
@@ -17,14 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.replay import Replay
 from penstock.broker.replicas.follower_log import FollowerLog
 from penstock.broker.replicas.leadership import Leadership
 from penstock.broker.storage.flush import Flush
 from penstock.log.log import Log
-from penstock.log.storage.damage import Damage, DamagedRange
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
 from penstock.model.topic import Fsync, Topic
@@ -59,6 +53,7 @@ class Replicator:
         self.topic = topic
         self.log = log
         self.home = home
+        self.context = home.context
         self.partition: Partition | None = None  # while this replica leads
         self.leadership: Leadership | None = None
         # Epoch and end of the leader's log, from its last reply.
@@ -88,10 +83,6 @@ class Replicator:
         return f"<replica of {self.key}: {self.replica.role.value} in {self.replica.epoch}>"
 
     @property
-    def context(self) -> BrokerContext:
-        return self.home.context
-
-    @property
     def fsync(self) -> Fsync:
         return self.topic.fsync or self.context.fsync_default
 
@@ -115,11 +106,8 @@ class Replicator:
         return NotLeader(str(self.key), leader=leader, epoch=self.replica.epoch)
 
     def outcome_unknown(self) -> LeaderMoved:
-        return LeaderMoved(
-            f"Outcome unknown: the leader of {self.key} changed during the request. Retry."
-        )
-
-    # ── Views ────────────────────────────────────────────────────────────────────────────────
+        moved = f"the leader of {self.key} changed during the request"
+        return LeaderMoved(f"Outcome unknown: {moved}. Retry.")
 
     def update(self, view: View) -> None:
         replica = self.replica
@@ -141,16 +129,12 @@ class Replicator:
         self.follower_log.cancel_fetch()
         self.wake()
         if self._role_task is None and not self._is_closed:
-            self._role_task = self._loop.create_task(
-                self._take_role(), name=f"take a role in {self.key}"
-            )
+            name = f"take a role in {self.key}"
+            self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
-        """From here on nothing of the old epoch is accepted or counted (R8).
-
-        Appends without a reply that are in the log may still be committed by the next leader, if
-        its log has them. Their clients wait for that; the outcome of appends that are truncated
-        here, or not known in time, is unknown."""
+        """From here on nothing of the old epoch is accepted or counted (R8). Appends without a
+        reply may still be committed by the next leader: their clients wait for that."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True
@@ -165,23 +149,21 @@ class Replicator:
         """Confirm what this node wrote when it led and is known to be committed."""
         high_watermark = self.replica.high_watermark
         while self._pending and self._pending[0].end_offset <= high_watermark:
-            self._pending.popleft().succeed()
+            self._pending.popleft().settle()
 
     def fail_pending_after(self, offset: int) -> None:
-        """The log is truncated here. A replica that still has the rest may lead one day, so the
-        outcome is unknown."""
+        """The log is truncated here. Another replica may have the rest: the outcome is unknown."""
         while self._pending and self._pending[-1].end_offset > offset:
-            self._pending.pop().fail(self.outcome_unknown())
+            self._pending.pop().settle(self.outcome_unknown())
 
     def _fail_late(self, pending: Sequence[Flush]) -> None:
         late = set(map(id, pending))
         for flush in [each for each in self._pending if id(each) in late]:
             self._pending.remove(flush)
-            flush.fail(self.outcome_unknown())
+            flush.settle(self.outcome_unknown())
 
     async def settle(self) -> None:
-        """Return when the outcome of all that this node wrote when it led is known, or will not be
-        known in time."""
+        """Return when the outcome of all that this node wrote when it led is known, or is late."""
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -240,7 +222,6 @@ class Replicator:
         self.home.check_in_sync_soon()
 
     async def restored(self, shares: Sequence[Topic]) -> Replay:
-        """Return the cursors as the log has them, read in a thread."""
         replay, self.follower_log.replay = self.follower_log.replay, None
         wanted = frozenset(share.topic_id for share in shares)
         if replay is None or replay.damage is not None or replay.share_ids != wanted:
@@ -261,8 +242,6 @@ class Replicator:
 
     def _replay_with(self, shares: Sequence[Topic]) -> Replay:
         return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
-
-    # ── As a leader ──────────────────────────────────────────────────────────────────────────
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower; None if there is nothing new for it yet."""
@@ -315,7 +294,6 @@ class Replicator:
                 wake()
 
     def propose(self) -> Change | None:
-        """Return the next change of the in-sync set that is due."""
         leader = self.replica.leader
         if leader is None or self.partition is None:
             return None
@@ -332,8 +310,6 @@ class Replicator:
         """The store may have applied the change, or may do so later."""
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
-
-    # ── As a follower ────────────────────────────────────────────────────────────────────────
 
     @property
     def leader(self) -> int:
@@ -356,33 +332,19 @@ class Replicator:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self.context.pool, work)
 
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
-
     def reincarnate(self, incarnation: int) -> None:
-        """The node was considered dead and has registered again: its earlier roles do not count.
-        The log stays; the next leader decides what of it is committed."""
+        """The node was considered dead and has registered again: its earlier roles do not count."""
         before = self.replica
         if before.role is Role.HALTED:
             return
         self._end_leadership()
-        self.replica = Replica(
-            before.node,
-            incarnation,
-            registered_at=incarnation,
-            history=before.history,
-            start_offset=before.start_offset,
-            end_offset=before.end_offset,
-            durable_offset=before.durable_offset,
-            high_watermark=before.high_watermark,
-            low_watermark=before.low_watermark,
-        )
+        self.replica = before.reincarnated(incarnation)
         self._change_role()
 
     def damaged(self, damage: Damaged) -> None:
         self.home.damaged(self, damage)
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """For the scrubber."""
         if self._is_closed:
             return
         self.damaged(DamagedRange(self.log.folder, found[0]))
@@ -390,8 +352,7 @@ class Replicator:
             self.partition.note_damage(found)
 
     def quarantine(self) -> None:
-        """Neither lead nor follow with this log any more: it is damaged, and other replicas have
-        everything."""
+        """Use this log no more: it is damaged, and other replicas have everything."""
         self.is_quarantined = True
         self._end_leadership()
         self.replica.halt("the log is damaged; it is rebuilt once another node leads")
@@ -408,7 +369,6 @@ class Replicator:
         log_.critical("replica halted", extra={"partition": str(self.key), "reason": reason})
 
     async def close(self, *, is_clean: bool) -> None:
-        """Return when the log is closed."""
         self._is_closed = True
         if self.leadership is not None:
             self.leadership.is_over = True

@@ -10,21 +10,19 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, log_config
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
-from penstock.broker.replicas.counts import ReplicationCounts
-from penstock.broker.replicas.damaged_replicas import DamagedReplicas
+from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
-from penstock.broker.replicas.in_sync_sets import InSyncSets
-from penstock.broker.replicas.leadership import Leadership
-from penstock.broker.replicas.opening import LogOpener, OpenedLog
+from penstock.broker.replicas.follower_log import about
+from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import log_config
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registered_at import RegisteredAt
 from penstock.membership.registration import Membership
@@ -62,7 +60,6 @@ class Replicators:
         peer: Callable[[int], Caller],
         level: Callable[[], int] = lambda: LEVEL_FIRST,
     ) -> None:
-        """``level``: the feature level in force."""
         self.context = context
         self.node = membership.entry.node
         self.partitions = partitions
@@ -71,10 +68,9 @@ class Replicators:
         self._membership = membership
         self._registered_at = RegisteredAt(context.folder)
         self._peer = peer
-        self._level = level
+        self.level = level
         self._loop = asyncio.get_running_loop()
         self._folder = context.folder / TOPICS_FOLDER
-        self._opener = LogOpener(context, self._folder, view, self.node)
         self._replicas: dict[PartitionKey, Replicator] = {}
         self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
         self._dropping: dict[PartitionKey, asyncio.Task[None]] = {}
@@ -87,27 +83,19 @@ class Replicators:
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
         self._damaged = DamagedReplicas(
-            self.node, view, self._replicas, self._reopen, rows_changed=self._rows_changed
+            self.node, view, self._replicas, self._reopen, self._rows_changed
         )
         incarnation, counts = (lambda: membership.incarnation), self.counts
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
-        self._server = ReplicaServer(
-            self._find, incarnation=incarnation, level=level, counts=counts
-        )
+        self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
         # For replicas:
         self.now_ms = context.clock.mono_ms
         self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
 
-    # ── For replicas ─────────────────────────────────────────────────────────────────────────
-
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
-
-    @property
-    def level(self) -> int:
-        return self._level()
 
     @property
     def is_registered(self) -> bool:
@@ -125,10 +113,9 @@ class Replicators:
         )
 
     def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
-        """Begin to repair a replica; return whether it is quarantined already."""
         return self._damaged.found(replicator, str(damage))
 
-    def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
+    def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
         """For ``DamagedReplicas``. The replica is opened when this has ended (``_spawn``)."""
         key = replicator.key
 
@@ -141,8 +128,6 @@ class Replicators:
         if key not in self._dropping:
             self._spawn(close(), self._dropping, key, "reopen")
 
-    # ── Start ────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         await self._register()
@@ -152,17 +137,13 @@ class Replicators:
         self.context.catalog.on_change(self._catalog_changed)
         self.context.defaults.on_change(self._defaults_changed)
         self.partitions.scrubber.logs = lambda: list(self._replicas.values())
-        self.partitions.compact_also(lambda: [each.follower_log for each in self.all()])
+        self.partitions.also = lambda: [each.follower_log for each in self.all()]
         await self._refresh_rows()
         await self._remove_deleted()
-        self._jobs = [
-            asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets"),
-            asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
-        ]
+        self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
-        """Give all replicas their rows: the view does not repeat what it has seen since this node
-        registered."""
+        """Give all replicas their rows, which the view does not repeat."""
         await self._view.refresh_rows()
         for key, view in tuple(self._view.rows.items()):
             if self.node in view.row.replicas:
@@ -170,7 +151,7 @@ class Replicators:
 
     async def _remove_deleted(self) -> None:
         """Remove folders of topics that were deleted while this node was down. An unknown folder
-        stays and is reported: the store may have been restored from an old backup."""
+        stays: the store may have been restored from an old backup."""
         known = {key.topic_id for key in self._view.rows}
         for folder in sorted(self._folder.iterdir()):
             if folder.name in known:
@@ -221,7 +202,9 @@ class Replicators:
     async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
         if key in self._replicas or key in self._dropping:
             return None  # open all the time, or opened when the drop has ended
-        return await self._opener.open(key, view, may_be_new=self._is_started)
+        return await open_replica(
+            key, view, self.node, self._view, self.context, may_be_new=self._is_started
+        )
 
     def _add(
         self, key: PartitionKey, opened: OpenedLog, *, fetched_in: int = NO_EPOCH
@@ -236,8 +219,6 @@ class Replicators:
         if log.damage:
             self._damaged.found(replicator, log.damage[0].reason, fetched_in=fetched_in)
         return replicator
-
-    # ── Rows and topics ──────────────────────────────────────────────────────────────────────
 
     def _row_changed(self, key: PartitionKey, view: View | None) -> None:
         if self._is_stopped:
@@ -266,7 +247,6 @@ class Replicators:
             self._spawn(self._open_new(key), self._opening, key, "open")
 
     def _own_view(self, key: PartitionKey) -> View | None:
-        """Return the view of a row that names this node."""
         view = self._view.rows.get(key)
         return view if view is not None and self.node in view.row.replicas else None
 
@@ -279,9 +259,7 @@ class Replicators:
                 opened = await self._open(key, view)
                 break
             except (OSError, DiskFull) as error:  # retried until there is room
-                log_.warning(
-                    "replica not opened", extra={"partition": str(key), "reason": str(error)}
-                )
+                log_.warning("replica not opened", extra=about(key, error))
             await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
             return  # opened when the catalog has the topic
@@ -299,29 +277,26 @@ class Replicators:
             replicator = self._replicas.get(key)
             if replicator is not None:
                 replicator.topic = after
-                replicator.log.config = log_config(after, self.context)
+                self._reconfigure(replicator)
             elif self.node in self._view.rows[key].row.replicas:
                 self._open_soon(key)
 
     def _defaults_changed(self) -> None:
-        self.partitions.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
+        work = in_slices(one_by_one(self._reconfigure, tuple(self._replicas.values())))
+        self.partitions.spawn(work, "apply topic defaults")
 
-    def _reconfigure_all(self) -> Generator[None, None, None]:
-        for replicator in tuple(self._replicas.values()):
-            replicator.log.config = log_config(replicator.topic, self.context)
-            yield
+    def _reconfigure(self, replicator: Replicator) -> None:
+        replicator.log.config = log_config(replicator.topic, self.context)
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """Close a replica. Its files are removed only if the topic was deleted, or if the
-        partition's leader confirms that this node is not a replica any more (R22): a missing row
-        alone is not a reason."""
+        partition's leader confirms that this node is not a replica any more (R22)."""
         replicator = self._replicas.pop(key)
         await replicator.close(is_clean=True)
         if view is None:
             if self.context.catalog.tombstone(key.topic_id) is None:
-                log_.warning(
-                    "row gone without a tombstone, files kept", extra={"partition": str(key)}
-                )
+                text = "row gone without a tombstone, files kept"
+                log_.warning(text, extra={"partition": str(key)})
                 return
         elif not await self._may_drop(key, view):
             return
@@ -337,10 +312,8 @@ class Replicators:
                 if reply.is_right:
                     return True
             except PenstockError as error:
-                log_.info(
-                    "leader has not confirmed the removal of a replica",
-                    extra={"partition": str(key), "reason": str(error)},
-                )
+                text = "leader has not confirmed the removal of a replica"
+                log_.info(text, extra=about(key, error))
             await asyncio.sleep(DROP_RETRY_SECONDS)
             newer = self._view.rows.get(key)
             if newer is None:
@@ -349,11 +322,6 @@ class Replicators:
                 return False  # a replica again, which begins with these files
             view = newer
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
-    def _find(self, topic_id: str, index: int) -> Replicator | None:
-        return self._replicas.get(PartitionKey(topic_id, index))
-
     def find(self, key: PartitionKey) -> Replicator | None:
         return self._replicas.get(key)
 
@@ -361,25 +329,11 @@ class Replicators:
         return self._replicas.values()
 
     def troubles(self) -> Sequence[tuple[str, str]]:
-        """Return halted replicas as topic and partition, each with the reason."""
         return [
             (f"{each.topic.name}/{each.key.index}", str(each.replica.halt_reason))
             for each in self._replicas.values()
             if each.replica.role is Role.HALTED
         ]
-
-    async def _sync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.context.fsync_interval_ms / 1_000)
-            await in_slices(self._sync_all())
-
-    def _sync_all(self) -> Generator[None, None, None]:
-        for key, replicator in tuple(self._replicas.items()):
-            if self._replicas.get(key) is replicator:  # not closed meanwhile
-                replicator.follower_log.sync_soon()
-                yield None
-
-    # ── A lost lease ─────────────────────────────────────────────────────────────────────────
 
     def lost_lease(self) -> None:
         """For ``Membership.on_lost``: other nodes may lead what this node led."""
@@ -389,8 +343,7 @@ class Replicators:
             )
 
     async def _register_again(self) -> None:
-        """Register until this node has a lease and has seen the rows of its partitions. The lease
-        may end again meanwhile: ``lost_lease`` starts nothing while this runs."""
+        """Register until this node has a lease, which may end meanwhile, and its rows."""
         try:
             while True:
                 try:
@@ -404,8 +357,6 @@ class Replicators:
                     await asyncio.sleep(RESTART_RETRY_SECONDS)
         finally:
             self._registering_again = None
-
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
         """Let other nodes lead, if there are any, so that their clients notice nothing."""
@@ -437,12 +388,8 @@ class Replicators:
     async def stop(self) -> None:
         self._is_stopped = True
         await self._damaged.stop()
-        jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
-        if self._registering_again is not None:
-            jobs.append(self._registering_again)
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        changing = (*self._opening.values(), *self._dropping.values())
+        await cancel_all((*self._jobs, *changing, self._registering_again))
         await self._in_sync_sets.stop()
         await self._fetcher.stop()
         replicators = list(self._replicas.values())
@@ -453,8 +400,6 @@ class Replicators:
                     log_.error("replica not closed cleanly", extra={"reason": str(result)})
         self._replicas.clear()
         await self._membership.stop()
-
-    # ── Folders and tasks ────────────────────────────────────────────────────────────────────
 
     def _folder_of(self, key: PartitionKey) -> Path:
         return self._folder / key.topic_id / str(key.index)
@@ -473,8 +418,7 @@ class Replicators:
             try:
                 await work
             except PenstockError as error:
-                fields = {"task": name, "partition": str(key), "reason": str(error)}
-                log_.warning("replica task failed", extra=fields)
+                log_.warning("replica task failed", extra={"task": name} | about(key, error))
             except Exception:
                 log_.exception("replica task failed", extra={"task": name, "partition": str(key)})
             finally:

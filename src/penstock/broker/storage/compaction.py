@@ -1,29 +1,97 @@
-"""When a log is compacted, and where: steps run in a thread, swaps of segments in the loop.
+"""When a log is compacted, and where: steps run in a thread, swaps of segments in the loop, with
+pauses as long as the steps. The node runs one round at a time, which bounds the memory for keys.
+No round runs while the disk is low, except on logs of coordinators' rows, which would otherwise use
+up the reserve.
 
-A round (``log/compaction.py``) is long, so it is done in small steps with pauses as long as the
-steps: it takes at most half a core, and the loop waits only for a few renames. The node runs one
-round at a time, which bounds the memory for keys.
-
-No round runs while the disk is low: a round needs room beside the log, and the reserve belongs to
-leases, acks and the rows of coordinators. Logs of such rows are compacted even then, or they would
-use up the reserve.
-
-After a round, aborted transactions without any record left are forgotten
-(``aborted_transactions.py``).
+Readers of committed records need to know of an aborted transaction as long as it has records. After
+a round, the batch headers show which still have any, and the others are forgotten. Only segments
+that such a transaction overlaps are read.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.storage.aborted_transactions import AbortedScan
-from penstock.log.compaction import Aborted, Compaction, Progress, read_clean_offset
+from penstock.log.compaction import Aborted, Compaction, Progress, read_clean_offset, read_segment
 from penstock.log.log import Log
 from penstock.log.retention import cleanable
 from penstock.model.stream import StreamSettings
+from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader
+
+
+class AbortedScan:
+    def __init__(self, log: Log, aborted: Sequence[Aborted], *, up_to: int) -> None:
+        """Look at transactions whose marker is below ``up_to``, in sealed segments."""
+        assert up_to <= log.sealed_offset, "a segment that is read does not grow"
+        self.gone: frozenset[Aborted] = frozenset()  # valid after a step has returned DONE
+        self._folder = log.folder
+        self._disk = log.disk
+        self._segments = [each for each in log.segments() if each.base_offset < up_to]
+        self._aborted = aborted
+        self._up_to = up_to
+        self._by_producer: dict[int, list[Aborted]] = {}
+        self._work = self._run()
+
+    def step(self) -> Progress:
+        try:
+            return next(self._work, Progress.DONE)
+        except FileNotFoundError:
+            return Progress.DONE  # retention removed a segment, and notes that itself
+
+    def close(self) -> None:
+        """Needed if the last step was not DONE; safe to repeat."""
+        self._work.close()
+
+    def _run(self) -> Generator[Progress, None, None]:
+        aborted = sorted((a for a in self._aborted if a[2] < self._up_to), key=lambda a: a[1])
+        for each in aborted:
+            self._by_producer.setdefault(each[0], []).append(each)
+        gone = set(aborted)
+        ranges = _joined(aborted)
+        for segment in self._segments:
+            if not _overlaps(ranges, segment.base_offset, segment.end_offset):
+                continue
+            for batches in read_segment(self._folder, segment, self._disk):
+                for header, _ in batches:
+                    found = self._transaction_of(header)
+                    if found is not None:
+                        gone.discard(found)
+                yield Progress.MORE
+                if not gone:
+                    return
+        self.gone = frozenset(gone)
+
+    def _transaction_of(self, header: BatchHeader) -> Aborted | None:
+        """Return the aborted transaction that a batch with records belongs to."""
+        if not header.count or header.is_control or not header.attributes & ATTR_TRANSACTIONAL:
+            return None
+        own = self._by_producer.get(header.producer_id)
+        if own is None:
+            return None
+        # The transactions of a producer do not overlap.
+        at = bisect_right(own, header.base_offset, key=lambda each: each[1]) - 1
+        return own[at] if at >= 0 and header.base_offset < own[at][2] else None
+
+
+def _joined(aborted: Sequence[Aborted]) -> list[tuple[int, int]]:
+    """Return the ranges that the transactions cover, as first offset and marker, in order."""
+    ranges: list[tuple[int, int]] = []
+    for _, first, marker in aborted:
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(marker, ranges[-1][1]))
+        else:
+            ranges.append((first, marker))
+    return ranges
+
+
+def _overlaps(ranges: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    at = bisect_left(ranges, start, key=lambda each: each[1])
+    return at < len(ranges) and ranges[at][0] < end
+
 
 log_ = logging.getLogger(__name__)
 
@@ -61,10 +129,9 @@ class Compactor:
         held_offset: int | None = None,
         uses_reserve: bool = False,
     ) -> int:
-        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` is
-        called with the aborted transactions that have no records any more. ``held_offset``: what
-        every replica has; None without replicas. ``uses_reserve``: also while the disk is low.
-        Raises Unreadable if the log is damaged."""
+        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` gets
+        the aborted transactions without records. ``held_offset``: what every replica has.
+        ``uses_reserve``: also while the disk is low. Raises Unreadable if the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0
@@ -82,7 +149,7 @@ class Compactor:
         )
         if not segments or (self._disk.is_low and not uses_reserve):
             return 0
-        compaction = self._round = Compaction(
+        compaction = Compaction(
             log,
             segments,
             clean_offset=self._clean_offset,
@@ -91,58 +158,41 @@ class Compactor:
             aborted=aborted,
             held_offset=held_offset,
         )
-        try:
-            freed_bytes = await self._drive(compaction)
-        except Exception:
-            await self._end_round()
-            raise
+        freed_bytes = await self._drive(compaction)
         if not self._is_stopped:
             self._clean_offset = compaction.clean_offset
-            await self._end_round()
-            log_.info(
-                "log compacted",
-                extra={
-                    "folder": str(log.folder),
-                    "freed_bytes": freed_bytes,
-                    "clean_offset": self._clean_offset,
-                },
-            )
+            fields: dict[str, object] = {"folder": str(log.folder), "freed_bytes": freed_bytes}
+            log_.info("log compacted", extra=fields | {"clean_offset": self._clean_offset})
         if forget is not None and aborted and not self._is_stopped:
-            await self._forget_gone(aborted, forget)
+            up_to = min(self._clean_offset, log.sealed_offset)
+            scan = AbortedScan(log, aborted, up_to=up_to)
+            await self._drive(scan)
+            if scan.gone and not self._is_stopped:
+                forget(scan.gone)
         return freed_bytes
 
-    async def _forget_gone(self, aborted: Sequence[Aborted], forget: Forget) -> None:
-        assert self._clean_offset is not None, "a round has been done"
-        up_to = min(self._clean_offset, self._log.sealed_offset)
-        scan = self._round = AbortedScan(self._log, aborted, up_to=up_to)
+    async def _drive(self, work: Compaction | AbortedScan) -> int:
+        """Return the bytes freed. After ``stop`` the end of the round is left to that."""
+        self._round = work
+        freed_bytes = 0
         try:
             while not self._is_stopped:
                 started = perf_counter()
-                if await self._in_thread(scan.step) is Progress.DONE:
+                progress = await self._in_thread(work.step)
+                if progress is Progress.DONE or self._is_stopped:
                     break
+                if isinstance(work, Compaction) and progress is Progress.SWAP:
+                    if self._wait_unread is not None:
+                        await self._wait_unread()
+                        if self._is_stopped:
+                            break
+                    freed_bytes += work.swap()
                 await asyncio.sleep(perf_counter() - started)
         except Exception:
             await self._end_round()
             raise
         if not self._is_stopped:
             await self._end_round()
-            if scan.gone:
-                forget(scan.gone)
-
-    async def _drive(self, compaction: Compaction) -> int:
-        freed_bytes = 0
-        while not self._is_stopped:
-            started = perf_counter()
-            progress = await self._in_thread(compaction.step)
-            if progress is Progress.DONE or self._is_stopped:
-                break
-            if progress is Progress.SWAP:
-                if self._wait_unread is not None:
-                    await self._wait_unread()
-                    if self._is_stopped:
-                        break
-                freed_bytes += compaction.swap()
-            await asyncio.sleep(perf_counter() - started)
         return freed_bytes
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -165,7 +215,5 @@ class Compactor:
             await self._end_round()
         except OSError as error:
             # Files that are left are removed when the log is opened again.
-            log_.warning(
-                "compaction cleanup failed",
-                extra={"folder": str(self._log.folder), "reason": str(error)},
-            )
+            fields = {"folder": str(self._log.folder), "reason": str(error)}
+            log_.warning("compaction cleanup failed", extra=fields)

@@ -6,9 +6,8 @@ from penstock.model.errors import PenstockError
 
 
 class Stage:
-    """One stage of a flush, and the callers that wait for it. Each has a separate future: a
-    cancelled task cancels the future it awaits, which must not reach the others. A call of ``wait``
-    after the stage, as by a parked receive, returns at once."""
+    """One stage of a flush. Each caller waits for a separate future: a cancelled task cancels the
+    future it awaits, which must not reach the others."""
 
     # Defaults of the class: every send makes three stages and waits for one of them.
     is_past = False
@@ -46,8 +45,6 @@ class Stage:
 
 
 class Flush:
-    """The appends of one turn."""
-
     __slots__ = ("committed", "end_offset", "sent", "size_bytes", "started", "written")
 
     def __init__(self) -> None:
@@ -60,13 +57,8 @@ class Flush:
         self.written = Stage()
         self.committed = Stage()  # the events are committed
 
-    def succeed(self) -> None:
-        self.sent.settle()
-        self.written.settle()
-        self.committed.settle()
-
-    def fail(self, error: PenstockError) -> None:
-        """Fail all stages: the outcome is unknown."""
+    def settle(self, error: PenstockError | None = None) -> None:
+        """End all stages; with an error the outcome is unknown."""
         self.sent.settle(error)
         self.written.settle(error)
         self.committed.settle(error)

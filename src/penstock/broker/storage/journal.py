@@ -1,26 +1,17 @@
 """Writes the log of one partition: requests of one turn of the event loop become one append, and
-what is appended while a sync runs shares the next sync.
+what is appended while a sync runs shares the next sync. Messages and cursor events are written at
+the end of the turn, messages first, so that the offset of a message is known at once.
 
-Messages and cursor events are collected during a turn and written at its end, messages first, so
-that the offset of a message is known at once. This adds no latency (the turn is ending anyway) and
-saves a header, a checksum and a system call per message.
-
-When a reply is sent depends on the topic: with ``always`` after fdatasync, with ``interval`` and
-``never`` once the bytes are in the page cache. The high watermark is what consumers may see: the
-durable end of the log with ``always``, its end otherwise. In a cluster it is what the in-sync set
-has (``Replication``), and replies wait for that, unless the topic is replicated asynchronously:
-then only consumers do.
+A reply is sent after fdatasync with ``always``, and once the bytes are in the page cache with
+``interval`` and ``never``. Consumers see what is below the high watermark, the end of that. In a
+cluster it is what the in-sync set has (``Replication``), and replies wait for that, unless the
+topic is replicated asynchronously.
 
 A failed sync ends the journal: the kernel may have dropped the dirty pages, and a second fdatasync
-would report success.
-
-A failed append fails for its own callers at once, whatever the exception. The messages of a turn
-and its events are two appends: one may fail while the other is written.
-
-- Nothing reached the log (no disk space, or a message that cannot be encoded): the log is as
-  before, the cursors are read back from the log, and the partition continues.
-- Any other exception: the log and the cursors may disagree. The partition goes out of service, as
-  after a failed sync, until the node opens it again.
+would report success. A failed append fails for its own callers at once; the messages of a turn and
+its events are two appends. If nothing reached the log, the cursors are read back from the log, and
+the partition continues. After any other error the log and the cursors may disagree: the partition
+is out of service until the node opens it again.
 """
 
 import asyncio
@@ -38,13 +29,7 @@ from penstock.model import limits
 from penstock.model.errors import Damaged, DiskFull, Overloaded, PenstockError
 from penstock.model.message import Message
 from penstock.model.topic import Fsync, Topic
-from penstock.record.batch import (
-    ATTR_APPEND_TIME,
-    ATTR_SEALED,
-    BatchHeader,
-    encode_batch,
-    placed,
-)
+from penstock.record.batch import ATTR_APPEND_TIME, ATTR_SEALED, BatchHeader, encode_batch, placed
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
 
@@ -59,58 +44,38 @@ class _NotEncoded(Exception):
 
 
 class Replication(Protocol):
-    """The other replicas, as the journal of the leader sees them."""
+    """The other replicas, as the journal of the leader sees them (``replicas/leadership.py``)."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch of this leader, which every batch it appends carries."""
-        ...
+    def epoch(self) -> int: ...
 
     @property
     def high_watermark(self) -> int: ...
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether replies wait for the in-sync set, or only consumers do."""
-        ...
+    def is_awaited(self) -> bool: ...  # whether replies wait for the in-sync set
 
     @property
-    def is_settled(self) -> bool:
-        """Whether everything that earlier leaders may have confirmed is committed here."""
-        ...
+    def is_settled(self) -> bool: ...  # all that earlier leaders may have confirmed is committed
 
     @property
-    def held_offset(self) -> int:
-        """The end of what every replica, in sync or not, is known to have on disk."""
-        ...
+    def held_offset(self) -> int: ...  # what every replica, in sync or not, has on disk
 
     @property
-    def level(self) -> int:
-        """The feature level in force."""
-        ...
+    def level(self) -> int: ...  # the feature level in force
 
-    def stored_low_watermark(self, offset: int) -> None:
-        """Note that the file of this node has this low watermark."""
-        ...
+    def stored_low_watermark(self, offset: int) -> None: ...
 
-    async def low_watermark_held(self, offset: int) -> None:
-        """Return when every replica that may be elected has stored at least ``offset``. Raises
-        LeaderMoved."""
-        ...
+    # Returns when every replica that may be elected has stored it. Raises LeaderMoved.
+    async def low_watermark_held(self, offset: int) -> None: ...
 
-    def check_accepts(self) -> None:
-        """Raises NotEnoughReplicas while too few replicas are in sync for this topic."""
-        ...
+    def check_accepts(self) -> None: ...  # raises NotEnoughReplicas
 
-    def appended(self, next_offset: int) -> None:
-        """Note the new end of the log, and serve waiting fetches."""
-        ...
+    def appended(self, next_offset: int) -> None: ...
 
     def damaged(self, damage: Damaged) -> None: ...
 
-    def synced(self, durable_offset: int) -> int:
-        """Note what this node has on disk. Returns the high watermark."""
-        ...
+    def synced(self, durable_offset: int) -> int: ...  # returns the high watermark
 
 
 class Journal:
@@ -160,15 +125,12 @@ class Journal:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
 
-    # ── Adding ───────────────────────────────────────────────────────────────────────────
-
     @property
     def is_replicated(self) -> bool:
         return self._replication is not None
 
     @property
     def next_offset(self) -> int:
-        """The offset of the next message that is added."""
         return self.log.end_offset + len(self._messages)
 
     def add_message(self, message: Message) -> Flush:
@@ -180,15 +142,10 @@ class Journal:
         return self.join()
 
     def append_batch(
-        self,
-        batch: bytes | memoryview,
-        header: BatchHeader,
-        *,
-        append_time_ms: int | None = None,
+        self, batch: bytes | memoryview, header: BatchHeader, *, append_time_ms: int | None = None
     ) -> BatchHeader:
-        """Append a producer's batch now, after what was added in this turn; the caller must call
-        ``commit``, whatever else happens. Returns the header as it is in the log. Raises
-        DiskFull."""
+        """Append a producer's batch now. The caller must call ``commit``, whatever else happens.
+        Returns the header as it is in the log. Raises DiskFull."""
         if self._messages or self._events:
             self.flush()
         if self.failure is not None:
@@ -218,8 +175,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches just appended. Returns the flush to wait for; None if they are
-        committed already."""
+        """Commit the batches just appended. Returns the flush to wait for, if any."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
@@ -243,11 +199,8 @@ class Journal:
             self._loop.call_soon(self.flush)
         return flush
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
     def flush(self) -> None:
-        """Append what was added in this turn. Called at the end of the turn, or earlier to fix the
-        order of messages and events."""
+        """Append what was added: at the end of the turn, or earlier to fix an order."""
         flush, self._flush = self._flush, None
         if flush is None:
             return
@@ -272,7 +225,7 @@ class Journal:
         except Exception as error:
             if flush.committed.is_past:
                 raise  # settled already: waking readers failed
-            flush.fail(self._append_failed(error))  # or its callers would wait for their deadline
+            flush.settle(self._append_failed(error))  # or its callers would wait for their deadline
 
     def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
@@ -297,7 +250,7 @@ class Journal:
         flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
-        flush.succeed()
+        flush.settle()
         self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
@@ -368,8 +321,6 @@ class Journal:
         if self._replication is not None:
             self._replication.appended(self.log.end_offset)
 
-    # ── Syncing ──────────────────────────────────────────────────────────────────────────────
-
     def sync_soon(self) -> None:
         """For ``interval``: sync without a caller that waits."""
         if self.failure is None:
@@ -424,7 +375,6 @@ class Journal:
         self._on_high_watermark()
 
     def replicated(self, high_watermark: int) -> None:
-        """Advance to the high watermark of the in-sync set."""
         if high_watermark <= self.high_watermark:
             # A flush that joined in the same turn has nothing more to wait for.
             self._settle_up_to(self.high_watermark)
@@ -446,12 +396,12 @@ class Journal:
             fields = {**self._log_fields, "folder": str(self.log.folder), "reason": reason}
             log_.critical("partition failed", extra=fields)
         while self._committing:
-            self._committing.popleft().fail(failure)
+            self._committing.popleft().settle(failure)
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
-        """Reject everything from now on, and appends that are not written yet. Returns the flushes
-        that are written and not committed, which the caller must settle."""
+        """Reject everything from now on, and what is not written yet. Returns the flushes that are
+        not committed, which the caller must settle."""
         flush = self._flush
         is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
         self.failure = unknown if is_written else reason
@@ -460,18 +410,17 @@ class Journal:
         pending = [each for each in self._committing if is_written or each is not flush]
         self._committing.clear()
         if flush is not None and not is_written:
-            flush.fail(reason)
+            flush.settle(reason)
         return pending
 
     async def end(self, reason: PenstockError) -> None:
         """Reject everything from now on, and return when no sync uses the files."""
         for flush in self.hand_over(reason, reason):
-            flush.fail(reason)
+            flush.settle(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
 
     async def settle(self) -> None:
-        """Flush and sync, for a clean stop."""
         if self.failure is not None:
             return
         while True:

@@ -29,8 +29,8 @@ from penstock.log.inspection import (
     verify_checkpoints,
     verify_segment,
 )
-from penstock.log.storage.damage import Damage
-from penstock.log.storage.layout import LOG_SUFFIX, base_offset_of
+from penstock.log.storage.checkpoint import Damage
+from penstock.log.storage.files import LOG_SUFFIX, base_offset_of
 from penstock.model.names import uuid_text
 from penstock.model.units import size
 from penstock.node.process.folder import is_in_use

@@ -53,8 +53,13 @@ from penstock.record.message import (
     encode_message,
     group_of,
 )
-from penstock.record.record import RecordSlice, records_blob, slices_of
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.record import (
+    RecordSlice,
+    decode_varint,
+    encode_varint,
+    records_blob,
+    slices_of,
+)
 
 VERSION: Final = b"\x01"
 PLACE_BYTES: Final = 24  # topic id and key id

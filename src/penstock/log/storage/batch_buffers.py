@@ -1,10 +1,8 @@
-"""Reads many whole batches as one buffer, for readers by offset.
-
-Such a reader forwards bytes unchanged, so splitting them into batches would only cost an object, a
-copy and a step per batch. A range is read with one call, verified in place and passed on.
+"""Reads many whole batches as one buffer, for readers by offset. They forward bytes unchanged, so
+splitting them into batches would only cost an object, a copy and a step per batch.
 
     a known range ──────────────► one read, no verification
-    recently written (``recent_positions.py``) and requested as a slice ──► not even a read
+    recently written and requested as a slice ──► not even a read
     any other ──► one read ──► verify every header, check and CRC ──► known from now on
                                    │ the first batch is bad
                                    └► None: ``Segment.read`` finds the damage batch by batch
@@ -16,25 +14,92 @@ batches' CRCs. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off; 
 above all the lease cursor, verify everything they read.
 """
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.log.storage.check import header_check, read_checks
-from penstock.log.storage.index import BatchStart
+from penstock.log.storage.side_files import BatchStart, header_check, read_checks
 from penstock.model.file_slice import FileSlice, Piece
 from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
-from penstock.record.batch import (
-    ATTR_CONTROL,
-    CRC_FROM,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    MAGIC,
-)
+from penstock.record.batch import ATTR_CONTROL, CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, MAGIC
 from penstock.record.crc32c import crc32c
 
 if TYPE_CHECKING:
     from penstock.log.storage.segment import Segment
+
+# Bytes from one position to the next: a quarter of what most clients request at once. A position
+# takes 24 bytes of memory.
+POSITION_BYTES = 256 * KIB
+
+
+class RecentSlice(NamedTuple):
+    position: int
+    size: int
+    next_offset: int
+    record_count: int
+
+
+class RecentPositions:
+    """Positions of batches in recently written bytes of a segment, which are served unread: they
+    were valid when they arrived. A reader continues from position to position. Positions expire
+    (``age``); their bytes are then verified like all others."""
+
+    __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
+
+    def __init__(self) -> None:
+        self.due_at = 0  # position from which on the next batch gets a position
+        self.records = 0  # records appended by this process, without those of control batches
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, offset: int, position: int) -> None:
+        """Note a batch that begins here; ``records`` does not count it yet."""
+        self._offsets.append(offset)
+        self._positions.append(position)
+        self._records.append(self.records)
+        self.due_at = position + POSITION_BYTES
+
+    def clear(self) -> None:
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._records = array("q")
+        self._old_count = 0
+        self.due_at = 0
+
+    def age(self) -> None:
+        """Drop the positions that existed at the last call."""
+        if self._old_count == len(self._offsets):
+            self.clear()
+            return
+        for each in (self._offsets, self._positions, self._records):
+            del each[: self._old_count]
+        self._old_count = len(self._offsets)
+
+    def find(
+        self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
+    ) -> RecentSlice | None:
+        """Return the longest slice from a position at ``start`` to another or to the end."""
+        offsets, positions = self._offsets, self._positions
+        first = bisect_left(offsets, start)
+        if first == len(offsets) or offsets[first] != start:
+            return None
+        position = positions[first]
+        if end_offset <= up_to and end_position - position <= bytes_max:
+            size = end_position - position
+            return RecentSlice(position, size, end_offset, self.records - self._records[first])
+        last = min(bisect_right(positions, position + bytes_max), bisect_right(offsets, up_to)) - 1
+        if last <= first:
+            return None
+        count = self._records[last] - self._records[first]
+        return RecentSlice(position, positions[last] - position, offsets[last], count)
+
+    def next_after(self, start: int) -> int | None:
+        at = bisect_right(self._offsets, start)
+        return self._offsets[at] if at < len(self._offsets) else None
+
 
 READ_BYTES_MAX = 4 * MIB  # of one read: longer reads would delay all other requests
 TRUSTED_READS = 15  # between two verifications of one range
@@ -54,8 +119,7 @@ class BatchBuffers(NamedTuple):
 
 
 class VerifiedRange:
-    """What is known at an offset: where its batch begins and, once a range from there has been
-    verified, its size, end and record count."""
+    """Where the batch of an offset begins and, once verified, what is known from there on."""
 
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
@@ -67,40 +131,24 @@ class VerifiedRange:
         self.trusted_reads = 0
 
 
-class VerifiedRanges:
-    """The known ranges of one open segment, by requested offset. Most readers continue where
-    they stopped and request as much as others did, so exact matches suffice; the oldest are
-    evicted."""
-
-    __slots__ = ("_by_offset",)
-
-    def __init__(self) -> None:
-        self._by_offset: dict[int, VerifiedRange] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_offset)
-
-    def find(self, offset: int) -> VerifiedRange | None:
-        return self._by_offset.get(offset)
+class VerifiedRanges(dict[int, VerifiedRange]):
+    """The known ranges of an open segment, by requested offset; the oldest are evicted."""
 
     def at(self, offset: int, place: BatchStart) -> VerifiedRange:
-        known = self._by_offset.get(offset)
+        known = self.get(offset)
         if known is None:
-            if len(self._by_offset) >= RANGES_MAX:
-                del self._by_offset[next(iter(self._by_offset))]
-            known = self._by_offset[offset] = VerifiedRange(place)
+            if len(self) >= RANGES_MAX:
+                del self[next(iter(self))]
+            known = self[offset] = VerifiedRange(place)
         return known
 
-    def clear(self) -> None:
-        self._by_offset.clear()
 
-
-def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> BatchBuffers:
+def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
     """Make a range of single batches, from memory or from ``Segment.read``."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
-    if not with_empty and any(len(batch) == HEADER_BYTES for batch in batches):
+    if any(len(batch) == HEADER_BYTES for batch in batches):
         filled = [batch for batch in batches if len(batch) > HEADER_BYTES]
     for batch in filled:
         if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
@@ -114,24 +162,18 @@ def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False
 
 
 def read_buffers(
-    segment: "Segment",
-    start: int,
-    *,
-    bytes_max: int,
-    up_to: int,
-    as_slice: bool,
-    with_empty: bool = False,
+    segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Return whole batches from the one that holds ``start``: like ``Segment.read``, but perhaps
-    fewer. None if the first batch is bad or cannot be read by this function. ``as_slice``: return a
-    slice of the file if it is long enough. ``with_empty``: include empty batches, for replicas."""
+    """Return whole batches from the one that holds ``start``, perhaps fewer than ``Segment.read``.
+    None if the first batch is bad. ``as_slice``: perhaps a slice of the file."""
+    assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
         found = _recent_slice(segment, start, bytes_max=bytes_max, up_to=up_to)
         if found is not None:
             return found
     verified = segment.files.verified
-    known = verified.find(start)
+    known = verified.get(start)
     if known is not None and known.trusted_reads:
         found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         if found is not None:
@@ -143,10 +185,10 @@ def read_buffers(
         (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
     )
     walk = _BufferWalk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
-    found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+    found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
     if found is None and walk.wanted_bytes:
         walk = _BufferWalk(segment, place, walk.wanted_bytes)
-        found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+        found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
     if found is not None:
         known = verified.at(start, walk.first)
         if not walk.is_gapped:
@@ -179,8 +221,7 @@ def _recent_slice(
 def _read_known(
     segment: "Segment", first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Read as many consecutive known ranges as fit."""
-    find = segment.files.verified.find
+    find = segment.files.verified.get
     position = first.place.position
     size = count = next_offset = 0
     known: VerifiedRange | None = first
@@ -219,11 +260,8 @@ class _BufferWalk:
         self.is_gapped = False  # contains empty batches
         self.wanted_bytes = 0  # if nothing was found because the first batch is longer: its size
 
-    def run(
-        self, start: int, *, bytes_max: int, up_to: int, with_empty: bool
-    ) -> BatchBuffers | None:
-        """Return the verified range. Flat and without avoidable calls: with small batches,
-        readers wait for this loop."""
+    def run(self, start: int, *, bytes_max: int, up_to: int) -> BatchBuffers | None:
+        """Return the verified range. Flat, without avoidable calls: readers wait for this loop."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place
@@ -270,7 +308,7 @@ class _BufferWalk:
             offset - segment.base_offset, place.position + at, place.ordinal + ordinal
         )
         self.is_gapped = bool(empty)
-        if empty and not with_empty:
+        if empty:
             return _without(view, first, at, empty, offset, count)
         whole = data if at - first == size else view[first:at]
         return BatchBuffers((whole,), offset, count)

@@ -1,28 +1,14 @@
-"""Small files that are whole or absent: snapshots of a caller's state, the recovery point and the
-low watermark.
+"""Small files that are whole or absent: snapshots of a caller's state, the recovery point, the low
+watermark and the list of damage (JSON). Drawn in docs/formats/log.md:
 
-    checkpoint      ┌───────┬─────────┬──────────┬────────────┬────────┬───────┬──────┐
-                    │ magic │ version │ reserved │ generation │ length │ crc   │ data │
-                    │ PSCK  │ u16 = 1 │ u16 = 0  │ u64        │ u32    │ u32   │      │
-                    └───────┴─────────┴──────────┴────────────┴────────┴───────┴──────┘
-    recovery point  ┌───────┬─────────┬───────────┬────────┬─────────────┬──────────────┬───────┐
-                    │ magic │ version │ flags     │ offset │ last        │ last         │ crc   │
-                    │ PSRP  │ u16 = 1 │ u16       │ i64    │ segment's   │ segment's    │ u32   │
-                    │       │         │           │        │ base, i64   │ bytes, i64   │       │
-                    └───────┴─────────┴───────────┴────────┴─────────────┴──────────────┴───────┘
-    low watermark   ┌───────┬─────────┬──────────┬────────┬───────┐
-                    │ magic │ version │ reserved │ offset │ crc   │
-                    │ PSLW  │ u16 = 1 │ u16 = 0  │ i64    │ u32   │
-                    └───────┴─────────┴──────────┴────────┴───────┘
+    checkpoint      PSCK · version u16 · 0 u16 · generation u64 · length u32 · crc u32 · data
+    recovery point  PSRP · version u16 · flags u16 · offset i64 · last segment's base i64
+                    · last segment's bytes i64 · crc u32
+    low watermark   PSLW · version u16 · 0 u16 · offset i64 · crc u32
 
 Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two generations: a
-write replaces the older one, so the newer one survives a crash, and a read returns the newest valid
-one. After a clean stop the recovery point holds the size of the last segment; the first append
-changes that size, so the clean flag need not be removed.
-
-    flags           bit 0 the stop was clean · doubts: 1 no recovery point existed · 2 bytes after
-                    the last whole batch were cut off · 3 synced records were missing · 4 the
-                    process died instead of being stopped
+write replaces the older one. After a clean stop the recovery point holds the size of the last
+segment; the first append changes that size, so the clean flag need not be removed.
 
 Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
 report what may be missing before it can be relied on, and it can die before it has reported it. So
@@ -31,11 +17,21 @@ doubts about a log are written before the repair, and stay until ``Log.settle`` 
 
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.log.storage.files import Disk, read_whole, replace_durably
-from penstock.log.storage.layout import CHECKPOINT_SUFFIX, LOW_WATERMARK_FILE, RECOVERY_POINT_FILE
+import msgspec
+
+from penstock.log.storage.files import (
+    CHECKPOINT_SUFFIX,
+    DAMAGE_FILE,
+    LOW_WATERMARK_FILE,
+    RECOVERY_POINT_FILE,
+    Disk,
+    read_whole,
+    replace_durably,
+)
 from penstock.model.errors import Damaged
 from penstock.record.crc32c import crc32c
 
@@ -50,9 +46,9 @@ POINT_BYTES = 36
 POINT_MAGIC = b"PSRP"
 FLAG_CLEAN = 1
 DOUBT_NEW = 2  # no recovery point was found: the log is new, or its state is lost
-DOUBT_GARBAGE = 4
-DOUBT_SHORT = 8
-DOUBT_CRASHED = 16
+DOUBT_GARBAGE = 4  # bytes after the last whole batch were cut off
+DOUBT_SHORT = 8  # synced records were missing
+DOUBT_CRASHED = 16  # the process died instead of being stopped
 _DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
 
 LOW = struct.Struct(">4sHHq")
@@ -82,7 +78,6 @@ def write_checkpoint(folder: Path, name: str, data: bytes, disk: Disk) -> None:
 
 
 def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
-    """Return the newest whole checkpoint, or None."""
     found = [_read(checkpoint_path(folder, name, slot), disk) for slot in range(GENERATIONS)]
     return max((each for each in found if each is not None), default=(0, None))[1]
 
@@ -162,3 +157,49 @@ def _unpacked(content: bytes, layout: struct.Struct, magic: bytes) -> tuple[int,
         return None
     fields = layout.unpack(raw)
     return fields[2:] if fields[:2] == (magic, VERSION) else None
+
+
+DAMAGE_MAX = 1_000  # ranges recorded per partition; more would add nothing to the report
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A damaged range of bytes in one file, and the offsets that were stored there."""
+
+    file: str
+    position: int
+    size_bytes: int
+    first_offset: int
+    next_offset: int  # where readable records continue
+    reason: str
+
+
+class DamagedRange(Damaged):
+    """A read met damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
+
+    def __init__(self, folder: Path, damage: Damage) -> None:
+        super().__init__(str(folder / damage.file), damage.position, damage.reason)
+        self.damage = damage
+        self.first_offset, self.next_offset = damage.first_offset, damage.next_offset
+
+
+_decode = msgspec.json.Decoder(list[Damage]).decode
+
+
+def load_damage(folder: Path, disk: Disk) -> list[Damage]:
+    """Return the recorded damage. An unreadable list counts as empty: reads find damage again."""
+    try:
+        return _decode(read_whole(disk, folder / DAMAGE_FILE) or b"[]")
+    except msgspec.DecodeError:
+        return []
+
+
+def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
+    replace_durably(disk, folder / DAMAGE_FILE, msgspec.json.encode(list(damage[:DAMAGE_MAX])))
+
+
+def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
+    """Merge, sorted by offset; a range found twice keeps its first description."""
+    merged: dict[tuple[str, int], Damage] = {}
+    for damage in (*known, *found):
+        merged.setdefault((damage.file, damage.position), damage)
+    return sorted(merged.values(), key=lambda damage: damage.first_offset)[:DAMAGE_MAX]

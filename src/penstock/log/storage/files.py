@@ -1,27 +1,79 @@
-"""File system calls of the log. No other module opens, syncs or unlinks its files.
+"""The files in a partition's folder: their names, and the calls that open, sync or unlink them.
 
-All calls go through the methods of ``Disk``, so a test can pass a disk that is full, torn or broken
-without patching ``os``. Calls are positioned (``pread``, ``pwrite``): no descriptor has a position
-that callers could disagree about.
+    format                          "penstock-log 1" and a line end
+    00000000000000000000.log        batches, one after the other, exactly as they are sent
+    00000000000000000000.index      start of a batch every few kibibytes        (rebuildable)
+    00000000000000000000.time       the highest timestamp up to that batch      (rebuildable)
+    00000000000000000000.check      a checksum of every batch's header          (rebuildable)
+    recovery-point                  offset up to which all is synced; whether the stop was clean
+    damage                          damaged ranges that were found, as JSON
+    low-watermark                   the first offset of a stream that readers may see
+    <name>.0.checkpoint  .1.        two generations of a snapshot of the owner's state
+    00000000000000000000.restart    decision to drop everything and begin at that offset
 
-A small file is replaced durably: written beside the old one, synced, renamed over it, folder
-synced. After a power cut the old or the new content is there, never a mix.
+A segment is named by the offset of its first record. docs/formats/log.md draws the formats.
+
+All calls go through ``Disk``, so a test can pass a disk that is full, torn or broken. Calls are
+positioned: no descriptor has a position that callers could disagree about.
 """
 
 import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.model.limits import MIB
+
+FORMAT_FILE = "format"
+FORMAT_VERSION = 1
+FORMAT_PREFIX = b"penstock-log "
+RECOVERY_POINT_FILE = "recovery-point"
+DAMAGE_FILE = "damage"
+LOW_WATERMARK_FILE = "low-watermark"
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_SUFFIX = ".time"
+CHECK_SUFFIX = ".check"
+CHECKPOINT_SUFFIX = ".checkpoint"
+EPOCHS_CHECKPOINT = "epochs"  # the only one known to the log: truncation invalidates it
+RESTART_SUFFIX = ".restart"
+SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX)
+
+_DIGITS = 20
+
+
+def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
+    return folder / f"{base_offset:0{_DIGITS}d}{suffix}"
+
+
+def segment_paths(folder: Path, base_offset: int) -> list[Path]:
+    """Return the paths of a segment's four files, batches first."""
+    return [segment_path(folder, base_offset, each) for each in (LOG_SUFFIX, *SIDE_SUFFIXES)]
+
+
+def base_offset_of(name: str) -> int | None:
+    """Return the offset in the name of a segment's file; None if the file is not a segment's."""
+    stem, dot, suffix = name.partition(".")
+    if len(stem) != _DIGITS or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem) if dot + suffix in (LOG_SUFFIX, *SIDE_SUFFIXES) else None
+
+
+def format_version(content: bytes) -> int | None:
+    """Return the version of a format line, or None if the content is not such a line."""
+    number = content.removeprefix(FORMAT_PREFIX).strip()
+    if not content.startswith(FORMAT_PREFIX) or not number.isdigit() or len(number) > 9:
+        return None
+    return int(number)
+
 
 TMP_SUFFIX = ".tmp"
 FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
 
 
 class Disk:
-    """The real disk. Errors are the OSErrors of the system."""
-
     def open(self, path: Path) -> int:
         """Open for reading and writing; create the file if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -37,16 +89,11 @@ class Disk:
         return os.dup(fd)
 
     def pread(self, fd: int, count: int, position: int) -> bytes:
-        """Read ``count`` bytes; fewer only at the end of the file."""
         data = os.pread(fd, count, position)
         if len(data) == count or not data:
             return data
-        parts = [data]
-        got = len(data)
-        while got < count:
-            data = os.pread(fd, count - got, position + got)
-            if not data:
-                break
+        parts, got = [data], len(data)
+        while got < count and (data := os.pread(fd, count - got, position + got)):
             parts.append(data)
             got += len(data)
         return b"".join(parts)
@@ -102,8 +149,7 @@ def is_full(error: OSError) -> bool:
 
 
 class SharedFile:
-    """A descriptor with several users, closed when the last reference is gone: a segment may be
-    closed or removed while slices of it are being sent to a client."""
+    """A descriptor closed with its last reference: slices of a removed segment may be in use."""
 
     __slots__ = ("_disk", "fd")
 
@@ -130,7 +176,6 @@ def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> No
 
 
 def read_whole(disk: Disk, path: Path) -> bytes | None:
-    """Return a small file's content, or None if there is no such file."""
     try:
         fd = disk.open_read(path)
     except FileNotFoundError:
@@ -142,7 +187,7 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
-    """Replace a file's content; durable when this returns."""
+    """Replace a file's content, durably. After a power cut the old or the new content is there."""
     tmp = path.with_name(path.name + TMP_SUFFIX)
     fd = disk.open(tmp)
     try:
@@ -164,17 +209,8 @@ class ReadOnlyDisk(Disk):
         except FileNotFoundError:
             return self.open_read(Path(os.devnull))
 
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
+    def _refuse(self, *args: object) -> NoReturn:
+        paths = [str(each) for each in args if isinstance(each, Path)]
+        raise OSError(errno.EROFS, "the disk is opened read-only", *paths[:1])
 
-    def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
-
-    def make_folder(self, folder: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(folder))
-
-    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(source))
-
-    def unlink(self, path: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(path))
+    pwrite = truncate = make_folder = rename = unlink = _refuse  # type: ignore[assignment]

@@ -1,16 +1,13 @@
-"""Walks over the batch headers of a segment: where to cut the segment, which epochs it holds.
-
-Bodies are not read. A header is trusted if it continues where the one before it ended and matches
-``.check``. After a header that is not trusted, the walk continues at the next indexed batch.
-"""
+"""Walks over the batch headers of a segment: where to cut it, which epochs it holds. A header is
+trusted if it continues where the one before it ended and matches ``.check``. After one that is not,
+the walk continues at the next indexed batch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.log.storage.check import CheckWindow
-from penstock.log.storage.index import START, BatchStart
 from penstock.log.storage.scan import header_fault
 from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
+from penstock.log.storage.side_files import START, BatchStart, CheckWindow
 from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
 
 WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it
@@ -56,7 +53,7 @@ def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
 
 def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
     """Return where to cut: before the batch that holds ``to``, or before damage that reaches up to
-    that batch. ``epoch``: the last epoch of the segments before."""
+    it. ``epoch``: the last one of the segments before."""
     index = segment.files.index
     place, max_timestamp = _entry_before(segment, to)
     last, end, hole = START, place, None
@@ -87,8 +84,8 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 
 def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
-    """Return an indexed batch (or the segment's first batch) before the one that holds ``to``, and
-    the highest timestamp up to it. A walk from there meets a batch that stays, if any does."""
+    """Return an indexed batch before the one that holds ``to``, and the highest timestamp up to it.
+    A walk from there meets a batch that stays, if any does."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)
@@ -105,13 +102,9 @@ def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
     return after is None or segment.base_offset + after.relative > to
 
 
-# ── Epochs ───────────────────────────────────────────────────────────────────────────────────
-
-
 def epochs_of(segment: Segment, start: int) -> Epochs:
-    """Return the epochs of the batches from the one that holds ``start`` on, each with the offset
-    of its first batch there. Epochs never decrease along a log, so if two indexed batches have the
-    same epoch, all batches between them have it too and are not read."""
+    """Return the epochs from the batch that holds ``start`` on, each with its first offset. If two
+    indexed batches have the same epoch, all between them have it too and are not read."""
     found: Epochs = []
     index = segment.files.index
     place = segment.find(start)
@@ -126,7 +119,6 @@ def epochs_of(segment: Segment, start: int) -> Epochs:
 
 
 def _bisect(found: Epochs, segment: Segment, low: int, high: int) -> None:
-    """Note the epochs from one indexed batch to another."""
     index = segment.files.index
     first, last = index.place(low), index.place(high)
     if first is None or last is None:

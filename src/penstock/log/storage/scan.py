@@ -1,7 +1,5 @@
 """A scan of one segment file: which batches are whole, what is damaged and where the file ends.
-
-Everything is read and verified; nothing is changed. Recovery, the rebuilding of side files and
-``penstock storage verify`` use this scan.
+Everything is read and verified; nothing is changed.
 
 A bad batch means one of two things. If no whole batch follows, it is the torn end of a log whose
 last write did not finish: nothing after it can be saved. If a whole batch follows, bytes in the
@@ -9,21 +7,44 @@ middle have changed: the range is reported as damage and the scan continues afte
 that looks like a batch must not count as "a whole batch follows": either the index must contain the
 position, or ``.check`` the header, or an unbroken chain of whole batches must lead from there to
 the end of the file.
+
+Also the check of batches from a leader (``verified``). They are stored with the offsets and epochs
+they arrive with, so everything that a scan would reject is rejected before it is written.
 """
 
 import re
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.log.storage.check import HOLE, header_check, is_entry_intact, read_checks
-from penstock.log.storage.damage import Damage
-from penstock.log.storage.entries import EntryFile
+from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import Disk
-from penstock.log.storage.index import RELATIVE_MAX, START, BatchStart, SegmentIndex
+from penstock.log.storage.side_files import (
+    HOLE,
+    RELATIVE_MAX,
+    START,
+    BatchStart,
+    header_check,
+    is_entry_intact,
+    read_checks,
+)
+from penstock.model.errors import Damaged
 from penstock.model.limits import BATCH_BYTES_MAX, MIB
-from penstock.record.batch import CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, MAGIC, BatchHeader
+from penstock.record.batch import (
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    MAGIC,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.compaction import empty_batch, is_bare, spanned
 from penstock.record.crc32c import crc32c
+
+if TYPE_CHECKING:
+    from penstock.log.storage.segment import Segment
 
 WINDOW_BYTES = 4 * MIB
 CANDIDATES_MAX = 1_000  # positions tried for one gap; more look-alikes than that are an attack
@@ -44,11 +65,6 @@ def header_fault(header: BatchHeader, offset: int) -> str | None:
     return None
 
 
-def _fault(header: BatchHeader, offset: int, epoch: int) -> str:
-    reason = header_fault(header, offset)
-    return reason or f"leader epoch {header.leader_epoch} after epoch {epoch}"
-
-
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
     """Return whether only zeros follow up to the end: space that was never written."""
     while position < size:
@@ -62,24 +78,10 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 
 @dataclass(slots=True)
-class Source:
-    """The files of one segment that a scan reads."""
-
-    path: Path
-    base_offset: int
-    fd: int
-    size: int
-    disk: Disk
-    checks: EntryFile
-    index: SegmentIndex
-    interval_bytes: int
-
-
-@dataclass(slots=True)
 class Scan:
-    """The state and results of a scan. ``checks`` and ``places`` are the side files as they should
-    be, from the first scanned batch on."""
+    """State and results of a scan. ``checks`` and ``places``: the side files as they should be."""
 
+    size: int  # of the file, as far as it is scanned
     position: int
     offset: int
     ordinal: int
@@ -96,31 +98,40 @@ class Scan:
         if self.last is not None and (not self.places or self.places[-1][0] != self.last):
             self.places.append((self.last, self.max_timestamp))
 
+    def gap_before(self, name: str, next_base: int) -> Damage:
+        """Return the damage at the end of a closed segment, up to the start of the next one."""
+        reason = self.tail_reason or f"records up to offset {next_base} are missing"
+        size = self.size - self.position
+        return Damage(name, self.position, size, self.offset, next_base, reason)
+
 
 class Scanner:
     def __init__(
         self,
-        source: Source,
+        segment: "Segment",
         start: BatchStart = START,
         *,
         epoch: int = EPOCH_MIN,
         max_timestamp: int = -1,
+        bytes_max: int | None = None,
     ) -> None:
         """``epoch`` and ``max_timestamp``: the highest values before ``start``."""
-        self.source = source
+        self._segment, self._disk, self._fd = segment, segment.disk, segment.files.log_fd
+        self._checks, self._base_offset = segment.files.checks, segment.base_offset
         self._wanted_bytes = 0  # for the next batch
+        size = segment.bytes or self._disk.size(self._fd)
         self.scan = Scan(
+            size if bytes_max is None else min(size, bytes_max),
             start.position,
-            source.base_offset + start.relative,
+            segment.base_offset + start.relative,
             start.ordinal,
             epoch=epoch,
             max_timestamp=max_timestamp,
         )
         self._first_ordinal = start.ordinal
-        self._known = read_checks(
-            source.checks, start.ordinal, max(0, source.checks.count - start.ordinal)
-        )
-        self._indexed_position = start.position - source.interval_bytes
+        known_count = max(0, self._checks.count - start.ordinal)
+        self._known = read_checks(self._checks, start.ordinal, known_count)
+        self._indexed_position = start.position - segment.interval_bytes
         self._by_check: dict[int, int] | None = None
 
     def run(self) -> Scan:
@@ -129,14 +140,13 @@ class Scanner:
         return self.scan
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> bool:
-        """Scan one window. False if the scan is finished."""
-        scan, source = self.scan, self.source
-        if scan.position >= source.size:
+        scan = self.scan
+        if scan.position >= scan.size:
             return False
-        size = min(max(window_bytes, self._wanted_bytes), source.size - scan.position)
-        window = source.disk.pread(source.fd, size, scan.position)
+        size = min(max(window_bytes, self._wanted_bytes), scan.size - scan.position)
+        window = self._disk.pread(self._fd, size, scan.position)
         # A short read is the end too: the file shrank meanwhile.
-        is_end = len(window) < size or scan.position + len(window) >= source.size
+        is_end = len(window) < size or scan.position + len(window) >= scan.size
         reason, self._wanted_bytes = self._walk(window, is_end)
         if reason is None and not window:
             reason = "the file ends here"
@@ -145,13 +155,14 @@ class Scanner:
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
         """Take whole batches from the window. Returns why the next batch is bad (None: it is not
         all in the window) and how large the next window must be. One loop on local names, for
-        speed: a segment has a hundred thousand batches, and the node's start waits for it."""
-        scan, known, source = self.scan, self._known, self.source
+        speed."""
+        scan, known, base_offset = self.scan, self._known, self._base_offset
         view, limit, at, start = memoryview(window), len(window), 0, scan.position
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
         offset, epoch, max_timestamp = scan.offset, scan.epoch, scan.max_timestamp
         number, known_count = scan.ordinal - self._first_ordinal, len(known)
-        index_at = self._indexed_position + source.interval_bytes
+        interval_bytes = self._segment.interval_bytes
+        index_at = self._indexed_position + interval_bytes
         reason, wanted, last_at = None, 0, -1
         while limit - at >= HEADER_BYTES:
             fields = unpack(view, at)
@@ -163,10 +174,14 @@ class Scanner:
                 or fields[6] < 0
                 or fields[2] < epoch
             ):
-                reason = _fault(tuple.__new__(BatchHeader, fields), offset, epoch)
+                reason = _fault(tuple.__new__(BatchHeader, fields), offset, epoch, limit - at)
                 break
             check = crc_of(view[at : at + HEADER_BYTES]) or 1
-            if number < known_count and known[number] != check and self._is_intact(number):
+            if (
+                number < known_count
+                and known[number] != check
+                and is_entry_intact(self._checks, self._first_ordinal + number)
+            ):
                 reason = "the header differs from its check"
                 break
             if end > limit:
@@ -180,11 +195,9 @@ class Scanner:
             if fields[8] > max_timestamp:
                 max_timestamp = fields[8]
             if start + at >= index_at:
-                place = BatchStart(
-                    offset - source.base_offset, start + at, self._first_ordinal + number
-                )
+                place = BatchStart(offset - base_offset, start + at, self._first_ordinal + number)
                 scan.places.append((place, max_timestamp))
-                index_at = start + at + source.interval_bytes
+                index_at = start + at + interval_bytes
             add_check(check)
             number += 1
             last_at, at, epoch = at, end, fields[2]
@@ -193,60 +206,36 @@ class Scanner:
             if is_end and at < limit:
                 reason = f"{limit - at} bytes are too few for a batch"
         if last_at >= 0:
-            self._note_last(unpack(view, last_at), start + last_at, start + at)
+            scan.ordinal = self._first_ordinal + len(scan.checks)
+            last = unpack(view, last_at)[0] - base_offset
+            scan.last = BatchStart(last, start + last_at, scan.ordinal - 1)
+            scan.epoch, scan.offset, scan.position = epoch, offset, start + at
         scan.max_timestamp = max_timestamp
-        self._indexed_position = index_at - source.interval_bytes
+        self._indexed_position = index_at - interval_bytes
         return reason, wanted
-
-    def _is_intact(self, number: int) -> bool:
-        return is_entry_intact(self.source.checks, self._first_ordinal + number)
-
-    def _note_last(self, fields: tuple[int, ...], position: int, end: int) -> None:
-        """Update the scan's position after the last whole batch of a window."""
-        scan = self.scan
-        scan.ordinal = self._first_ordinal + len(scan.checks)
-        scan.last = BatchStart(fields[0] - self.source.base_offset, position, scan.ordinal - 1)
-        scan.epoch = fields[2]
-        scan.offset = fields[0] + fields[6] + 1
-        scan.position = end
-
-    # ── After a bad batch ────────────────────────────────────────────────────────────────────
 
     def _step_over(self, reason: str) -> bool:
         """Find the next whole batch and report the damage before it. False if none follows."""
-        scan, source = self.scan, self.source
-        if is_zero_from(source.disk, source.fd, scan.position, source.size):
+        scan = self.scan
+        if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON
             return False
-        place = self._next_whole()
+        indexed = self._next_indexed()
+        place = self._search(scan.size if indexed is None else indexed.position) or indexed
         if place is None:
             scan.tail_reason = reason
             return False
-        next_offset = source.base_offset + place.relative
-        scan.damage.append(
-            Damage(
-                source.path.name,
-                scan.position,
-                place.position - scan.position,
-                scan.offset,
-                next_offset,
-                reason,
-            )
-        )
+        name, size = self._segment.path.name, place.position - scan.position
+        next_offset = self._base_offset + place.relative
+        scan.damage.append(Damage(name, scan.position, size, scan.offset, next_offset, reason))
         scan.checks.extend([HOLE] * (place.ordinal - scan.ordinal))
         scan.position, scan.ordinal, scan.offset = place.position, place.ordinal, next_offset
         # The batch after a hole is always indexed, so that reads can skip the hole.
-        self._indexed_position = place.position - source.interval_bytes
+        self._indexed_position = place.position - self._segment.interval_bytes
         return True
 
-    def _next_whole(self) -> BatchStart | None:
-        """Return the nearest start of a trusted batch after the bad one, or None."""
-        indexed = self._next_indexed()
-        limit = self.source.size if indexed is None else indexed.position
-        return self._search(limit) or indexed
-
     def _next_indexed(self) -> BatchStart | None:
-        index = self.source.index
+        index = self._segment.files.index
         number = index.offsets.last_at_most(self.scan.position, column=1)
         for at in range(0 if number is None else number + 1, index.count):
             place = index.place(at)
@@ -255,7 +244,7 @@ class Scanner:
             header = self._whole_at(place.position)
             if (
                 header is not None
-                and header.base_offset == self.source.base_offset + place.relative
+                and header.base_offset == self._base_offset + place.relative
                 and place.ordinal > self.scan.ordinal
             ):
                 return place
@@ -263,28 +252,27 @@ class Scanner:
 
     def _whole_at(self, position: int) -> BatchHeader | None:
         """Return the header of a whole batch at ``position`` with a later offset, or None."""
-        scan, source = self.scan, self.source
-        raw = source.disk.pread(source.fd, HEADER_BYTES, position)
+        scan = self.scan
+        raw = self._disk.pread(self._fd, HEADER_BYTES, position)
         if len(raw) < HEADER_BYTES:
             return None
-        header = tuple.__new__(BatchHeader, HEADER.unpack(raw))
-        relative = header.next_offset - source.base_offset
+        header = parse_header(raw)
         if (
             header_fault(header, header.base_offset) is not None
             or header.base_offset <= scan.offset
             or header.leader_epoch < scan.epoch
-            or relative > RELATIVE_MAX
-            or position + header.total_bytes > source.size
+            or header.next_offset - self._base_offset > RELATIVE_MAX
+            or position + header.total_bytes > scan.size
         ):
             return None
-        body = source.disk.pread(source.fd, header.total_bytes - CRC_FROM, position + CRC_FROM)
+        body = self._disk.pread(self._fd, header.total_bytes - CRC_FROM, position + CRC_FROM)
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search every byte up to ``limit`` for a header that ``.check`` contains, or for one from
-        which whole batches lead to the end of the file."""
-        scan, source = self.scan, self.source
-        data = source.disk.pread(source.fd, limit - scan.position, scan.position)
+        """Search for a header that ``.check`` contains, or that leads to the end by whole
+        batches."""
+        scan = self.scan
+        data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(
             b"(?=" + re.escape(scan.offset.to_bytes(8, "big")[:3]) + b".{5}[\x00\x01].{7}\x02)",
             re.DOTALL,
@@ -292,7 +280,7 @@ class Scanner:
         tried = 0
         for match in pattern.finditer(data, 1):
             position = scan.position + match.start()
-            raw = source.disk.pread(source.fd, HEADER_BYTES, position)
+            raw = self._disk.pread(self._fd, HEADER_BYTES, position)
             if len(raw) < HEADER_BYTES:
                 break
             ordinal = self._ordinal_of(header_check(raw))
@@ -306,7 +294,7 @@ class Scanner:
                 if not self._leads_to_end(position, header):
                     continue
                 ordinal = scan.ordinal + 1
-            return BatchStart(header.base_offset - source.base_offset, position, ordinal)
+            return BatchStart(header.base_offset - self._base_offset, position, ordinal)
         return None
 
     def _ordinal_of(self, check: int) -> int | None:
@@ -317,14 +305,69 @@ class Scanner:
         ordinal = self._by_check.get(check)
         if ordinal is None or ordinal <= self.scan.ordinal:
             return None
-        return ordinal if is_entry_intact(self.source.checks, ordinal) else None
+        return ordinal if is_entry_intact(self._checks, ordinal) else None
 
     def _leads_to_end(self, position: int, header: BatchHeader) -> bool:
         while True:
             position += header.total_bytes
-            if position == self.source.size:
+            if position == self.scan.size:
                 return True
             following = self._whole_at(position)
             if following is None or following.base_offset != header.next_offset:
                 return False
             header = following
+
+
+APPEND_BYTES_MAX = 2**30  # one write can hold it on every known system
+
+
+def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
+    """Return the headers of batches that may follow ``offset`` and ``epoch``. Raises Damaged."""
+    headers: list[BatchHeader] = []
+    make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
+    if limit > APPEND_BYTES_MAX:
+        raise Damaged(str(folder), 0, f"{limit} bytes at once, at most {APPEND_BYTES_MAX}")
+    while at < limit:
+        if limit - at < HEADER_BYTES:
+            raise Damaged(str(folder), at, f"{limit - at} bytes are too few for a batch")
+        fields = unpack(view, at)
+        end = at + fields[1] + LENGTH_FROM
+        if (
+            fields[0] != offset
+            or fields[2] < epoch
+            or fields[3] != MAGIC
+            or not HEADER_BYTES <= end - at <= BATCH_BYTES_MAX
+            or fields[6] < 0
+            or end > limit
+        ):
+            header = make(BatchHeader, fields)
+            raise Damaged(str(folder), at, _fault(header, offset, epoch, limit - at))
+        if crc32c(view[at + CRC_FROM : end]) != fields[4]:
+            raise Damaged(str(folder), at, "the CRC does not match")
+        headers.append(make(BatchHeader, fields))
+        offset += fields[6] + 1
+        epoch, at = fields[2], end
+    return headers
+
+
+def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str:
+    reason = header_fault(header, offset)
+    if reason is None and header.leader_epoch < epoch:
+        reason = f"leader epoch {header.leader_epoch} after epoch {epoch}"
+    return reason or f"the batch is truncated by {header.total_bytes - left_bytes} bytes"
+
+
+def trimmed(view: memoryview, offset: int) -> memoryview:
+    """Drop offsets that the log has from a bare first batch: compaction merges bare batches."""
+    if len(view) < HEADER_BYTES:
+        return view
+    header = parse_header(view)
+    if (
+        not header.base_offset < offset < header.next_offset
+        or not is_bare(header)
+        or header.total_bytes != HEADER_BYTES
+        or crc32c(view[CRC_FROM:HEADER_BYTES]) != header.crc
+    ):
+        return view
+    bare = empty_batch(spanned(header, offset, header.next_offset), with_producer=False)
+    return memoryview(b"".join((bare, view[HEADER_BYTES:])))

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import SYSTEM_HEADER
-from penstock.record.record import HEADERS_PER_RECORD_MAX
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.record import HEADERS_PER_RECORD_MAX, decode_varint, encode_varint
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]

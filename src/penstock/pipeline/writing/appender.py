@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
 from penstock.pipeline.client.options import WriteOptions
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
-from penstock.record.varint import encode_varint
+from penstock.record.record import encode_varint
 from penstock.wire.kafka.faults import ErrorCode
 
 _RUN: Final = 1_000  # rows without a key that go to one partition before the next partition

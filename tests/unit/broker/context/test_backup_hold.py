@@ -9,7 +9,7 @@ from tests.unit.broker.stage import bodies, claim, message, on_stage
 from tests.unit.broker.storage.test_compaction import SMALL, compacted_topic, partition_of, put
 
 from penstock.broker.backup_positions import STAGES, BackupPositions, Stage, stage_of
-from penstock.broker.context.backup_hold import (
+from penstock.broker.context.context import (
     CROSSINGS_MS_MAX,
     HOLDERS_MAX,
     SEGMENTS_MS_MAX,

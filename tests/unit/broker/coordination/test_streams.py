@@ -8,7 +8,7 @@ import pytest
 from tests.unit.broker.coordination.group_stage import hosting
 from tests.unit.cursor.groups.streams.streams_topologies import ALL_TASKS, COUNTING
 
-from penstock.broker.coordination import group_assignments
+from penstock.broker.coordination import groups
 from penstock.broker.coordination.groups import GroupHost
 from penstock.cursor.coordinator_calls import BeatStreams, DescribeGroup, ListGroups
 from penstock.cursor.groups.streams import task_assignor
@@ -86,7 +86,7 @@ async def test_one_thread_assigns_one_group_at_a_time(
         assert may_end.wait(10)
         return task_assignor.compute_assignment(work)
 
-    monkeypatch.setattr(group_assignments, "compute_assignment", held)
+    monkeypatch.setattr(groups, "compute_assignment", held)
     async with hosting(tmp_path) as one:
         for name in ("lines", "by-word", "counts"):
             await one.stage.topic(name, partitions=3)

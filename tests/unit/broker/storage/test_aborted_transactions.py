@@ -15,7 +15,7 @@ from tests.unit.broker.stage import HandClock, Stage, on_stage
 from penstock.broker.partition.partition import Partition
 from penstock.broker.storage.compaction import Compactor
 from penstock.log.log import LogConfig
-from penstock.log.storage.layout import LOG_SUFFIX
+from penstock.log.storage.files import LOG_SUFFIX
 from penstock.model.calls import AppendBatches, AppendMarker, Fetch
 from penstock.model.ports import Marker
 from penstock.model.stream import settings_of
@@ -84,7 +84,7 @@ class Scene:
             settings_of(self.topic),
             up_to=up_to,
             aborted=partition.stream.aborted_below(up_to),
-            forget=partition.stream.forget_aborted,
+            forget=partition.stream.producers.forget_aborted,
         )
         await compactor.stop()
 
@@ -208,7 +208,7 @@ async def test_a_log_whose_segments_vanish_meanwhile_loses_no_entry(
         def vanished(*_: object) -> object:
             raise FileNotFoundError(LOG_SUFFIX)
 
-        monkeypatch.setattr("penstock.broker.storage.aborted_transactions.read_segment", vanished)
+        monkeypatch.setattr("penstock.broker.storage.compaction.read_segment", vanished)
         await s.compact()
         assert s.index() == [0]
         monkeypatch.undo()

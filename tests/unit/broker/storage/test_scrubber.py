@@ -14,8 +14,8 @@ from tests.unit.log.stage import QuickDisk, append, append_many, open_log, sync
 
 from penstock.broker.storage.scrubber import Scrubber
 from penstock.log.log import Log, LogConfig
-from penstock.log.storage.damage import Damage
-from penstock.log.storage.layout import segment_path
+from penstock.log.storage.checkpoint import Damage
+from penstock.log.storage.files import segment_path
 from penstock.model.calls import Append
 from penstock.model.errors import Overloaded
 from penstock.model.limits import MIB
@@ -106,7 +106,7 @@ async def test_a_log_that_is_appended_to_cut_and_trimmed_meanwhile_is_not_taken_
                 epoch += 1
                 log.truncate(log.end_offset - chance.randrange(1, 20))
             elif drawn < 0.25 and log.end_offset - log.start_offset > 60:
-                log.drop_before(log.start_offset + 20)
+                log.detach_before(log.start_offset + 20).remove()
             else:
                 for _ in range(chance.randrange(1, 9)):
                     append(log, size=chance.randrange(1, 200), epoch=epoch)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.log.stage import QuickDisk, append, open_log
 
 from penstock.log.log import Log, LogConfig
-from penstock.log.storage.batch_buffers import SLICE_BYTES_MIN
-from penstock.log.storage.recent_positions import POSITION_BYTES, RecentPositions
+from penstock.log.storage.batch_buffers import POSITION_BYTES, SLICE_BYTES_MIN, RecentPositions
 from penstock.model.file_slice import FileSlice, in_memory
 from penstock.model.limits import KIB, MIB
 from penstock.record.batch import parse_header, split_batches
@@ -69,7 +68,7 @@ def test_a_marked_piece_is_whole_batches_within_its_bounds(
 def test_a_reader_is_led_from_mark_to_mark_and_gets_every_byte(tmp_path: Path) -> None:
     log = open_log(tmp_path, BIG)
     written = b"".join(append(log, count=3, size=20 * KIB) for _ in range(80))
-    assert log.segment_count > 2
+    assert len(log.segments()) > 2
     for first in (0, 7):  # where a batch begins, and in the middle of one between two marks
         offset, got, slices, count = first, b"", 0, 0
         while offset < log.end_offset:
@@ -135,7 +134,7 @@ def test_a_piece_outlives_what_happens_to_its_segment(tmp_path: Path, happens: s
     assert isinstance(piece, FileSlice)
     log.roll(now_ms=2_000)
     if happens == "drop":
-        log.drop_before(log.end_offset)
+        log.detach_before(log.end_offset).remove()
         assert len(list(tmp_path.glob("*.log"))) == 1
     if happens == "close":
         log.close()
