@@ -11,6 +11,7 @@ frontends, the store's id): a restored deployment has its own.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock import __version__
@@ -81,65 +82,50 @@ class _Backup:
         self.used_at_ms = self.renewed_at_ms = now_ms
 
 
+@dataclass(frozen=True, slots=True)
 class BackupAdmin:
     """Implements ``frontend.admin.backup_port.BackupPort``."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        topics: Topics,
-        broker: BrokerPort,
-        *,
-        store: Store,
-        own_store: Store,
-        health: Health,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        node: str,
-        namespace: tuple[str, str],
-        master_key_id: str,
-    ) -> None:
-        """``broker`` reaches the leader of every partition; ``namespace``: account, region."""
-        self._cut = cut
-        self._topics = topics
-        self._broker = broker
-        self._store = store
-        self._own_store = own_store
-        self._health = health
-        self._clock = clock
-        self._entropy = entropy
-        self._node = node
-        self._namespace = namespace
-        self._master_key_id = master_key_id
-        self._backups: dict[str, _Backup | None] = {}  # None: starting
+    cut: Cut
+    topics: Topics
+    broker: BrokerPort  # reaches the leader of every partition
+    store: Store
+    own_store: Store
+    health: Health
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    node: str
+    namespace: tuple[str, str]  # account, region
+    master_key_id: str
+    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: starting
 
     # ── Beginning and end ────────────────────────────────────────────────────────────────────
 
     async def begin(self) -> StartedBackup:
-        if not self._health.is_ready:
+        if not self.health.is_ready:
             raise Overloaded("The node is not ready: its metadata may be incomplete.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
             raise Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
-        backup_id = self._entropy(ID_BYTES).hex()
+        backup_id = self.entropy(ID_BYTES).hex()
         self._backups[backup_id] = None
         try:
-            at_ms = self._clock.wall_ms()
-            taken = await self._cut.take(backup_id)
+            at_ms = self.clock.wall_ms()
+            taken = await self.cut.take(backup_id)
             definitions = await self._list_definitions()
         except BaseException:
             del self._backups[backup_id]
             raise
-        self._backups[backup_id] = _Backup(taken, definitions, self._clock.mono_ms())
+        self._backups[backup_id] = _Backup(taken, definitions, self.clock.mono_ms())
         log_.info("backup started", extra={"backup": backup_id, "partitions": len(taken)})
         return StartedBackup(
             backup_id,
             at_ms,
             __version__,
-            self._node,
-            self._cut.nodes,
-            *self._namespace,
-            self._master_key_id,
+            self.node,
+            self.cut.nodes,
+            *self.namespace,
+            self.master_key_id,
             len(taken),
             len(definitions),
             sum(one.size_bytes for one in taken),
@@ -152,7 +138,7 @@ class BackupAdmin:
         log_.info("backup ended", extra={"backup": backup_id})
 
     def _forget_idle(self) -> None:
-        now_ms = self._clock.mono_ms()
+        now_ms = self.clock.mono_ms()
         for backup_id, backup in tuple(self._backups.items()):
             if backup is not None and now_ms - backup.used_at_ms > IDLE_MS_MAX:
                 del self._backups[backup_id]
@@ -163,10 +149,10 @@ class BackupAdmin:
         backup = self._backups.get(backup_id)
         if backup is None:
             raise NotFound("There is no such backup in progress: it timed out.")
-        now_ms = backup.used_at_ms = self._clock.mono_ms()
+        now_ms = backup.used_at_ms = self.clock.mono_ms()
         if now_ms - backup.renewed_at_ms >= RENEW_MS:
             backup.renewed_at_ms = now_ms
-            await self._cut.keep(backup_id)
+            await self.cut.keep(backup_id)
         return backup
 
     # ── Definitions ──────────────────────────────────────────────────────────────────────────
@@ -180,7 +166,7 @@ class BackupAdmin:
             found: list[Entry] = []
             revisions = set()
             for prefix in PREFIXES:
-                entries, revision = await self._store.list(prefix, min_revision=seen)
+                entries, revision = await self.store.list(prefix, min_revision=seen)
                 found += entries
                 revisions.add(revision)
             if len(revisions) == 1 or found == before:
@@ -188,7 +174,7 @@ class BackupAdmin:
             before, seen = found, max(revisions)
         else:
             raise Overloaded("Definitions change faster than they can be read; retry.")
-        moves, _ = await self._own_store.list(MOVES_PREFIX)
+        moves, _ = await self.own_store.list(MOVES_PREFIX)
         return [Definition(entry.key, entry.value) for entry in (*found, *moves)]
 
     async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
@@ -222,14 +208,14 @@ class BackupAdmin:
         cut = backup.cuts.get(PartitionKey(topic_id, partition))
         if cut is None:
             raise NotFound("That partition is not in this backup.")
-        topic = self._topics.find_id(topic_id)
+        topic = self.topics.find_id(topic_id)
         if topic is None:
             raise TopicNotFound(topic_id)
         end = cut.end_offset
         if offset >= end:
             return Piece(b"", offset, offset, offset)
         try:
-            fetched = await self._broker.call(
+            fetched = await self.broker.call(
                 Fetch(topic, partition, offset=offset, bytes_max=READ_BYTES, is_committed=False)
             )
         except OffsetOutOfRange as error:

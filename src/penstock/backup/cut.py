@@ -9,6 +9,7 @@ repeated, for as long as an election may take.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.broker.backup_positions import STAGES, BackupPositions
@@ -60,12 +61,14 @@ class Cut(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class NodeCut:
-    nodes: Sequence[int] = ()
+    _cutting: BackupPositions
+    _topics: Topics
 
-    def __init__(self, cutting: BackupPositions, topics: Topics) -> None:
-        self._cutting = cutting
-        self._topics = topics
+    @property
+    def nodes(self) -> Sequence[int]:
+        return ()
 
     async def take(self, holder: str) -> Sequence[PartitionPositions]:
         expected = _expected(self._topics)
@@ -84,23 +87,14 @@ class NodeCut:
         self._cutting.hold(HoldRequest(holder, 0, SEGMENTS_MS))
 
 
+@dataclass(frozen=True, slots=True)
 class ClusterCut:
-    def __init__(
-        self,
-        cutting: BackupPositions,
-        topics: Topics,
-        store: Store,
-        routes: Routes,
-        *,
-        own_node: int,
-        caller: Callable[[int], Caller],
-    ) -> None:
-        self._cutting = cutting
-        self._topics = topics
-        self._store = store
-        self._routes = routes
-        self._own_node = own_node
-        self._caller = caller
+    _cutting: BackupPositions
+    _topics: Topics
+    _store: Store
+    _routes: Routes
+    _own_node: int
+    _caller: Callable[[int], Caller]
 
     @property
     def nodes(self) -> Sequence[int]:

@@ -23,10 +23,8 @@ from penstock.node.configuration.config import Config
 from penstock.node.configuration.settings import Loaded, describe
 from penstock.node.metadata.metadata_link import GivenUp
 from penstock.node.metadata.metadata_node import MetadataNode
-from penstock.node.process import file_modes, open_files
-from penstock.node.process.allocator import keep_freed_blocks
-from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.process.start_errors import explained
+from penstock.node.process import folder, resources
+from penstock.node.process.start_errors import READY, STOPPING, ServiceManager, explained
 from penstock.telemetry import logs
 
 log_ = logging.getLogger(__name__)
@@ -50,18 +48,18 @@ def serve(
         for row in describe(loaded):
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
         return EXIT_OK
-    file_modes.set_umask()
+    folder.set_umask()
     manager = ServiceManager(os.environ)
     telemetry = loaded.config.telemetry
     name = loaded.config.node.name or platform.node()
     logs.configure(telemetry.level, telemetry.format, node=name)
-    open_files.raise_limit()
+    resources.raise_limit()
     if loaded.config.node.workers:
         from penstock.node import workers
 
         shown = partial(_hints, config=loaded.config) if hints else None
         return workers.serve(loaded, flags, config_file=config_file, hints=shown, manager=manager)
-    keep_freed_blocks()
+    resources.keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, manager, hints=hints))
 

@@ -17,9 +17,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.broker.partition.partitions import TOPICS_FOLDER
-from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration.cluster_config import (
+    ATTACHED,
+    SERVICE,
+    NodeAddress,
+    Role,
+    parse_listen,
+)
 from penstock.node.configuration.config import KAFKA_OFF, WORKERS_MAX, Config
-from penstock.node.configuration.roles import ATTACHED, SERVICE, Role
 from penstock.node.configuration.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
 from penstock.node.process.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable, unusable
 

@@ -28,16 +28,15 @@ from typing import Final
 from penstock.model.errors import PenstockError, SetupError
 from penstock.net.child_process import start_child
 from penstock.node import worker_plan as plan
-from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration.cluster_config import NodeAddress, parse_listen
 from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
 from penstock.node.configuration.exposure import is_auth_on
 from penstock.node.configuration.settings import Loaded
 from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
-from penstock.node.keys.worker_secret import SECRET_ENV, draw_secret, pipe_with
-from penstock.node.listening.binding import binding
+from penstock.node.listening import binding
 from penstock.node.process.folder import DataFolder
-from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.process.start_errors import explained
+from penstock.node.process.node_setup import SECRET_ENV, draw_secret, pipe_with
+from penstock.node.process.start_errors import READY, STOPPING, ServiceManager, explained
 from penstock.node.worker_plan import Addresses, Pauses
 
 STOP_SECONDS_MAX: Final = 30.0  # in addition to node.drain_ms, until a process is killed

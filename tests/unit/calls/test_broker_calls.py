@@ -38,7 +38,7 @@ from penstock.model.topic import Kind
 from penstock.net.http.exchange import HttpRequest
 from penstock.node.cluster.cluster_role import ClusterRole
 from penstock.node.metadata.metadata_link import MetadataLink
-from penstock.node.wiring.frontend_calls import FrontendCalls, make_calls
+from penstock.node.wiring.frontend_calls import FrontendCalls
 from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.broker_calls import RULES, Rule
 
@@ -63,7 +63,7 @@ class Role:
 def calls_of(cluster: Cluster, own: int) -> FrontendCalls:
     catalog = cluster.nodes[own].catalog
     metadata = SimpleNamespace(topics=catalog, catalog=catalog, on_back=lambda _listener: None)
-    return make_calls(
+    return FrontendCalls(
         cast(Broker, cluster.nodes[own].owned),
         cast(MetadataLink, metadata),
         cast(StoredIdentities, DirectoryOfNobody()),

@@ -24,7 +24,7 @@ from penstock.model.calls import CancelMove
 from penstock.model.errors import InvalidRequest
 from penstock.model.levels import LEVEL_MAX, Levels
 from penstock.node.cluster.cluster_metrics import ClusterMetrics
-from penstock.node.cluster.cluster_peers import ClusterPeers
+from penstock.node.cluster.routes import ClusterPeers
 from penstock.replication.election import Standing
 from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock

@@ -18,12 +18,14 @@ from penstock.node.keys import keyring
 from penstock.node.keys.keyring import (
     KMS_NAME,
     MASTER_NAME,
+    REPLY_BYTES_MAX,
+    CommandKms,
     KeyRingUnusable,
+    KmsFailed,
     MasterKeyRing,
     open_key_ring,
     start_key_ring,
 )
-from penstock.node.keys.kms import REPLY_BYTES_MAX, CommandKms, KmsFailed
 
 FIRST = bytes(range(32))
 SECOND = bytes(range(32, 64))

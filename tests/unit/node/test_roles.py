@@ -7,16 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.node.configuration.addresses import (
+from penstock.node.configuration.cluster_config import (
+    ALL,
+    ATTACHED,
+    EVERYTHING,
+    SERVICE,
     NodeAddress,
     check_members,
     check_node_addresses,
     parse_node_addresses,
+    parse_roles,
 )
 from penstock.node.configuration.config import Config, ConfigInvalid, load
 from penstock.node.configuration.exposure import ExposureRefused, check_internal
-from penstock.node.configuration.roles import ALL, ATTACHED, EVERYTHING, SERVICE, parse_roles
-from penstock.node.metadata.service_peers import ExpectedStore, store_feature
+from penstock.node.metadata.metadata_link import ExpectedStore, store_feature
 from penstock.wire.internal.faults import HelloRefused
 from penstock.wire.internal.frame import Hello
 

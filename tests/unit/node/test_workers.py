@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from penstock.model.errors import SetupError
 from penstock.node import worker_plan as plan
 from penstock.node.configuration.config import Config, ConfigInvalid, load
-from penstock.node.keys.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
 from penstock.node.process.folder import FolderUnusable
-from penstock.node.process.service_manager import ServiceManager
+from penstock.node.process.node_setup import SecretMissing, draw_secret, pipe_with, receive_secret
+from penstock.node.process.start_errors import ServiceManager
 from penstock.node.worker_plan import PAUSE_MS_MAX, PAUSE_MS_MIN, STEADY_MS, Addresses, Pauses
 from penstock.node.workers import Child, NotStarted, Supervisor, _hold, _hold_addresses
 

@@ -55,7 +55,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     """
     from penstock.backup.writing import Pace, write_backup
     from penstock.cli.data.backup_source import AdminSource
-    from penstock.node.process.file_modes import set_umask
+    from penstock.node.process.folder import set_umask
 
     set_umask()
     quiet = session.settings.quiet
@@ -138,8 +138,7 @@ def restore(
     from penstock.backup.files import read_manifest
     from penstock.node.configuration import config as node_config
     from penstock.node.configuration.settings import ConfigInvalid
-    from penstock.node.process.file_modes import set_umask
-    from penstock.node.process.folder import FolderUnusable
+    from penstock.node.process.folder import FolderUnusable, set_umask
     from penstock.node.restoring import restore as restore_all
 
     set_umask()

@@ -17,7 +17,7 @@ What remains is a GET by a page, which carries no ``Origin``, to a name that is 
 such as ``localhost.localstack.cloud`` or ``penstock``. On a port where a GET can change something,
 a query string from a browser without ``Sec-Fetch-Site`` is rejected.
 
-Every HTTP listener has one guard (``node/listening/http_listener.py``). With authentication on, a
+Every HTTP listener has one guard (``node/listening.py``). With authentication on, a
 page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
 """
 

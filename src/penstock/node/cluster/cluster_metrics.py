@@ -12,7 +12,7 @@ from penstock.manager.in_cluster import Manager
 from penstock.membership.cluster_level import ClusterLevel
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registration import Membership
-from penstock.node.cluster.cluster_peers import ClusterPeers
+from penstock.node.cluster.routes import ClusterPeers
 from penstock.replication.replica import Role
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample

@@ -27,15 +27,12 @@ from penstock.model.errors import PenstockError
 from penstock.model.levels import LEVEL_MAX, Levels
 from penstock.model.topic import Topic
 from penstock.model.troubles import Trouble, clock_skew, replica_halted
-from penstock.node.cluster.clock_skew import ClockSkew
 from penstock.node.cluster.cluster_admin import ClusterAdmin
 from penstock.node.cluster.cluster_metrics import ClusterMetrics
-from penstock.node.cluster.cluster_peers import ClusterPeers
-from penstock.node.cluster.cluster_troubles import ClusterTroubles
-from penstock.node.cluster.routes import ClusterRoutes
-from penstock.node.configuration.addresses import parse_listen
-from penstock.node.listening.binding import binding
-from penstock.node.listening.certificates import CertificateKeeper
+from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles
+from penstock.node.cluster.routes import ClusterPeers, ClusterRoutes
+from penstock.node.configuration.cluster_config import parse_listen
+from penstock.node.listening import binding
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import TELEMETRY_TOPIC
 from penstock.node.process.node_setup import NodeSetup
@@ -52,16 +49,10 @@ PARKED = "parked"
 
 
 class ClusterRole:
-    def __init__(
-        self,
-        setup: NodeSetup,
-        certificates: CertificateKeeper,
-        metadata: MetadataLink,
-    ) -> None:
+    def __init__(self, setup: NodeSetup, metadata: MetadataLink) -> None:
         config = setup.config
         self.node = config.cluster.node
         self._setup = setup
-        self._certificates = certificates
         self._metadata = metadata
         self._closing: set[asyncio.Task[None]] = set()
         self.store = metadata.store
@@ -92,7 +83,7 @@ class ClusterRole:
             self.view,
             own_name=setup.name,
             cluster=config.internal.cluster,
-            certificates=certificates.nodes,
+            certificates=setup.certificates.nodes,
             levels=self.level.levels,
             secret=setup.worker_secret,
             spawn=self._close_later,
@@ -124,7 +115,7 @@ class ClusterRole:
             check_hello=self.level.check_hello,
             secret=setup.worker_secret,
         )
-        nodes = self._certificates.nodes
+        nodes = setup.certificates.nodes
         host, port = parse_listen(config.internal.listen)
         with binding("other nodes", "--internal", host, port):
             bound = await self._listener.start(

@@ -10,19 +10,19 @@ from pathlib import Path
 from penstock.model import limits, names
 from penstock.model.topic import Fsync
 from penstock.node.configuration import settings
-from penstock.node.configuration.addresses import (
-    check_listen,
-    check_listen_or_empty,
-    parse_listen,
-    parse_node_addresses,
-)
-from penstock.node.configuration.cluster_config import ClusterConfig, InternalConfig, MetadataConfig
-from penstock.node.configuration.roles import (
+from penstock.node.configuration.cluster_config import (
     ALL,
     ATTACHED,
     EVERYTHING,
     SERVICE,
+    ClusterConfig,
+    InternalConfig,
+    MetadataConfig,
+    check_listen,
+    check_listen_or_empty,
     check_roles,
+    parse_listen,
+    parse_node_addresses,
     parse_roles,
 )
 from penstock.node.configuration.settings import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.model.errors import USAGE, SetupError
-from penstock.node.configuration.addresses import parse_listen, parse_node_addresses
+from penstock.node.configuration.cluster_config import parse_listen, parse_node_addresses
 from penstock.node.configuration.config import AuthMode, Config
 
 

@@ -1,4 +1,10 @@
-"""Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
+"""Connections to metadata nodes, and the check that they use the expected store.
+
+A node belongs to one store. It keeps the id of the first store that replied, and from then on
+rejects metadata nodes with another one: an address may be mistyped, or two metadata processes may
+each have a store.
+
+Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
 
 All provide the same: a catalog for requests of clients, the topics for the broker, and a store for
 identities, data keys and producer ids. ``own_store`` has what belongs to the logs, the tasks that
@@ -8,11 +14,11 @@ move dead letters: it is the store of this node, or of the cluster that it belon
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.calls.internal.certificates import NodeCertificates
+from penstock.calls.internal.client import FirstReachable, InternalClient
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -20,14 +26,101 @@ from penstock.metadata.store import Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
-from penstock.node.configuration.addresses import parse_node_addresses
+from penstock.node.configuration.cluster_config import NodeAddress, parse_node_addresses
 from penstock.node.configuration.config import Config
-from penstock.node.metadata.service_peers import ExpectedStore, Peers
 from penstock.node.process.folder import DataFolder
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.faults import HelloRefused, Unreachable
+from penstock.wire.internal.frame import Hello
+
+FILE_NAME = "metadata-id"
+_FEATURE = "store="
+
+
+def store_feature(store_id: str) -> str:
+    """Return the feature by which a metadata node names its store in its hello."""
+    return _FEATURE + store_id
+
+
+class ExpectedStore:
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE_NAME
+        try:
+            self.store_id = self._file.read_text("ascii").strip()
+        except FileNotFoundError:
+            self.store_id = ""
+
+    def check(self, hello: Hello) -> None:
+        """For a client's ``check_hello``. Raises HelloRefused."""
+        feature = next((one for one in hello.features if one.startswith(_FEATURE)), "")
+        found = feature.removeprefix(_FEATURE)
+        if not found:
+            raise HelloRefused(f"Node {hello.node_id} is not a metadata node.")
+        if not self.store_id:
+            new = self._file.with_suffix(".new")
+            new.write_text(found + "\n", "ascii", errors="replace")
+            new.replace(self._file)
+            self.store_id = found
+        elif found != self.store_id:
+            raise HelloRefused(
+                f"Node {hello.node_id} uses another store ({found}) than the one this node belongs"
+                f" to ({self.store_id}). Only one of several metadata processes keeps the store;"
+                " start the others with --metadata and its address"
+            )
+
+
+class Peers:
+    """One connection per node, opened by the first call."""
+
+    def __init__(
+        self,
+        setup: NodeSetup,
+        check_hello: Callable[[Hello], None],
+    ) -> None:
+        self._setup = setup
+        nodes = setup.certificates.nodes
+        self._tls = None if nodes is None else nodes.calling
+        self._check_hello = check_hello
+        self._clients: dict[NodeAddress, InternalClient] = {}  # at most those of the configuration
+
+    def any_of(self, addresses: Sequence[NodeAddress]) -> Caller:
+        """Return a caller that uses any of several equivalent nodes."""
+        clients = [self._client(address) for address in addresses]
+        return FirstReachable(lambda: clients)
+
+    def by_name(self, addresses: Sequence[NodeAddress]) -> Callable[[str], Caller]:
+        named = {address.name: address for address in addresses}
+
+        def find(name: str) -> Caller:
+            if name not in named:
+                raise Unreachable(f"Node {name} is not among the members.")
+            return self._client(named[name])
+
+        return find
+
+    def _client(self, address: NodeAddress) -> InternalClient:
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = InternalClient(
+                address.host,
+                address.port,
+                own_id=self._setup.name,
+                cluster_id=self._setup.config.internal.cluster,
+                node_id=address.name or None,
+                tls=self._tls,
+                check_hello=self._check_hello,
+                secret=self._setup.worker_secret,
+            )
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
 
 if TYPE_CHECKING:
     from penstock.metadata.etcd.store import EtcdStore
@@ -187,12 +280,10 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
 class RemoteMetadata(MetadataLink):
     """Calls to a metadata service."""
 
-    def __init__(
-        self, setup: NodeSetup, certificates: NodeCertificates | None, *, partitions_max: int
-    ) -> None:
+    def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
         super().__init__(setup, partitions_max=partitions_max)
         config = setup.config
-        self._peers = Peers(setup, certificates, check_hello=ExpectedStore(setup.folder.path).check)
+        self._peers = Peers(setup, ExpectedStore(setup.folder.path).check)
         self._remote = RemoteCatalog(
             self._peers.any_of(parse_node_addresses(config.metadata.service)),
             clock=setup.clock,

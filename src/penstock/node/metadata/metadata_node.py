@@ -1,17 +1,20 @@
-"""A process with the metadata role only: the store, the service over it, and a listener for other
-nodes.
+"""A process with the metadata role only: the store, the service over it, a listener for other
+nodes, and an admin endpoint.
 
 One metadata node keeps the store, in SQLite in its data folder. Any number of others may be started
 with its address (``--metadata``): they hold a copy, serve reads and watches from it, and pass
 changes on. While the node with the store is not reachable, the others keep serving reads and report
-for how long they have heard nothing.
-"""
+for how long they have heard nothing."""
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.calls.internal.listener import InternalListener
+from penstock.frontend.admin.login import Gate, Unauthenticated
+from penstock.frontend.admin.ports.health import State
+from penstock.frontend.admin.reply import error_reply, finished, json_reply
+from penstock.frontend.admin.request import ConfigRow
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
 from penstock.metadata.serving.ring import Member
@@ -20,39 +23,123 @@ from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.metadata.store_id import store_id
 from penstock.model.troubles import metadata_away
-from penstock.node.configuration.addresses import parse_listen, parse_node_addresses
-from penstock.node.listening.binding import binding
-from penstock.node.listening.certificates import CertificateKeeper
-from penstock.node.listening.http_listener import open_admin
-from penstock.node.metadata.metadata_admin import MetadataAdmin
-from penstock.node.metadata.metadata_link import CALL_MS, start_when_there
-from penstock.node.metadata.service_peers import ExpectedStore, Peers, store_feature
-from penstock.node.process.health_watch import watch_loop
+from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.node.configuration.cluster_config import parse_listen, parse_node_addresses
+from penstock.node.configuration.settings import describe
+from penstock.node.listening import binding, open_admin
+from penstock.node.metadata.metadata_link import (
+    CALL_MS,
+    ExpectedStore,
+    Peers,
+    start_when_there,
+    store_feature,
+)
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
+from penstock.telemetry.exposition import CONTENT_TYPE, Sample
 from penstock.telemetry.families import Family
 from penstock.wire.internal.calls import CallHandlers
 
 log_ = logging.getLogger(__name__)
+
+Levels = Callable[[], Iterable[tuple[Family, Sample]]]
+
+
+class MetadataAdmin:
+    """Health, metrics, info and configuration. A metadata node has no queues and opens no secrets,
+    so it has no admin API (``frontend/admin``); everything except health checks requires the token
+    ``admin.token``."""
+
+    def __init__(self, setup: NodeSetup, levels: Levels) -> None:
+        self._setup = setup
+        self._levels = levels
+        self._info = setup.info()
+        self._config = [ConfigRow(r.key, r.value, r.origin) for r in describe(setup.loaded)]
+        self._gate = Gate(
+            token=setup.config.admin.token,
+            identities=None,
+            account=setup.config.node.account,
+            is_required=setup.is_auth_on,
+        )
+        self.is_open = self._gate.is_open
+        self._open = {
+            "/healthz": lambda: json_reply(200, {"status": "alive"}),
+            "/readyz": self._readyz,
+            "/startupz": self._readyz,
+        }
+        self._shown = {
+            "/metrics": self._metrics,
+            "/api/v1/info": self._info_reply,
+            "/api/v1/config": lambda: json_reply(200, {"settings": self._config}),
+        }
+
+    async def handle(self, request: HttpRequest) -> HttpReply:
+        try:
+            reply = self._reply(request)
+        except Unauthenticated as error:
+            reply = error_reply(401, "unauthorized", str(error), (("www-authenticate", "Bearer"),))
+        except Exception:
+            log_.exception("admin request failed", extra={"path": request.path})
+            reply = error_reply(500, "failed", "Internal error; see the log of the node.")
+        return finished(request, reply)
+
+    def _reply(self, request: HttpRequest) -> HttpReply:
+        handler = self._open.get(request.path) or self._shown.get(request.path)
+        if handler is None:
+            return error_reply(404, "not_found", "There is nothing at this path.")
+        if request.method not in ("GET", "HEAD"):
+            allowed = (("allow", "GET, HEAD"),)
+            return error_reply(405, "method_not_allowed", "Only GET and HEAD are allowed.", allowed)
+        if request.path in self._shown:
+            given = request.headers.get("authorization", "")
+            self._gate.caller(given, now_ms=self._setup.clock.wall_ms())
+        return handler()
+
+    def _readyz(self) -> HttpReply:
+        health = self._setup.health
+        if health.state is State.DRAINING:
+            status, state = 404, "draining"
+        elif health.is_ready:
+            status, state = 200, "ready"
+        else:
+            status, state = 503, "starting"
+        return json_reply(status, {"status": state, "reasons": health.reasons})
+
+    def _metrics(self) -> HttpReply:
+        ready = int(self._setup.health.is_ready)
+        samples = [
+            (families.READY, ((), ready)),
+            (families.START_TIME, ((), self._info.started_at_ms / 1_000)),
+            *self._setup.health.samples(),
+            *self._levels(),
+        ]
+        return HttpReply(200, self._setup.meter.render(samples), CONTENT_TYPE)
+
+    def _info_reply(self) -> HttpReply:
+        health = self._setup.health
+        facts = {
+            name: getattr(self._info, name)
+            for name in ("version", "node", "roles", "data", "started_at_ms", "endpoints")
+        }
+        facts["state"], facts["is_ready"] = health.state, health.is_ready
+        facts["reasons"] = health.reasons
+        return json_reply(200, facts)
+
 
 DRAIN_SECONDS_MAX = 5.0
 AWAY_MS = 10_000  # time without the node that has the store until health checks report it
 
 
 class MetadataNode:
-    def __init__(
-        self, setup: NodeSetup, certificates: CertificateKeeper, *, is_auth_on: bool
-    ) -> None:
+    def __init__(self, setup: NodeSetup) -> None:
         config = setup.config
-        self.is_auth_on = is_auth_on
+        self.is_auth_on = setup.is_auth_on
         self.root_key: NewKey | None = None
         self.http_url = ""
         self._setup = setup
-        self._certificates = certificates
         self._members = parse_node_addresses(config.metadata.members)
         self._expected = ExpectedStore(setup.folder.path)
-        self._peers = Peers(setup, certificates.nodes, check_hello=self._expected.check)
+        self._peers = Peers(setup, self._expected.check)
         self._remote: RemoteStore | None = None
         self._jobs: list[asyncio.Task[None]] = []
 
@@ -63,10 +150,10 @@ class MetadataNode:
         await self._listen()
         self._report()
         self._jobs = [
-            asyncio.create_task(watch_loop(self._setup.meter, self._report), name="health watch")
+            asyncio.create_task(self._setup.watch_health(self._report), name="health watch")
         ]
-        if self._certificates.has_any:
-            watch = self._certificates.watch()
+        if self._setup.certificates.has_any:
+            watch = self._setup.certificates.watch()
             self._jobs.append(asyncio.create_task(watch, name="certificate watch"))
         self._setup.health.ready()
 
@@ -101,7 +188,7 @@ class MetadataNode:
         internal = self._setup.config.internal
         answers = CallHandlers()
         self._service.register(answers)
-        nodes = self._certificates.nodes
+        nodes = self._setup.certificates.nodes
         self._listener = InternalListener(
             answers,
             node_id=self._setup.name,
@@ -117,9 +204,9 @@ class MetadataNode:
         self._setup.endpoints["internal"] = self._bound
 
     async def _start_admin(self) -> None:
-        api = MetadataAdmin(self._setup, self._levels, is_auth_on=self.is_auth_on)
+        api = MetadataAdmin(self._setup, self._levels)
         self._admin, self._admin_url = await open_admin(
-            self._setup, api.handle, self._certificates.context, is_open=api.is_open
+            self._setup, api.handle, is_open=api.is_open
         )
 
     @property
@@ -130,7 +217,7 @@ class MetadataNode:
         """Do nothing: there are too few long-lived objects."""
 
     def reread(self) -> None:
-        self._certificates.renew()
+        self._setup.certificates.renew()
 
     async def drain(self) -> None:
         self._setup.health.drain()
@@ -151,11 +238,11 @@ class MetadataNode:
         if self._remote is not None and self._remote.staleness_ms > AWAY_MS:
             reason = self._remote.trouble or "the node with the store has lost it"
         found = [] if reason is None else [metadata_away(reason)]
-        found += self._certificates.troubles(now_ms=self._setup.clock.wall_ms())
+        found += self._setup.certificates.troubles(now_ms=self._setup.clock.wall_ms())
         self._setup.health.show(found)
 
     def _levels(self) -> Iterable[tuple[Family, Sample]]:
-        yield from self._certificates.samples()
+        yield from self._setup.certificates.samples()
         if not self._setup.health.is_ready:
             return
         service = self._service

@@ -6,6 +6,7 @@ reads its log again, and so does every later leader. Nothing is skipped in any o
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -28,17 +29,14 @@ TOPICS = (GROUPS_TOPIC, TRANSACTIONS_TOPIC)
 SHOWN_BYTES_MAX = 1_024  # of a key or value
 
 
+@dataclass(frozen=True, slots=True)
 class CoordinatorAdmin:
     """Implements ``frontend.admin.coordinator_port.CoordinatorPort``."""
 
-    def __init__(
-        self, catalog: Catalog, broker: BrokerPort, *, clock: Clock, namespace: tuple[str, str]
-    ) -> None:
-        """``broker`` reaches the partitions of all nodes; ``namespace``: account and region."""
-        self._catalog = catalog
-        self._broker = broker
-        self._clock = clock
-        self._namespace = namespace
+    _catalog: Catalog
+    _broker: BrokerPort  # reaches the partitions of all nodes
+    _clock: Clock
+    _namespace: tuple[str, str]  # account and region
 
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
         found = self._find(topic, partition)
@@ -96,7 +94,9 @@ class CoordinatorAdmin:
         except RowUnreadable as error:
             unreadable = error
         skipped = [one for one in topic.skipped_rows if one.partition == partition]
-        shown = None if unreadable is None else _shown_unreadable(unreadable)
+        shown = None
+        if unreadable is not None:
+            shown = _shown(_placed(unreadable), unreadable.reason)
         return CoordinatorLog(topic.name, partition, start, end, shown, skipped), unreadable
 
     async def _row_at(self, topic: Topic, partition: int, offset: int) -> PlacedRow | None:
@@ -110,8 +110,7 @@ class CoordinatorAdmin:
             async for rows in log.read(offset, offset + 1):
                 return rows[0] if rows else None
         except RowUnreadable as error:
-            row = Row(b"", None) if error.row is None else error.row
-            return PlacedRow(error.offset, row)
+            return _placed(error)
         return None
 
     def _new_replay(self, topic: str) -> Callable[[Iterable[Row]], None]:
@@ -156,6 +155,5 @@ def _shown(placed: PlacedRow, reason: str | None = None) -> ShownRow:
     )
 
 
-def _shown_unreadable(error: RowUnreadable) -> ShownRow:
-    row = Row(b"", None) if error.row is None else error.row
-    return _shown(PlacedRow(error.offset, row), error.reason)
+def _placed(error: RowUnreadable) -> PlacedRow:
+    return PlacedRow(error.offset, Row(b"", None) if error.row is None else error.row)

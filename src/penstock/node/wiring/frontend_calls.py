@@ -3,16 +3,14 @@ their bulkheads, and within the quotas of tenants. A node by itself serves all p
 cluster SQS calls go to the leader of the partition; Kafka clients find leaders by themselves."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from penstock.broker.calls import Broker
 from penstock.calls.callees import Callees
 from penstock.calls.guarded import GuardedBroker
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.cursor.tenants import CoordinatorUsage
-from penstock.frontend.kafka.context import ProducerIds
 from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators, GuardedGroups
-from penstock.frontend.limited_calls import GuardedCatalog, LimitedBroker, guard, guard_identities
+from penstock.frontend.limited_calls import GuardedCatalog, LimitedBroker, guard_identities
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.metadata.security.identities import StoredIdentities
@@ -23,75 +21,55 @@ from penstock.node.cluster.cluster_role import ClusterRole
 from penstock.node.metadata.metadata_link import MetadataLink
 
 
-class FrontendCalls(NamedTuple):
-    node: str
-    unlimited: BrokerPort  # the brokers of all nodes, for what this one writes for itself
-    callees: Callees
-    quotas: TenantQuotas
-    throttler: Throttler
-    broker: LimitedBroker  # of this node
-    anywhere: LimitedBroker  # the brokers of all nodes
-    catalog: GuardedCatalog
-    # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
-    stream_catalog: GuardedCatalog
-    directory: StoredIdentities
+class FrontendCalls:
+    def __init__(
+        self,
+        broker: Broker,
+        metadata: MetadataLink,
+        identities: StoredIdentities,
+        *,
+        clock: Clock,
+        node: str,
+        own_account: str,
+        bounds: Mapping[Quota, int],
+        coordinators: CoordinatorUsage,
+        cluster: ClusterRole | None = None,
+    ) -> None:
+        """``bounds``: what this node has for all tenants together."""
+        self._node = node
+        callees = self.callees = Callees(clock, own_account=own_account)
+        guarded = GuardedBroker(broker, callees.backend(node), callees.metadata)
+        self.unlimited: BrokerPort = broker  # the brokers of all nodes, for records of this node
+        routed: BrokerPort = guarded
+        if cluster is not None:
+            routed = cluster.route(broker, callees)(guarded)
+            self.unlimited = cluster.anywhere
+        quotas = self.quotas = TenantQuotas(
+            identities,
+            metadata.topics,
+            own_account=own_account,
+            bounds=bounds,
+            coordinators=coordinators,
+        )
+        # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
+        metadata.on_back(callees.metadata.mark_available)
+        self.throttler = Throttler(own_account=own_account)
+        self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
+        self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
+        self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
+        # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
+        self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)
+        self.directory = guard_identities(identities, callees.metadata)
 
     # Coordinators are there only once the broker has started.
 
     def groups(self, groups: GroupCoordinators) -> GuardedGroups:
-        return GuardedGroups(groups, self.callees.groups(self.node))
+        return GuardedGroups(groups, self.callees.groups(self._node))
 
     def transactions(self, transactions: Coordinators) -> GuardedCoordinators:
-        return GuardedCoordinators(transactions, self.callees.transactions(self.node))
-
-    def producer_ids(self, ids: ProducerIds) -> ProducerIds:
-        return guard(ids, self.callees.metadata)
+        return GuardedCoordinators(transactions, self.callees.transactions(self._node))
 
     def share_among(self, frontend_count: int) -> None:
         """Share limits and quotas of tenants among the live frontends, this one included."""
         self.throttler.share_among(frontend_count)
         self.quotas.share_among(frontend_count)
-
-
-def make_calls(
-    broker: Broker,
-    metadata: MetadataLink,
-    identities: StoredIdentities,
-    *,
-    clock: Clock,
-    node: str,
-    own_account: str,
-    bounds: Mapping[Quota, int],
-    coordinators: CoordinatorUsage,
-    cluster: ClusterRole | None = None,
-) -> FrontendCalls:
-    """``bounds``: what this node has for all tenants together."""
-    callees = Callees(clock, own_account=own_account)
-    guarded = GuardedBroker(broker, callees.backend(node), callees.metadata)
-    unlimited: BrokerPort = broker
-    routed: BrokerPort = guarded
-    if cluster is not None:
-        routed = cluster.route(broker, callees)(guarded)
-        unlimited = cluster.anywhere
-    quotas = TenantQuotas(
-        identities,
-        metadata.topics,
-        own_account=own_account,
-        bounds=bounds,
-        coordinators=coordinators,
-    )
-    # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
-    metadata.on_back(callees.metadata.mark_available)
-
-    return FrontendCalls(
-        node=node,
-        unlimited=unlimited,
-        callees=callees,
-        quotas=quotas,
-        throttler=Throttler(own_account=own_account),
-        broker=LimitedBroker(guarded, callees.metadata, quotas),
-        anywhere=LimitedBroker(routed, callees.metadata, quotas),
-        catalog=GuardedCatalog(metadata.catalog, callees.metadata, quotas),
-        stream_catalog=GuardedCatalog(metadata.topics, callees.metadata, quotas),
-        directory=guard_identities(identities, callees.metadata),
-    )

@@ -35,19 +35,16 @@ from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig
 from penstock.net.listener import NO_LIMIT, Listener
 from penstock.node.cluster.cluster_role import ClusterRole
-from penstock.node.configuration.addresses import parse_listen
+from penstock.node.configuration.cluster_config import parse_listen
 from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
 from penstock.node.configuration.exposure import kafka_protocol, reachable
 from penstock.node.configuration.settings import describe
-from penstock.node.listening.binding import binding
-from penstock.node.listening.certificates import CertificateKeeper
-from penstock.node.listening.http_listener import make_listener, open_admin
+from penstock.node.listening import binding, make_listener, open_admin
 from penstock.node.process.facts import Facts
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.frontend_calls import FrontendCalls
-from penstock.node.wiring.kafka_brokers import ClusterBrokers
-from penstock.node.wiring.kafka_cluster import ClusterChanges
+from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.node.wiring.security import NodeSecurity
 
 DRAIN_SECONDS_MAX = 10.0
@@ -57,23 +54,16 @@ class Listeners:
     def __init__(
         self,
         setup: NodeSetup,
-        certificates: CertificateKeeper,
         security: NodeSecurity,
         calls: FrontendCalls,
-        *,
-        is_auth_on: bool,
-        cluster: ClusterRole | None = None,
-        backup: BackupPort | None = None,
-        coordinators: CoordinatorPort | None = None,
+        cluster: ClusterRole | None,
     ) -> None:
         self._cluster = cluster
-        self._backup = backup
-        self._coordinators = coordinators
         self._setup = setup
         self._security = security
         self._calls = calls
-        self._is_auth_on = is_auth_on
-        self._tls = certificates.context
+        is_auth_on = self._is_auth_on = setup.is_auth_on
+        self._tls = setup.certificates.context
         self._scheme = "http" if self._tls is None else "https"
         self._kafka_protocol = kafka_protocol(is_tls=self._tls is not None, is_auth_on=is_auth_on)
         self._kafka: KafkaListener | None = None
@@ -86,7 +76,7 @@ class Listeners:
 
     # ── Operators ────────────────────────────────────────────────────────────────────────────
 
-    async def start_admin(self) -> None:
+    async def start_admin(self, backup: BackupPort, coordinators: CoordinatorPort) -> None:
         setup, calls = self._setup, self._calls
         api = AdminApi(
             Context(
@@ -103,8 +93,8 @@ class Listeners:
                 quotas=calls.quotas,
                 throttler=calls.throttler,
                 cluster=None if self._cluster is None else self._cluster.admin,
-                backup=self._backup,
-                coordinators=self._coordinators,
+                backup=backup,
+                coordinators=coordinators,
                 everything=calls.catalog,
             ),
             token=setup.config.admin.token,
@@ -112,9 +102,7 @@ class Listeners:
             is_audited=setup.config.audit.enabled,
         )
         self._admin_api = api
-        self._admin, self.admin_url = await open_admin(
-            setup, api.handle, self._tls, is_open=api.is_open
-        )
+        self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
 
     def note_changes(self, facts: Facts) -> None:
         """Accept changes by operators from now on: the audit writer is ready."""
@@ -217,7 +205,7 @@ class Listeners:
             catalog=streams_of(calls.stream_catalog),
             groups=calls.groups(role.groups),
             transactions=calls.transactions(role.transactions),
-            producer_ids=calls.producer_ids(role.producer_ids),
+            producer_ids=guard(role.producer_ids, calls.callees.metadata),
             clock=setup.clock,
             config=config,
             meter=setup.meter,
@@ -234,24 +222,10 @@ class Listeners:
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),
-            joined=self._kafka_cluster(),
+            joined=None if self._cluster is None else ClusterChanges(self._cluster),
             level=role.level,
             volume=self._volume,
             dynamic=role.dynamic,
-        )
-
-    def _kafka_cluster(self) -> ClusterChanges | None:
-        cluster = self._cluster
-        if cluster is None:
-            return None
-        return ClusterChanges(
-            cluster.store,
-            cluster.view,
-            cluster.catalog,
-            policy=cluster.policy,
-            manager=lambda: cluster.manager,
-            seen=cluster.admin.seen,
-            replica=cluster.replicators.find,
         )
 
     def _volume(self) -> tuple[int, int]:
@@ -262,9 +236,8 @@ class Listeners:
         if self._cluster is None:
             return SoleBroker(config.node_id, config.advertised, role.broker.partitions.epoch_of)
         node = self._setup.config.node
-        return ClusterBrokers(
-            self._cluster, self._calls.stream_catalog, account=node.account, region=node.region
-        )
+        namespace = (node.account, node.region)
+        return ClusterBrokers(self._cluster, self._calls.stream_catalog, namespace)
 
     def _kafka_config(self) -> KafkaFrontendConfig:
         setup = self._setup
