@@ -20,8 +20,7 @@ import uvloop
 from tests.harness.etcd import LACKING, EtcdCluster
 
 from benchmarks import machine
-from penstock.metadata.etcd.etcd_grpc import aio
-from penstock.metadata.etcd.links import EtcdConfig, Link, Method, open_link
+from penstock.metadata.etcd.links import EtcdConfig, Link, Method, aio, open_link
 from penstock.metadata.etcd.store import EtcdStore
 from penstock.metadata.etcd.wire import encode_range, encode_txn
 

@@ -28,8 +28,7 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.serving.mirror import Mirror
-from penstock.metadata.serving.ring import Member, Ring
+from penstock.metadata.serving.mirror import Member, Mirror, Ring
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.replication.election import Standing

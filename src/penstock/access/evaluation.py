@@ -21,11 +21,11 @@ from penstock.access.conditions import (
     Asks,
     Condition,
     Facts,
+    Globs,
     MalformedPolicy,
     check_variables,
     compile_conditions,
 )
-from penstock.access.glob import Globs
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.names import is_account
 

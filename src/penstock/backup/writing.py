@@ -19,15 +19,18 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from penstock.backup.files import PARTIAL_PREFIX, Line, decode_line, encode_line
 from penstock.backup.manifest import (
     DEFINITIONS_NAME,
     MANIFEST_NAME,
+    PARTIAL_PREFIX,
     TOPICS_NAME,
     BackupUnusable,
     FileSum,
+    Line,
     Manifest,
     PartitionPart,
+    decode_line,
+    encode_line,
     encode_manifest,
     log_path,
 )

@@ -20,8 +20,8 @@ from penstock.manager.active_manager import ActiveManager, Times
 from penstock.manager.decisions import DecisionKind, Policy
 from penstock.manager.level_raiser import LevelRaiser
 from penstock.manager.log_end_queries import AskStandings
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,
     ManagerEntry,
@@ -29,7 +29,6 @@ from penstock.metadata.cluster_entries import (
     decode_manager,
     encode_entry,
 )
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
 from penstock.model.ports import Clock

@@ -2,7 +2,7 @@
 certain to support it.
 
 Once the request is in the store, nodes that do not support the level cannot register
-(``membership/cluster_level.py``), so one check of the registered nodes is enough. If one of them
+(``membership/cluster_view.py``), so one check of the registered nodes is enough. If one of them
 does not, although the operator's command checks that first, the request is removed. Levels never go
 down."""
 
@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from penstock.manager.state_reader import read_nodes
-from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterLevel
 from penstock.metadata.cluster_entries import LEVEL_KEY, MANAGER_KEY, LevelEntry, encode_entry
 from penstock.metadata.store import Store
 from penstock.model.errors import PenstockError, VersionConflict

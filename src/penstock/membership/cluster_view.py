@@ -1,19 +1,23 @@
-"""The cluster as known to one node: live nodes and partition rows.
+"""The cluster as known to one node: live nodes, partition rows and the feature level, in memory and
+updated by watches.
 
-Held in memory and updated by two watches, so it may be out of date. A change based on it is
-compared by the store (``propose``), which refuses it if the row has changed since. The revision of
-a view never decreases (R4): an older row never replaces a newer one.
-"""
+It may be out of date. A change based on it is compared by the store (``propose``), which refuses it
+if the row has changed since. The revision of a view never decreases (R4): an older row never
+replaces a newer one."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import (
+    LEVEL_KEY,
     NODES_PREFIX,
     PARTITIONS_PREFIX,
+    LevelEntry,
     NodeEntry,
     PartitionKey,
+    decode_level,
     decode_node,
     decode_row,
     encode_entry,
@@ -22,11 +26,13 @@ from penstock.metadata.cluster_entries import (
     partition_key,
     partition_of,
 )
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
-from penstock.model.errors import Damaged
+from penstock.model.errors import Damaged, PenstockError, VersionConflict
+from penstock.model.levels import Levels
 from penstock.replication.row import Change, View
+from penstock.wire.internal.faults import HelloRefused, OutcomeUnknown
+from penstock.wire.internal.frame import Hello
 
 log_ = logging.getLogger(__name__)
 
@@ -189,3 +195,138 @@ async def write_row(store: Store, key: PartitionKey, change: Change) -> int:
         compare_created=[(node_key(node), made) for node, made in change.incarnations.items()],
         puts=((partition_key(key), encode_entry(change.row)),),
     )
+
+
+NO_ENTRY = LevelEntry()
+
+
+class LevelRefused(PenstockError):
+    """This node does not support the level of its cluster."""
+
+
+class ClusterLevel(PrefixWatch):
+    """The feature level of a cluster (``model/levels.py``).
+
+    An operator requests a level. From then on each node that registers must support it, and when
+    the manager sees that all earlier nodes do, it raises the level. A registration compares the
+    level entry: so it is older than the request, and the manager checks that node, or its node
+    supports the requested level. In a store without a cluster the first node starts with the
+    highest level it supports; a cluster without a level entry is from before feature levels."""
+
+    def __init__(self, store: Store, levels: Levels | None = None) -> None:
+        """``levels``: the levels that this node supports."""
+        super().__init__(store, LEVEL_KEY)
+        self.levels = levels or Levels()
+        self.entry = NO_ENTRY
+        self.version = 0  # of the entry
+        self._on_change: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each change. Returns a function that removes the listener."""
+        self._on_change.append(listener)
+        return lambda: self._on_change.remove(listener)
+
+    @property
+    def in_force(self) -> int:
+        """The level that may be used in messages and data. All nodes understand it: a node that has
+        not yet seen a higher level simply continues with the lower one."""
+        return self.entry.level
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Load the level. Raises LevelRefused, and the errors of the store."""
+        await super().start()
+        try:
+            if not self.version:
+                await self._begin()
+            self.check()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _begin(self) -> None:
+        for prefix in (NODES_PREFIX, PARTITIONS_PREFIX):
+            entries, _ = await self._store.list(prefix)
+            if entries:
+                return
+        entry = encode_entry(LevelEntry(self.levels.highest))
+        try:
+            await self._store.put(LEVEL_KEY, entry, if_version=0)
+        except (VersionConflict, OutcomeUnknown):
+            pass  # the entry was written by another node, or perhaps by this one: read it
+        await self.refresh()
+
+    # ── Admission of nodes ───────────────────────────────────────────────────────────────────
+
+    async def admit(self) -> tuple[str, int]:
+        """Return the entry that this node's registration must compare. Raises LevelRefused."""
+        await self.refresh()
+        self.check()
+        return LEVEL_KEY, self.version
+
+    def check(self) -> None:
+        """Raises LevelRefused if this node does not support the present and the requested level."""
+        level, wanted = self.entry.level, self.entry.wanted or self.entry.level
+        if level in self.levels and wanted in self.levels:
+            return
+        way = "an older" if level < self.levels.lowest else "a newer"
+        at = f"at level {level}" if level not in self.levels else f"about to be at level {wanted}"
+        raise LevelRefused(
+            f"this node supports feature {self.levels}, but the cluster is {at}: run {way} version"
+            " of Penstock on this node"
+        )
+
+    def check_hello(self, hello: Hello) -> None:
+        """Raises HelloRefused for a node that does not support the level in force."""
+        levels = Levels(hello.level_min, hello.level_max)
+        if self.in_force not in levels:
+            raise HelloRefused(
+                f"Node {hello.node_id} supports feature {levels}; this cluster is at level"
+                f" {self.in_force}."
+            )
+
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────
+
+    async def _fill(self) -> None:
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        entries, revision = await self._store.list(LEVEL_KEY)
+        if revision < self.revision:
+            return
+        self.revision = revision
+        found = [entry for entry in entries if entry.key == LEVEL_KEY]
+        for entry in found:
+            self._see(decode_level(LEVEL_KEY, entry.value), entry.version)
+        if not found:
+            self._see(NO_ENTRY, 0)
+
+    def _take(self, changes: Sequence[StoreChange]) -> None:
+        for change in changes:
+            if change.version <= self.revision:
+                continue
+            self.revision = change.version
+            if change.key != LEVEL_KEY:
+                continue
+            if change.kind is ChangeKind.DELETE:
+                log_.error("feature level removed from the store")
+                continue  # no node does that; the level in force stays
+            try:
+                self._see(decode_level(LEVEL_KEY, change.value), change.version)
+            except Damaged as error:
+                log_.error("feature level unreadable", extra={"reason": str(error)})
+
+    def _see(self, entry: LevelEntry, version: int) -> None:
+        if entry.level < self.entry.level:
+            # The store was set back, but data written at the higher level still exists.
+            log_.error(
+                "feature level in the store decreased",
+                extra={"feature_level": entry.level, "before": self.entry.level},
+            )
+            return
+        if entry.level > self.entry.level and self.version:
+            log_.info("feature level raised", extra={"feature_level": entry.level})
+        self.entry, self.version = entry, version
+        for listener in tuple(self._on_change):
+            listener()

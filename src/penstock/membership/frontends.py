@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import FRONTEND_NAME_CHARS_MAX, FRONTENDS_PREFIX
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import PenstockError, VersionConflict
 

@@ -6,7 +6,7 @@ feature level, and requests of operators.
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
     /manager                       the present manager; removed when its lease ends
     /frontends/<random id>         a live frontend; the value is the name of its node
-    /level                         the feature level in force (``membership/cluster_level.py``)
+    /level                         the feature level in force (``membership/cluster_view.py``)
     /wishes/drains/<id>            request to move all replicas away from this node
     /wishes/places/<topic id>/<n>  placement request: the replicas that a partition shall have
 """

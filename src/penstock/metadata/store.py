@@ -3,20 +3,18 @@
 It follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with the same
 calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is the
 revision of its last change, so a version is never reused, and "changed since it was read" is one
-comparison of integers. ``topics/catalog.py`` and others define the values; no store is
-called on the path of a message.
+comparison of integers. No store is called on the path of a message.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
-deleted, and watches report these deletes like any others. That is how a cluster notices that a node
-is gone.
+deleted, and watches report these deletes: so a cluster notices that a node is gone.
 
 A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
-retry: only the caller can find out, by reading, and only the caller knows whether a retry is safe.
-Every other error of ``txn`` means that nothing was changed, except StoreUnusable, after which
-nothing that this store returns can be trusted.
-"""
+retry: only the caller can find out, by reading, and knows whether a retry is safe. Every other
+error of ``txn`` means that nothing was changed, except StoreUnusable, after which nothing that this
+store returns can be trusted."""
 
-from collections.abc import AsyncGenerator, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -31,6 +29,9 @@ VALUE_BYTES_MAX = 512 * 1_024
 KEY_BYTES_MAX = 1_024
 TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; comparisons need the rest of 1.5 MiB
 LEASE_TTL_MS_MAX = 3_600_000  # a dead node must not count as alive for longer
+
+ID_KEY = "/store"
+ID_BYTES = 12
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -188,3 +189,18 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
     if not start:
         return b"", b"\xff"
     return start, start[:-1] + bytes((start[-1] + 1,))
+
+
+async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
+    """Return the random id of a store, by which a node notices that it is served from another store
+    than before: another catalog at the same address."""
+    entry = await store.get(ID_KEY)
+    if entry is None:
+        drawn = urlsafe_b64encode(entropy(ID_BYTES))
+        try:
+            await store.put(ID_KEY, drawn, if_version=0)
+            return drawn.decode()
+        except VersionConflict:
+            entry = await store.get(ID_KEY)
+            assert entry is not None, "the store id is never deleted"
+    return entry.value.decode("ascii", "replace")

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.backup.admin import BackupAdmin
-from penstock.backup.cut import ClusterCut, Cut, NodeCut
+from penstock.backup.admin import BackupAdmin, ClusterCut, Cut, NodeCut
 from penstock.broker.context.disk import DiskBudget
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage

@@ -20,8 +20,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import Final
 
-from penstock.backup.files import batches_of, definitions_of
-from penstock.backup.manifest import BackupUnusable, Manifest, PartitionPart
+from penstock.backup.manifest import (
+    BackupUnusable,
+    Manifest,
+    PartitionPart,
+    batches_of,
+    definitions_of,
+)
 from penstock.backup.writing import sync_folder
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.log.log import Log, LogConfig

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.backup.cut import _confirmed
+from penstock.backup.admin import _confirmed
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Kind, Topic

@@ -13,8 +13,7 @@ from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import DecisionKind, Policy
 from penstock.manager.in_cluster import Manager
 from penstock.manager.overview import risk_of_stopping
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from penstock.frontend.admin.ports.cluster_port import Upgrade
-from penstock.membership.cluster_level import LevelRefused
+from penstock.membership.cluster_view import LevelRefused
 from penstock.metadata.cluster_entries import LEVEL_KEY, LevelEntry, encode_entry
 from penstock.metadata.store import Store
 from penstock.model.errors import Conflict, InvalidRequest

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.membership.cluster_level import ClusterLevel, LevelRefused
+from penstock.membership.cluster_view import ClusterLevel, LevelRefused
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.membership.lease_clock import LeaseClock, LeaseClockConfig, boot_ms
+from penstock.membership.registration import LeaseClock, LeaseClockConfig, boot_ms
 from penstock.metadata.lease_times import LeaseTimes
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import LeaseGone

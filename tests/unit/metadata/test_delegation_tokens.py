@@ -8,8 +8,8 @@ import pytest
 from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
 from tests.unit.metadata.test_resource_configs import shared  # noqa: F401
 
-from penstock.metadata.security import delegation_tokens
-from penstock.metadata.security.delegation_tokens import DelegationTokens, token_key
+from penstock.metadata.security import acl_rules
+from penstock.metadata.security.acl_rules import DelegationTokens, token_key
 from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.sqlite import SqliteStore
@@ -123,7 +123,7 @@ async def test_an_unknown_outcome_is_settled_by_looking(
 
 
 async def test_tokens_are_bounded(near: DelegationTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegation_tokens, "TOKENS_MAX", 1)
+    monkeypatch.setattr(acl_rules, "TOKENS_MAX", 1)
     await near.create(token(1))
     with pytest.raises(QuotaExceeded, match="1 of 1 delegation tokens"):
         await near.create(token(2, account=OTHER))

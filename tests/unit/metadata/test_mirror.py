@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.metadata.cluster import until
 
-from penstock.metadata.serving.mirror import HISTORY_BYTES_MAX, Keeps, Mirror
-from penstock.metadata.serving.ring import place_of
+from penstock.metadata.serving.mirror import HISTORY_BYTES_MAX, Keeps, Mirror, place_of
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Compacted, Entry, StoreUnusable
 

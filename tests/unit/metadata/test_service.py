@@ -36,8 +36,7 @@ from penstock.metadata.serving.calls import (
     Txn,
     Watch,
 )
-from penstock.metadata.serving.mirror import merge_pages
-from penstock.metadata.serving.ring import Member
+from penstock.metadata.serving.mirror import Member, merge_pages
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import ChangeKind, Compacted, Entry
 from penstock.metadata.topics.catalog import StoredCatalog, tomb_key, topic_key

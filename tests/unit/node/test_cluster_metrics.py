@@ -16,8 +16,7 @@ from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import DONE, REFUSED, UNKNOWN, RemoteBroker
 from penstock.manager.decisions import DecisionKind
 from penstock.manager.in_cluster import Manager
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, encode_entry, node_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.calls import CancelMove

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.metadata.topics.internal_topic import make_internal_topic
+from penstock.metadata.topics.catalog import make_internal_topic
 from penstock.model.calls import AppendBatches, AppendMarker, BrokerPort, Ends, Fetch
 from penstock.model.errors import (
     Overloaded,

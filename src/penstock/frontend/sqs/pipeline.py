@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.access.decisions import Postponed, Question
-from penstock.access.no_identities import NoIdentities
+from penstock.access.decisions import NoIdentities, Postponed, Question
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail

@@ -7,7 +7,7 @@ never answered, while a later one reaches the new leader. Duplicates are harmles
 be declared dead because one member is, so there is one connection to each member, for keep-alives
 only.
 
-``membership/lease_clock.py`` decides when the next keep-alive is due, and what follows if none
+``membership/registration.py`` decides when the next keep-alive is due, and what follows if none
 succeeds."""
 
 import asyncio

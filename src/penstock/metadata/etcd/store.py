@@ -17,9 +17,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from penstock.metadata.etcd.faults import AnswerTooLarge, HistoryGone
 from penstock.metadata.etcd.lease import KeepAlives
-from penstock.metadata.etcd.links import ENDPOINTS_MAX, EtcdConfig, Failed, Links, Method
+from penstock.metadata.etcd.links import (
+    ENDPOINTS_MAX,
+    AnswerTooLarge,
+    EtcdConfig,
+    Failed,
+    HistoryGone,
+    Links,
+    Method,
+)
 from penstock.metadata.etcd.watch import Event, Watches
 from penstock.metadata.etcd.wire import (
     Ranged,

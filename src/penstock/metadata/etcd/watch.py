@@ -19,9 +19,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
-from penstock.metadata.etcd.etcd_grpc import aio
-from penstock.metadata.etcd.faults import Fault, one_line
-from penstock.metadata.etcd.links import WITH_LEADER, EtcdConfig, Failed, Link, Links, abandon
+from penstock.metadata.etcd.links import (
+    WITH_LEADER,
+    EtcdConfig,
+    Failed,
+    Fault,
+    Link,
+    Links,
+    abandon,
+    aio,
+    one_line,
+)
 from penstock.metadata.etcd.wire import PROGRESS, Stored, WatchAnswer, decode_watch, encode_watch
 from penstock.metadata.store import Compacted, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, Throttled

@@ -1,9 +1,9 @@
 """Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
 that change them.
 
-Reads are in ``identity_memory.py``. A change is written to the store first, compared with the
+A change is written to the store first, compared with the
 version it is based on and retried after a conflict; it is visible here when the call returns.
-Entries, names and bounds are in ``identity_entries.py``. Before deleting a tenant, the caller must
+Entries, bounds and reads are in ``identity_entries.py``. Before deleting a tenant, the caller must
 check that the tenant has no queues; the admin API decides who may make these calls.
 """
 
@@ -16,14 +16,15 @@ from penstock.access.evaluation import Kind, compile_policy
 from penstock.metadata.cache import TRIES_MAX, Cache
 from penstock.metadata.security import identity_entries as entries
 from penstock.metadata.security.identity_entries import (
+    IdentityMemory,
     TenantEntry,
     UserEntry,
+    convert_scram,
     key_key,
     scram_key,
     tenant_key,
     user_key,
 )
-from penstock.metadata.security.identity_memory import IdentityMemory, convert_scram
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.acls import Acl
 from penstock.model.errors import Conflict, Damaged, NotFound, Throttled, VersionConflict

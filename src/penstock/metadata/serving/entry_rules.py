@@ -27,12 +27,18 @@ import msgspec
 
 from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.security import identity_entries as identities
-from penstock.metadata.security.acl_rules import ACLS_PREFIX, account_of, acl_key, decode_acl
+from penstock.metadata.security.acl_rules import (
+    ACLS_PREFIX,
+    TOKENS_PREFIX,
+    account_of,
+    acl_key,
+    decode_acl,
+    decode_token,
+    token_key,
+)
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX, decode_data_key
-from penstock.metadata.security.delegation_tokens import TOKENS_PREFIX, decode_token, token_key
 from penstock.metadata.serving.calls import Txn
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
-from penstock.metadata.topics import producer_ids
 from penstock.metadata.topics.catalog import (
     TOMBS_PREFIX,
     TOMBSTONES_MAX,
@@ -41,7 +47,7 @@ from penstock.metadata.topics.catalog import (
     tomb_key,
     topic_key,
 )
-from penstock.metadata.topics.move_tasks import MOVES_PREFIX, move_key
+from penstock.metadata.topics.move_tasks import MOVES_PREFIX, PRODUCER_IDS_KEY, move_key
 from penstock.metadata.topics.resource_configs import (
     CONFIGS_PREFIX,
     config_key,
@@ -168,7 +174,7 @@ def _frontend_key(key: str, value: bytes) -> str:
 def _producer_ids_key(key: str, value: bytes) -> str:
     if not (value.isdigit() and len(value) <= 19 and int(value) <= PRODUCER_ID_MAX):
         raise InvalidRequest(f"{key}: the value must be a number from 0 to {PRODUCER_ID_MAX}.")
-    return producer_ids.KEY
+    return PRODUCER_IDS_KEY
 
 
 # ── Cluster entries ──────────────────────────────────────────────────────────────────────────
@@ -266,7 +272,7 @@ RULES: Final[Mapping[str, Rule]] = {
         identities.USERS_PREFIX,
     ),
     DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_key, DATA_KEYS_MAX),
-    producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_key, 1),
+    PRODUCER_IDS_KEY: Rule(Family.PRODUCER_IDS, _producer_ids_key, 1),
     cluster.FRONTENDS_PREFIX: Rule(Family.FRONTENDS, _frontend_key, cluster.FRONTENDS_MAX),
     MOVES_PREFIX: Rule(
         Family.MOVES,

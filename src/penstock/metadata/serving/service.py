@@ -55,11 +55,13 @@ from penstock.metadata.serving.entry_rules import RULES, Family, check_txn, pref
 from penstock.metadata.serving.mirror import (
     HISTORY_CHANGES_MAX,
     Keeps,
+    Member,
     Mirror,
+    Ring,
     merge_pages,
+    place_of,
     take_page,
 )
-from penstock.metadata.serving.ring import Member, Ring, place_of
 from penstock.metadata.store import Change, Entry, Store
 from penstock.metadata.topics.catalog import TOPICS_MAX, TOPICS_PREFIX
 from penstock.model.errors import (

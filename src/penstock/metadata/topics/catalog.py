@@ -13,7 +13,7 @@ backup must not cause data loss. A tombstone is removed when its data is gone an
 
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -28,7 +28,8 @@ from penstock.model.errors import (
     VersionConflict,
 )
 from penstock.model.limits import DELETED_NAME_MS
-from penstock.model.topic import Topic
+from penstock.model.ports import Catalog, Clock
+from penstock.model.topic import Kind, Topic
 
 TOPICS_PREFIX = "/topics/"
 TOMBS_PREFIX = "/tombs/"
@@ -36,6 +37,9 @@ TOMBS_PREFIX = "/tombs/"
 TOPICS_MAX = 100_000  # about 2 KB each in memory
 TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any name guard, so that guards survive a restart
 TOMBSTONES_MAX = 10_000  # above it the oldest are removed early; only their name guard is lost
+
+TOPIC_ID_BYTES = 16
+RECEIPT_KEY_BYTES = 32
 
 NameKey = tuple[str, str, str]
 Listener = Callable[[Topic | None, Topic | None], None]
@@ -303,3 +307,38 @@ class StoredCatalog:
         del names[bisect_left(names, topic.name)]
         if not names:
             del self._names[place]
+
+
+async def make_internal_topic(
+    catalog: Catalog,
+    namespace: tuple[str, str],
+    name: str,
+    *,
+    partition_count: int,
+    configs: Mapping[str, str],
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+) -> Topic:
+    """Create a stream that nodes make for themselves, perhaps several nodes at once, or return the
+    existing one. ``namespace``: account, region."""
+    account, region = namespace
+    now_ms = clock.wall_ms()
+    topic = Topic(
+        topic_id=entropy(TOPIC_ID_BYTES).hex(),
+        account=account,
+        region=region,
+        name=name,
+        kind=Kind.STREAM,
+        partition_count=partition_count,
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+        receipt_key=entropy(RECEIPT_KEY_BYTES),
+        configs=dict(configs),
+    )
+    try:
+        return await catalog.create(topic)
+    except TopicExists:  # created by another node
+        found = catalog.find(account, region, name)
+        if found is None:
+            raise
+        return found

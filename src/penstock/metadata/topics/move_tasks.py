@@ -1,20 +1,23 @@
-"""Tasks that move dead letters back, in the store: a restarted broker continues running tasks, and
-an operator can see the last ones that ended. The broker performs the tasks.
+"""Tasks that move dead letters back, and producer ids.
 
-One entry per task under ``/moves/{task_id}``, the newest hundred of each source, all in memory
-because ``Backend.moves`` replies at once.
-"""
+Tasks are in the store, so that a restarted broker continues running ones, and an operator can see
+the last ones that ended; the broker performs them. One entry per task under ``/moves/{task_id}``,
+the newest hundred of each source, all in memory because ``Backend.moves`` replies at once."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from penstock.metadata.cache import Cache
 from penstock.metadata.store import Store
+from penstock.model.errors import VersionConflict
 from penstock.model.ports import MoveTask
 
 MOVES_PREFIX = "/moves/"
 MOVES_PER_SOURCE_MAX = 100
+PRODUCER_IDS_KEY = "/producer-ids"
+PRODUCER_IDS_BLOCK = 1_000
 UNFINISHED = frozenset({"RUNNING", "CANCELLING"})
 
 _decode = msgspec.json.Decoder(MoveTask).decode
@@ -61,3 +64,34 @@ class MoveTasks:
                 del self._by_source[before.source_arn]
         if after is not None:
             self._by_source.setdefault(after.source_arn, {})[after.task_id] = after
+
+
+class StoredProducerIds:
+    """Unique ids: blocks are reserved in the store and handed out from memory. A restart loses the
+    rest of its block; ids are plentiful."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next = 0
+        self._end = 0
+        self._lock = asyncio.Lock()
+
+    async def next_id(self) -> int:
+        async with self._lock:
+            while self._next == self._end:
+                await self._reserve()
+            self._next += 1
+            return self._next - 1
+
+    async def _reserve(self) -> None:
+        entry = await self._store.get(PRODUCER_IDS_KEY)
+        start = 0 if entry is None else int(entry.value)
+        try:
+            await self._store.put(
+                PRODUCER_IDS_KEY,
+                str(start + PRODUCER_IDS_BLOCK).encode(),
+                if_version=0 if entry is None else entry.version,
+            )
+        except VersionConflict:
+            return  # another node has reserved this block: retry
+        self._next, self._end = start, start + PRODUCER_IDS_BLOCK

@@ -36,8 +36,7 @@ from penstock.manager.decisions import Policy, wanted
 from penstock.manager.in_cluster import Catalog
 from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
 from penstock.manager.state_reader import Requests, arrange, read_cluster_state, read_requests
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,
     LevelEntry,

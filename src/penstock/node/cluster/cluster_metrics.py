@@ -9,8 +9,7 @@ from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.internal.listener import InternalListener
 from penstock.manager.decisions import DecisionKind
 from penstock.manager.in_cluster import Manager
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.membership.registration import Membership
 from penstock.node.cluster.routes import ClusterPeers
 from penstock.replication.replica import Role

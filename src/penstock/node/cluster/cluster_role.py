@@ -18,8 +18,7 @@ from penstock.calls.remote.service import BrokerService
 from penstock.calls.routing.router import Router
 from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Manager
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.model.calls import BrokerPort

@@ -16,12 +16,11 @@ from penstock.frontend.admin.ports.health import State
 from penstock.frontend.admin.reply import error_reply, finished, json_reply
 from penstock.frontend.admin.request import ConfigRow
 from penstock.metadata.security.identities import NewKey
+from penstock.metadata.serving.mirror import Member
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
-from penstock.metadata.serving.ring import Member
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
-from penstock.metadata.store_id import store_id
+from penstock.metadata.store import Store, store_id
 from penstock.model.troubles import metadata_away
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.node.configuration.cluster_config import parse_listen, parse_node_addresses

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-from penstock.membership.cluster_level import LevelRefused
+from penstock.membership.cluster_view import LevelRefused
 from penstock.metadata.store import StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, SetupError
 

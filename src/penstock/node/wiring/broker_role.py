@@ -22,10 +22,8 @@ from penstock.cursor.tenants import CoordinatorUsage
 from penstock.frontend.kafka.configs.broker_table import COMPACTION_BACKOFF, TOPIC_NAMES
 from penstock.log.batch_cache import BatchCacheBudget
 from penstock.log.log import LogConfig
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
-from penstock.metadata.topics.move_tasks import MoveTasks
-from penstock.metadata.topics.producer_ids import StoredProducerIds
-from penstock.metadata.topics.resource_configs import ResourceConfigs
+from penstock.metadata.topics.move_tasks import MoveTasks, StoredProducerIds
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
 from penstock.model import troubles
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.replication import IN_SYNC_MIN

@@ -29,7 +29,7 @@ from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.limited_calls import guard
 from penstock.frontend.sqs.context import FrontendConfig
 from penstock.frontend.sqs.pipeline import Frontend
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.net.http.listener import HttpListener
 from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.frontend.encryption.sealing import Sealing
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.metadata.security.data_keys import DataKeys
-from penstock.metadata.security.delegation_tokens import DelegationTokens
 from penstock.metadata.security.identities import NewKey, Resealed, StoredIdentities
 from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
 from penstock.model.errors import USAGE, Conflict, PenstockError, SetupError

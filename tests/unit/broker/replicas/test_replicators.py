@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from tests.unit.broker.replicas.stage import cluster, message, settles, until
 
-from penstock.membership.registered_at import FILE_NAME as REGISTERED_AT
-from penstock.membership.registered_at import StoreSetBack
-from penstock.membership.registration import Membership
+from penstock.membership.registration import FILE_NAME as REGISTERED_AT
+from penstock.membership.registration import Membership, StoreSetBack
 from penstock.model.calls import Ack, Append, Lease
 from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
