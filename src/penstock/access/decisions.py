@@ -24,8 +24,7 @@ from penstock.model.topic import Topic
 
 
 class NoIdentities:
-    """The identities of a node with authentication off: none. Implements
-    ``model.ports.Identities``."""
+    """Those of a node with authentication off: none. Implements ``model.ports.Identities``."""
 
     epoch = 0
 
@@ -97,8 +96,7 @@ _INVALID_RESOURCE: Final = evaluation.compile_policy(
 
 
 class Postponed(Exception):
-    """Raised instead of a decision that takes long: ``evaluate`` may run in a thread, and
-    ``Decisions.keep`` takes its result."""
+    """Raised instead of a slow decision: run ``evaluate`` in a thread, then ``Decisions.keep``."""
 
     def __init__(
         self, question: Question, epoch: int, evaluate: Callable[[], tuple[Asks, Decision]]
@@ -202,8 +200,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return True if the decision is valid for every such request, whatever its circumstances,
-        until something changes."""
+        """Return whether the decision is valid in all circumstances until something changes."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -215,8 +212,7 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> bool:
-        """Return True if the policy of a resource gives the caller any right, so that errors may
-        reveal that the resource exists."""
+        """Return whether errors may reveal the resource: its policy gives the caller any right."""
         resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
         return resource is not None and evaluation.grants_anything(
             resource,

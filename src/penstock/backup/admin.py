@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from penstock import __version__
 from penstock.broker.backup_positions import STAGES, BackupPositions
@@ -34,19 +34,15 @@ from penstock.metadata.security import identity_entries as identities
 from penstock.metadata.security.acl_rules import ACLS_PREFIX, TOKENS_PREFIX
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX
 from penstock.metadata.store import Entry, Store
-from penstock.metadata.topics.catalog import TOPICS_PREFIX
-from penstock.metadata.topics.move_tasks import MOVES_PREFIX, PRODUCER_IDS_KEY
-from penstock.metadata.topics.resource_configs import CONFIGS_PREFIX
-from penstock.model.calls import BrokerPort, Fetch
-from penstock.model.errors import (
-    Damaged,
-    NotFound,
-    OffsetOutOfRange,
-    Overloaded,
-    PenstockError,
-    Throttled,
-    TopicNotFound,
+from penstock.metadata.topics.catalog import (
+    MOVES_PREFIX,
+    PRODUCER_IDS_KEY,
+    TOPICS_PREFIX,
+    StoredCatalog,
 )
+from penstock.metadata.topics.resource_configs import CONFIGS_PREFIX
+from penstock.model import errors
+from penstock.model.calls import BrokerPort, Fetch
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
 from penstock.model.ports import Clock
@@ -95,30 +91,12 @@ PREFIXES: Final = (
 log_ = logging.getLogger(__name__)
 
 
-class Topics(Protocol):
-    def all_topics(self) -> Sequence[Topic]: ...
-
-    def find_id(self, topic_id: str) -> Topic | None: ...
-
-
-class Cut(Protocol):
-    @property
-    def nodes(self) -> Sequence[int]: ...
-
-    async def take(self, holder: str) -> Sequence[PartitionPositions]:
-        """Raises Overloaded if no leader replied for some partition."""
-        ...
-
-    async def keep(self, holder: str) -> None:
-        """Keep the segments for a while longer. Raises nothing: a node that is not reachable
-        copies nothing and drops nothing."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class NodeCut:
+    """Of the logs of a single node."""
+
     _cutting: BackupPositions
-    _topics: Topics
+    _topics: StoredCatalog
 
     @property
     def nodes(self) -> Sequence[int]:
@@ -142,9 +120,7 @@ class NodeCut:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterCut:
-    _cutting: BackupPositions
-    _topics: Topics
+class ClusterCut(NodeCut):
     _store: Store
     _routes: Routes
     _own_node: int
@@ -160,7 +136,7 @@ class ClusterCut:
         while True:
             try:
                 return await self._try(holder)
-            except PenstockError:
+            except errors.PenstockError:
                 if loop.time() >= until:
                     raise
             await self._routes.wait_changed(RETRY_SECONDS)
@@ -183,11 +159,12 @@ class ClusterCut:
                             (node, one)
                         )
             if (loop.time() - began) * 1_000 >= CROSSINGS_MS:
-                raise Overloaded("The nodes replied too slowly for one cut; retry.")
+                raise errors.Overloaded("The nodes replied too slowly for one cut; retry.")
         finally:
             await self.keep(holder)
-        rows = await self._rows()
-        return _confirmed(expected, rows, taken, self._topics)
+        entries, _ = await self._store.list(PARTITIONS_PREFIX)
+        rows = {partition_of(one.key): decode_row(one.key, one.value) for one in entries}
+        return _confirmed(expected, rows, taken, self._topics.find_id)
 
     async def keep(self, holder: str) -> None:
         request = HoldRequest(holder, 0, SEGMENTS_MS)
@@ -201,7 +178,7 @@ class ClusterCut:
             return (await self._caller(node).call(HOLD, request, timeout_ms=CALL_MS)).is_held
 
         if not all(await asyncio.gather(*map(hold, nodes))):
-            raise Overloaded("Too many backups are starting at the same time; retry.")
+            raise errors.Overloaded("Too many backups are starting at the same time; retry.")
 
     async def _take(self, node: int, request: PositionsRequest) -> Sequence[PartitionPositions]:
         reply = (
@@ -210,15 +187,11 @@ class ClusterCut:
             else await self._caller(node).call(POSITIONS, request, timeout_ms=CALL_MS)
         )
         if not reply.is_held:
-            raise Overloaded(f"Node {node} replied too late to take part in the cut.")
+            raise errors.Overloaded(f"Node {node} replied too late to take part in the cut.")
         return reply.positions
 
-    async def _rows(self) -> Mapping[PartitionKey, PartitionRow]:
-        entries, _ = await self._store.list(PARTITIONS_PREFIX)
-        return {partition_of(one.key): decode_row(one.key, one.value) for one in entries}
 
-
-def _expected(topics: Topics) -> Sequence[PartitionKey]:
+def _expected(topics: StoredCatalog) -> Sequence[PartitionKey]:
     """Return the partitions that exist before the cut; later ones need not be in the backup."""
     return [key for topic in topics.all_topics() for key in partitions_of(topic)]
 
@@ -227,7 +200,7 @@ def _confirmed(
     expected: Sequence[PartitionKey],
     rows: Mapping[PartitionKey, PartitionRow],
     taken: Mapping[PartitionKey, Sequence[tuple[int, PartitionPositions]]],
-    topics: Topics,
+    find_id: Callable[[str], Topic | None],
 ) -> Sequence[PartitionPositions]:
     found: list[PartitionPositions] = []
     missing: list[PartitionKey] = []
@@ -242,7 +215,7 @@ def _confirmed(
         ]
         if right:
             found.append(right[0])
-        elif topics.find_id(key.topic_id) is not None:
+        elif find_id(key.topic_id) is not None:
             missing.append(key)
     _refuse_missing(missing)
     return found
@@ -251,7 +224,7 @@ def _confirmed(
 def _refuse_missing(keys: Iterable[PartitionKey]) -> None:
     missing = sorted(keys)
     if missing:
-        raise Overloaded(
+        raise errors.Overloaded(
             f"{len(missing)} partitions have no leader that replied, such as {missing[0]}; retry."
         )
 
@@ -272,8 +245,8 @@ class _Backup:
 class BackupAdmin:
     """Implements ``frontend.admin.backup_port.BackupPort``."""
 
-    cut: Cut
-    topics: Topics
+    cut: NodeCut
+    topics: StoredCatalog
     broker: BrokerPort  # reaches the leader of every partition
     store: Store
     own_store: Store
@@ -289,10 +262,10 @@ class BackupAdmin:
 
     async def begin(self) -> StartedBackup:
         if not self.health.is_ready:
-            raise Overloaded("The node is not ready: its metadata may be incomplete.")
+            raise errors.Overloaded("The node is not ready: its metadata may be incomplete.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
-            raise Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
+            raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
         backup_id = self.entropy(ID_BYTES).hex()
         self._backups[backup_id] = None
         try:
@@ -319,7 +292,7 @@ class BackupAdmin:
 
     async def end(self, backup_id: str) -> None:
         if self._backups.get(backup_id) is None:
-            raise NotFound("There is no such backup in progress.")
+            raise errors.NotFound("There is no such backup in progress.")
         del self._backups[backup_id]
         log_.info("backup ended", extra={"backup": backup_id})
 
@@ -334,18 +307,15 @@ class BackupAdmin:
         self._forget_idle()
         backup = self._backups.get(backup_id)
         if backup is None:
-            raise NotFound("There is no such backup in progress: it timed out.")
+            raise errors.NotFound("There is no such backup in progress: it timed out.")
         now_ms = backup.used_at_ms = self.clock.mono_ms()
         if now_ms - backup.renewed_at_ms >= RENEW_MS:
             backup.renewed_at_ms = now_ms
             await self.cut.keep(backup_id)
         return backup
 
-    # ── Definitions ──────────────────────────────────────────────────────────────────────────
-
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return the definitions of one moment: all listed at one revision, or equal in two
-        successive reads."""
+        """Return those of one moment: listed at one revision, or equal in two successive reads."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):
@@ -359,7 +329,7 @@ class BackupAdmin:
                 break
             before, seen = found, max(revisions)
         else:
-            raise Overloaded("Definitions change faster than they can be read; retry.")
+            raise errors.Overloaded("Definitions change faster than they can be read; retry.")
         moves, _ = await self.own_store.list(MOVES_PREFIX)
         return [Definition(entry.key, entry.value) for entry in (*found, *moves)]
 
@@ -393,10 +363,10 @@ class BackupAdmin:
         backup = await self._found(backup_id)
         cut = backup.cuts.get(PartitionKey(topic_id, partition))
         if cut is None:
-            raise NotFound("That partition is not in this backup.")
+            raise errors.NotFound("That partition is not in this backup.")
         topic = self.topics.find_id(topic_id)
         if topic is None:
-            raise TopicNotFound(topic_id)
+            raise errors.TopicNotFound(topic_id)
         end = cut.end_offset
         if offset >= end:
             return Piece(b"", offset, offset, offset)
@@ -404,17 +374,17 @@ class BackupAdmin:
             fetched = await self.broker.call(
                 Fetch(topic, partition, offset=offset, bytes_max=READ_BYTES, is_committed=False)
             )
-        except OffsetOutOfRange as error:
+        except errors.OffsetOutOfRange as error:
             if error.start_offset <= offset:
-                raise Overloaded("A leader has just changed; retry.") from error
+                raise errors.Overloaded("A leader has just changed; retry.") from error
             start = min(error.start_offset, end)
             return Piece(b"", start, start, start)
         if not fetched.buffers:
-            raise Overloaded("A leader has just changed; retry.")
+            raise errors.Overloaded("A leader has just changed; retry.")
         try:
             found = covered(
                 in_memory(fetched.buffers), offset, end, next_offset=fetched.next_offset
             )
         except MalformedBatch as error:
-            raise Damaged(f"{topic_id}/{partition}", offset, str(error)) from error
+            raise errors.Damaged(f"{topic_id}/{partition}", offset, str(error)) from error
         return Piece(found.data, found.base_offset, found.next_offset, offset)

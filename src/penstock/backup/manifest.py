@@ -26,7 +26,7 @@ import msgspec
 from penstock.backup.admin import PREFIXES
 from penstock.log.incoming import verified
 from penstock.metadata.serving.entry_rules import RULES, prefix_of
-from penstock.metadata.topics.move_tasks import MOVES_PREFIX
+from penstock.metadata.topics.catalog import MOVES_PREFIX
 from penstock.model.errors import Damaged, InvalidRequest, PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, MIB
 from penstock.record.batch import HEADER_BYTES, parse_header
@@ -252,8 +252,7 @@ def partials_in(folder: Path) -> list[Path]:
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield a file in blocks. Raises BackupUnusable, at the latest instead of the last block, if
-    size or checksum differ from the manifest."""
+    """Yield a file. Raises BackupUnusable, at the latest instead of the last block."""
     fd = open_inside(root, file.path)
     summed = hashlib.sha256()
     left = file.size_bytes
@@ -334,8 +333,7 @@ def _definition(line: bytes, place: str) -> Line:
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:
-    """Return all problems; none: the backup is intact. ``progress`` is called with the number of
-    bytes verified so far."""
+    """Return all problems. ``progress`` is called with the number of bytes verified so far."""
     try:
         manifest = read_manifest(root)
     except BackupUnusable as error:

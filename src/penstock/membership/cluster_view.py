@@ -9,23 +9,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.cache import PrefixWatch
-from penstock.metadata.cluster_entries import (
-    LEVEL_KEY,
-    NODES_PREFIX,
-    PARTITIONS_PREFIX,
-    LevelEntry,
-    NodeEntry,
-    PartitionKey,
-    decode_level,
-    decode_node,
-    decode_row,
-    encode_entry,
-    node_key,
-    node_of,
-    partition_key,
-    partition_of,
-)
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
@@ -37,7 +22,7 @@ from penstock.wire.internal.frame import Hello
 log_ = logging.getLogger(__name__)
 
 OnNodes = Callable[[], None]
-OnRow = Callable[[PartitionKey, View | None], None]
+OnRow = Callable[[cluster.PartitionKey, View | None], None]
 
 
 @contextmanager
@@ -51,30 +36,30 @@ def _reported() -> Iterator[None]:
 
 class _Nodes(PrefixWatch):
     def __init__(self, store: Store) -> None:
-        super().__init__(store, NODES_PREFIX)
-        self.entries: dict[int, NodeEntry] = {}
+        super().__init__(store, cluster.NODES_PREFIX)
+        self.entries: dict[int, cluster.NodeEntry] = {}
         self.incarnations: dict[int, int] = {}
         self.listeners: list[OnNodes] = []
 
     async def _fill(self) -> None:
-        entries, self.revision = await self._store.list(NODES_PREFIX)
+        entries, self.revision = await self._store.list(cluster.NODES_PREFIX)
         self.entries.clear()
         self.incarnations.clear()
         for one in entries:
             with _reported():
-                self.entries[node_of(one.key)] = decode_node(one.key, one.value)
-                self.incarnations[node_of(one.key)] = one.create_revision
+                self.entries[cluster.node_of(one.key)] = cluster.decode_node(one.key, one.value)
+                self.incarnations[cluster.node_of(one.key)] = one.create_revision
         self._notify()
 
     def _take(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:
             with _reported():
-                node = node_of(change.key)
+                node = cluster.node_of(change.key)
                 if change.kind is ChangeKind.DELETE:
                     self.entries.pop(node, None)
                     self.incarnations.pop(node, None)
                 else:
-                    self.entries[node] = decode_node(change.key, change.value)
+                    self.entries[node] = cluster.decode_node(change.key, change.value)
                     # A new key, or one that keeps its create revision.
                     self.incarnations.setdefault(node, change.version)
         self.revision = max(self.revision, changes[-1].version)
@@ -87,8 +72,8 @@ class _Nodes(PrefixWatch):
 
 class _Rows(PrefixWatch):
     def __init__(self, store: Store) -> None:
-        super().__init__(store, PARTITIONS_PREFIX)
-        self.views: dict[PartitionKey, View] = {}
+        super().__init__(store, cluster.PARTITIONS_PREFIX)
+        self.views: dict[cluster.PartitionKey, View] = {}
         self.of_topic: dict[str, dict[int, View]] = {}
         self.listeners: list[OnRow] = []
 
@@ -96,13 +81,15 @@ class _Rows(PrefixWatch):
         await self.refresh()
 
     async def refresh(self) -> int:
-        entries, revision = await self._store.list(PARTITIONS_PREFIX)
+        entries, revision = await self._store.list(cluster.PARTITIONS_PREFIX)
         found = set()
         for entry in entries:
             with _reported():
-                key = partition_of(entry.key)
+                key = cluster.partition_of(entry.key)
                 found.add(key)
-                self.see(key, View(revision, entry.version, decode_row(entry.key, entry.value)))
+                self.see(
+                    key, View(revision, entry.version, cluster.decode_row(entry.key, entry.value))
+                )
         for key in [key for key in self.views if key not in found]:
             self._forget(key, revision)
         self.revision = max(self.revision, revision)
@@ -111,15 +98,15 @@ class _Rows(PrefixWatch):
     def _take(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:
             with _reported():
-                key = partition_of(change.key)
+                key = cluster.partition_of(change.key)
                 if change.kind is ChangeKind.DELETE:
                     self._forget(key, change.version)
                 else:
-                    row = decode_row(change.key, change.value)
+                    row = cluster.decode_row(change.key, change.value)
                     self.see(key, View(change.version, change.version, row))
         self.revision = max(self.revision, changes[-1].version)
 
-    def see(self, key: PartitionKey, view: View) -> None:
+    def see(self, key: cluster.PartitionKey, view: View) -> None:
         before = self.views.get(key)
         if before is not None and view.revision <= before.revision:
             return
@@ -128,7 +115,7 @@ class _Rows(PrefixWatch):
         for listener in tuple(self.listeners):
             listener(key, view)
 
-    def _forget(self, key: PartitionKey, revision: int) -> None:
+    def _forget(self, key: cluster.PartitionKey, revision: int) -> None:
         """Remove a row that is deleted at this revision, unless a newer view is known."""
         view = self.views.get(key)
         if view is None or view.revision >= revision:
@@ -180,24 +167,25 @@ class ClusterView:
     def of_topic(self, topic_id: str) -> Mapping[int, View]:
         return self._rows.of_topic.get(topic_id, {})
 
-    async def propose(self, key: PartitionKey, change: Change) -> None:
+    async def propose(self, key: cluster.PartitionKey, change: Change) -> None:
         """Write a change to the store. Raises VersionConflict if anything that it compares has
         changed, and OutcomeUnknown if the outcome is unknown: a later view shows it (R1, R2)."""
         version = await write_row(self._store, key, change)
         self._rows.see(key, View(version, version, change.row))
 
 
-async def write_row(store: Store, key: PartitionKey, change: Change) -> int:
-    """Write a change of a row, if neither the row nor a node it relies on has changed. Returns the
-    new version. Raises VersionConflict."""
+async def write_row(store: Store, key: cluster.PartitionKey, change: Change) -> int:
+    """Write a row if neither it nor a node it relies on has changed. Raises VersionConflict."""
     return await store.txn(
-        compare=((partition_key(key), change.version),),
-        compare_created=[(node_key(node), made) for node, made in change.incarnations.items()],
-        puts=((partition_key(key), encode_entry(change.row)),),
+        compare=((cluster.partition_key(key), change.version),),
+        compare_created=[
+            (cluster.node_key(node), made) for node, made in change.incarnations.items()
+        ],
+        puts=((cluster.partition_key(key), cluster.encode_entry(change.row)),),
     )
 
 
-NO_ENTRY = LevelEntry()
+NO_ENTRY = cluster.LevelEntry()
 
 
 class LevelRefused(PenstockError):
@@ -215,7 +203,7 @@ class ClusterLevel(PrefixWatch):
 
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
         """``levels``: the levels that this node supports."""
-        super().__init__(store, LEVEL_KEY)
+        super().__init__(store, cluster.LEVEL_KEY)
         self.levels = levels or Levels()
         self.entry = NO_ENTRY
         self.version = 0  # of the entry
@@ -228,11 +216,8 @@ class ClusterLevel(PrefixWatch):
 
     @property
     def in_force(self) -> int:
-        """The level that may be used in messages and data. All nodes understand it: a node that has
-        not yet seen a higher level simply continues with the lower one."""
+        """The level that may be used in messages and data: all nodes understand it."""
         return self.entry.level
-
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
         """Load the level. Raises LevelRefused, and the errors of the store."""
@@ -246,24 +231,22 @@ class ClusterLevel(PrefixWatch):
             raise
 
     async def _begin(self) -> None:
-        for prefix in (NODES_PREFIX, PARTITIONS_PREFIX):
+        for prefix in (cluster.NODES_PREFIX, cluster.PARTITIONS_PREFIX):
             entries, _ = await self._store.list(prefix)
             if entries:
                 return
-        entry = encode_entry(LevelEntry(self.levels.highest))
+        entry = cluster.encode_entry(cluster.LevelEntry(self.levels.highest))
         try:
-            await self._store.put(LEVEL_KEY, entry, if_version=0)
+            await self._store.put(cluster.LEVEL_KEY, entry, if_version=0)
         except (VersionConflict, OutcomeUnknown):
             pass  # the entry was written by another node, or perhaps by this one: read it
         await self.refresh()
-
-    # ── Admission of nodes ───────────────────────────────────────────────────────────────────
 
     async def admit(self) -> tuple[str, int]:
         """Return the entry that this node's registration must compare. Raises LevelRefused."""
         await self.refresh()
         self.check()
-        return LEVEL_KEY, self.version
+        return cluster.LEVEL_KEY, self.version
 
     def check(self) -> None:
         """Raises LevelRefused if this node does not support the present and the requested level."""
@@ -292,13 +275,13 @@ class ClusterLevel(PrefixWatch):
         await self.refresh()
 
     async def refresh(self) -> None:
-        entries, revision = await self._store.list(LEVEL_KEY)
+        entries, revision = await self._store.list(cluster.LEVEL_KEY)
         if revision < self.revision:
             return
         self.revision = revision
-        found = [entry for entry in entries if entry.key == LEVEL_KEY]
+        found = [entry for entry in entries if entry.key == cluster.LEVEL_KEY]
         for entry in found:
-            self._see(decode_level(LEVEL_KEY, entry.value), entry.version)
+            self._see(cluster.decode_level(cluster.LEVEL_KEY, entry.value), entry.version)
         if not found:
             self._see(NO_ENTRY, 0)
 
@@ -307,17 +290,17 @@ class ClusterLevel(PrefixWatch):
             if change.version <= self.revision:
                 continue
             self.revision = change.version
-            if change.key != LEVEL_KEY:
+            if change.key != cluster.LEVEL_KEY:
                 continue
             if change.kind is ChangeKind.DELETE:
                 log_.error("feature level removed from the store")
                 continue  # no node does that; the level in force stays
             try:
-                self._see(decode_level(LEVEL_KEY, change.value), change.version)
+                self._see(cluster.decode_level(cluster.LEVEL_KEY, change.value), change.version)
             except Damaged as error:
                 log_.error("feature level unreadable", extra={"reason": str(error)})
 
-    def _see(self, entry: LevelEntry, version: int) -> None:
+    def _see(self, entry: cluster.LevelEntry, version: int) -> None:
         if entry.level < self.entry.level:
             # The store was set back, but data written at the higher level still exists.
             log_.error(

@@ -99,7 +99,7 @@ class LeaseClock:
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         """``on_gone``: called once when the store reports that the lease has ended."""
-        self.lease = 0
+        self.lease = 0  # also of other entries that shall disappear with this node
         self.deadline_ms = 0  # by ``clock_ms``
         self.trouble: str | None = None  # why the last keep-alive failed
         self._store = store
@@ -178,7 +178,7 @@ class NodeTaken(PenstockError):
     """Another process uses this node's number."""
 
 
-class Membership:
+class Membership(LeaseClock):
     def __init__(
         self,
         store: Store,
@@ -192,40 +192,28 @@ class Membership:
         """``on_lost`` is called when the lease has ended although the process is alive. ``admit``
         raises if this node may not be in the cluster; else it returns a key and version that the
         registration must compare (``ClusterLevel``)."""
+        timing = LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS)
+        super().__init__(store, config=timing, on_gone=self._lost, clock_ms=clock.mono_ms)
         self.entry = entry
         self.incarnation = 0
-        self._store = store
-        self._clock = clock
         self._on_lost = on_lost
-        self._ttl_ms = ttl_ms
         self._admit = admit
-        self._held = LeaseClock(
-            store,
-            config=LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS),
-            on_gone=self._lost,
-            clock_ms=clock.mono_ms,
-        )
 
     @property
     def is_good(self) -> bool:
         """Whether no other node can have declared this node dead yet."""
-        return self._held.is_held
+        return self._clock_ms() < self.deadline_ms
 
     @property
     def lease_left_ms(self) -> int:
         """The time until ``is_good`` ends, by this node's clock."""
-        return max(0, self._held.deadline_ms - self._clock.mono_ms())
-
-    @property
-    def lease(self) -> int:
-        """The lease, for other entries that shall disappear with this node."""
-        return self._held.lease
+        return max(0, self.deadline_ms - self._clock_ms())
 
     async def clear(self) -> int:
-        """Remove the entry of an earlier process of this node, so that no node relies on it any
-        more. Returns the revision of the removal. Raises NodeTaken."""
+        """Remove the entry of an earlier process; returns the revision of that. Raises
+        NodeTaken."""
         key = node_key(self.entry.node)
-        waited_until_ms = self._clock.mono_ms() + 2 * self._ttl_ms
+        waited_until_ms = self._clock_ms() + 2 * self._config.ttl_ms
         while True:
             found = await self._store.get(key)
             if found is None:
@@ -237,7 +225,7 @@ class Membership:
                 except VersionConflict:
                     continue
             # Another data folder: if the disk was replaced, the old entry ends with its lease.
-            if self._clock.mono_ms() > waited_until_ms:
+            if self._clock_ms() > waited_until_ms:
                 raise NodeTaken(
                     f"node {self.entry.node} is running already, as {other.name} at"
                     f" {other.internal}: give this one another cluster.node"
@@ -246,11 +234,11 @@ class Membership:
 
     async def register(self) -> int:
         """Register and return the incarnation. Raises NodeTaken, and the errors of ``admit``."""
-        lease = await self._held.start()
+        lease = await self.start()
         try:
             self.incarnation = await self._enter(lease)
         except PenstockError:
-            await self._held.stop()
+            await self.stop()
             raise
         return self.incarnation
 
@@ -272,7 +260,7 @@ class Membership:
         the lease has ended, whatever this node's clock shows: an etcd whose leader was stopped for
         long may end leases too early."""
         if self.incarnation and incarnation_now != self.incarnation:
-            self._held.ended()
+            self.ended()
 
     def _lost(self) -> None:
         log_.error("lease lost: the cluster treats this node as dead, registering again")
@@ -285,9 +273,5 @@ class Membership:
         await self._store.txn(
             compare_created=((key, self.incarnation),),
             puts=((key, encode_entry(self.entry)),),
-            lease=self._held.lease,
+            lease=self.lease,
         )
-
-    async def stop(self) -> None:
-        """Revoke the lease, which removes the entry, if the store can be reached."""
-        await self._held.stop()

@@ -152,8 +152,8 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read one value from the store, because memory may lag behind it. Returns the newest known
-        value and its version, 0 if it is absent."""
+        """Read one value from the store. Returns the newest known one and its version, or None,
+        0."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0

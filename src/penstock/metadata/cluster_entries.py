@@ -126,13 +126,7 @@ def partition_of(key: str) -> PartitionKey:
         raise Damaged(key, 0, "not the key of a partition") from None
 
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
-
-
-def encode_entry(
-    value: NodeEntry | PartitionRow | ManagerEntry | PlacementRequest | LevelEntry,
-) -> bytes:
-    return _encode(value)
+encode_entry = msgspec.json.Encoder(order="deterministic").encode  # any of the above, or a row
 
 
 def _decoder(kind: type[T]) -> Callable[[str, bytes], T]:

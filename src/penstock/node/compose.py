@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.backup.admin import BackupAdmin, ClusterCut, Cut, NodeCut
+from penstock.backup.admin import BackupAdmin, ClusterCut, NodeCut
 from penstock.broker.context.disk import DiskBudget
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
@@ -42,8 +42,7 @@ from penstock.node.process.node_setup import NodeSetup, make_setup
 from penstock.node.process.resources import MemoryKeeper
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.coordinator_admin import CoordinatorAdmin
-from penstock.node.wiring.frontend_calls import FrontendCalls
-from penstock.node.wiring.listeners import Listeners
+from penstock.node.wiring.listeners import FrontendCalls, Listeners
 from penstock.node.wiring.security import NodeSecurity
 from penstock.node.worker_plan import check_not_of_workers
 from penstock.telemetry import families
@@ -80,7 +79,10 @@ class Node:
         setup = self._setup
         files_max = resources.limit_now()
         partitions_max = resources.partitions_max(files_max)
-        metadata = self._metadata = self._make_metadata(partitions_max)
+        link: type[MetadataLink] = EtcdMetadata if setup.config.cluster.etcd else OwnMetadata
+        if setup.config.metadata.service:
+            link = RemoteMetadata
+        metadata = self._metadata = link(setup, partitions_max=partitions_max)
         await metadata.start(stop)
         resources.check_room(metadata.topics.partition_count, files_max)
         self._security = NodeSecurity(setup, metadata)
@@ -98,14 +100,11 @@ class Node:
         )
         self._security.data_keys.retention_ms_of = self._role.dynamic.retention_ms_max
         self._calls = FrontendCalls(
-            self._role.broker,
+            setup,
+            self._role,
             metadata,
             self._security.identities,
-            clock=setup.clock,
-            node=setup.name,
-            own_account=node.account,
-            coordinators=self._role.usage,
-            bounds={
+            {
                 quotas.QUEUES: TOPICS_MAX,
                 quotas.PARTITIONS: partitions_max,
                 quotas.STORED_BYTES: self._disk.size_bytes,
@@ -114,7 +113,7 @@ class Node:
                 quotas.GROUPS: GroupSettings().groups_max,
                 quotas.TRANSACTIONAL_IDS: IDS_MAX,
             },
-            cluster=cluster,
+            cluster,
         )
         self._frontends: LiveFrontends | None = None
         if metadata.is_remote:  # otherwise this is the only frontend
@@ -154,7 +153,7 @@ class Node:
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
         setup, cutting, topics = self._setup, self._role.cutting, metadata.topics
-        cut: Cut = NodeCut(cutting, topics)
+        cut = NodeCut(cutting, topics)
         if cluster is not None:
             peers, routes = cluster.peers, cluster.routes
             cut = ClusterCut(cutting, topics, metadata.store, routes, cluster.node, peers.caller)
@@ -171,13 +170,6 @@ class Node:
             namespace=(setup.config.node.account, setup.config.node.region),
             master_key_id=self._security.ring.master_id,
         )
-
-    def _make_metadata(self, partitions_max: int) -> MetadataLink:
-        if self._setup.config.cluster.etcd:
-            return EtcdMetadata(self._setup, partitions_max=partitions_max)
-        if not self._setup.config.metadata.service:
-            return OwnMetadata(self._setup, partitions_max=partitions_max)
-        return RemoteMetadata(self._setup, partitions_max=partitions_max)
 
     def _start_jobs(self) -> None:
         self._memory = MemoryKeeper(self._pool)
@@ -196,8 +188,7 @@ class Node:
         self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     async def _sweep_tombs(self) -> None:
-        """Remove tombstones whose folders are gone and whose names are no longer guarded, and data
-        keys that no message needs."""
+        """Remove old tombstones whose folders are gone, and data keys that no message needs."""
         topics = self._setup.folder.path / "topics"
         # A node that was down must find it: files are removed only by a tombstone.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS

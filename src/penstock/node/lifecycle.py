@@ -84,7 +84,12 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
     loop.add_signal_handler(signal.SIGHUP, node.reread)
     node.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    _announce(node, loaded.config, hints=hints)
+    if not node.is_auth_on and node.http_url:
+        log_.warning("authentication is off: requests are accepted with any credentials or none")
+    lines = [*_root_key(node), f"ready {node.ready_text}"]
+    if hints and node.http_url:
+        lines += _hints(node.http_url, loaded.config)
+    print("\n".join(lines), flush=True)  # noqa: T201
     manager.tell(READY)
     await stop.wait()
     log_.info("draining")
@@ -99,15 +104,6 @@ def _on_stop_signal(stop: asyncio.Event) -> None:
         # The second signal: stop at once. Everything committed is safe.
         os._exit(EXIT_FAILED)
     stop.set()
-
-
-def _announce(node: AnyNode, config: Config, *, hints: bool) -> None:
-    if not node.is_auth_on and node.http_url:
-        log_.warning("authentication is off: requests are accepted with any credentials or none")
-    lines = [*_root_key(node), f"ready {node.ready_text}"]
-    if hints and node.http_url:
-        lines += _hints(node.http_url, config)
-    print("\n".join(lines), flush=True)  # noqa: T201
 
 
 def _root_key(node: AnyNode) -> list[str]:

@@ -1,24 +1,26 @@
-"""HTTP listeners of a node, one for clients and one for operators, which uses the next port unless
-its address is configured; and why a listener could not open."""
+"""Listeners of a node: for other nodes; for HTTP, one for clients and one for operators, which uses
+the next port unless its address is configured; and why a listener could not open."""
 
 import contextlib
 import errno
 import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from penstock.calls.internal.listener import InternalListener
 from penstock.frontend.admin.api import BODY_BYTES_MAX
 from penstock.frontend.admin.reply import forbidden
 from penstock.model.errors import CONFLICT, USAGE, SetupError
 from penstock.net.http.browsers import BrowserGuard
 from penstock.net.http.exchange import HttpRequest
 from penstock.net.http.listener import Forbid, Handle, HttpConfig, HttpListener
+from penstock.net.listener import Listener
 from penstock.node.configuration.cluster_config import NodeAddress as Address
 from penstock.node.configuration.cluster_config import parse_listen
 from penstock.node.process.node_setup import NodeSetup
+from penstock.wire.internal.calls import CallHandlers
 
 LISTENING: Final = "0A"  # the state of a socket in /proc/net/tcp
 
@@ -30,6 +32,26 @@ def binding(what: str, flag: str, host: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise _unusable(error, what, f"{flag} {Address(host, port)}", host, port, flag) from error
+
+
+async def bind(listener: Listener, listen: str, what: str, flag: str, **more: Any) -> str:
+    host, port = parse_listen(listen)
+    with binding(what, flag, host, port):
+        return await listener.start(host, port, **more)
+
+
+async def open_internal(
+    setup: NodeSetup, answers: CallHandlers, **more: Any
+) -> tuple[InternalListener, str]:
+    """Open the listener for other nodes. Returns it and its address."""
+    internal, nodes = setup.config.internal, setup.certificates.nodes
+    listener = InternalListener(
+        answers, node_id=setup.name, cluster_id=internal.cluster, secret=setup.worker_secret, **more
+    )
+    tls = None if nodes is None else nodes.listening
+    bound = await bind(listener, internal.listen, "other nodes", "--internal", tls=tls)
+    setup.endpoints["internal"] = bound
+    return listener, bound
 
 
 def _unusable(error: OSError, what: str, given: str, host: str, port: int, flag: str) -> SetupError:
@@ -129,28 +151,17 @@ async def open_admin(
     """Open the admin listener. Returns it and its URL."""
     tls = setup.certificates.context
     listener = make_listener(
-        setup,
-        handle,
-        "admin",
-        forbid=forbidden,
-        is_open=is_open,
-        request_bytes_max=BODY_BYTES_MAX,
+        setup, handle, "admin", forbid=forbidden, is_open=is_open, request_bytes_max=BODY_BYTES_MAX
     )
-    bound = await _start_admin(setup, listener, tls)
+    if setup.config.admin.listen:
+        bound = await bind(listener, setup.config.admin.listen, "admin API", "--admin", tls=tls)
+    else:
+        host, http_port = parse_listen(setup.config.http.listen)
+        with binding("SQS", "--http", host, http_port):
+            try:
+                bound = await listener.start(host, http_port + 1 if http_port else 0, tls=tls)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise  # every port of that address would fail
+                bound = await listener.start(host, 0, tls=tls)  # that port was not configured
     return listener, f"{'http' if tls is None else 'https'}://{bound}"
-
-
-async def _start_admin(setup: NodeSetup, listener: HttpListener, tls: ssl.SSLContext | None) -> str:
-    listen = setup.config.admin.listen
-    if listen:
-        host, port = parse_listen(listen)
-        with binding("admin API", "--admin", host, port):
-            return await listener.start(host, port, tls=tls)
-    host, http_port = parse_listen(setup.config.http.listen)
-    with binding("SQS", "--http", host, http_port):
-        try:
-            return await listener.start(host, http_port + 1 if http_port else 0, tls=tls)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise  # every port of that address would fail
-            return await listener.start(host, 0, tls=tls)  # that port was not configured

@@ -41,6 +41,7 @@ class Faulty:
         self.list_count = 0
         self.get, self.put = store.get, store.put
         self.delete, self.txn, self.close = store.delete, store.txn, store.close
+        self.commit = store.commit
         self.grant, self.keep_alive, self.revoke = store.grant, store.keep_alive, store.revoke
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:

@@ -27,8 +27,12 @@ from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.store import store_id
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.move_tasks import PRODUCER_IDS_BLOCK, StoredProducerIds
+from penstock.metadata.topics.catalog import (
+    PRODUCER_IDS_BLOCK,
+    StoredCatalog,
+    StoredProducerIds,
+    topic_key,
+)
 from penstock.model.errors import Overloaded, Throttled
 from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.calls import Caller, CallHandlers
@@ -117,14 +121,15 @@ async def test_a_mirror_says_for_how_long_it_has_heard_nothing(tmp_path: Path) -
         back: list[int] = []
         frontend.store.on_back(lambda: back.append(1))
         await cluster.nodes["m1"].cut_off()
-        await until(lambda: frontend.staleness_ms > 1_500)
+        await until(lambda: frontend.store.staleness_ms > 1_500)
         assert frontend.find(ACCOUNT, REGION, "orders") == topic
         assert frontend.trouble is not None
         with pytest.raises(Throttled):
             frontend.find(ACCOUNT, REGION, "unheard-of")
         # Nor does the mirror say that there is none: it might have been made since.
+        key = topic_key(ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
-            await frontend.resolve(ACCOUNT, REGION, "unheard-of")
+            await frontend._start(key, ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
             await frontend.create(make_topic("more"))
         await cluster.nodes["m1"].listen()

@@ -14,7 +14,7 @@ from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.counted import ACCOUNT, REGION, Ids, records
 from tests.unit.frontend.facts.test_usage_writer import Unreliable
 
-from penstock.metadata.topics.move_tasks import StoredProducerIds
+from penstock.metadata.topics.catalog import StoredProducerIds
 from penstock.model.calls import BrokerPort
 from penstock.node.configuration.config import Config, NodeConfig
 from penstock.node.process import facts as facts_module

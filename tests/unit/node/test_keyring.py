@@ -235,14 +235,14 @@ async def test_a_service_unwraps_the_master_key_once_per_start(tmp_path: Path) -
     assert log.read_text().split() == ["wrap", "unwrap"]
 
 
-def test_answers_are_kept(tmp_path: Path) -> None:
+def test_a_command_wraps_and_unwraps(tmp_path: Path) -> None:
     log = tmp_path / "log"
     kms = CommandKms(command_of(tmp_path, SERVICE, str(log)))
     wrapped = kms.wrap(b"secret", context=b"c")
     assert wrapped == bytes(255 - byte for byte in b"secret")
     assert kms.unwrap(wrapped, context=b"c") == b"secret"
-    assert kms.unwrap(b"\xff", context=b"c") == kms.unwrap(b"\xff", context=b"c") == b"\x00"
-    assert log.read_text().split() == ["wrap", "unwrap"]
+    assert kms.unwrap(b"\xff", context=b"c") == b"\x00"
+    assert log.read_text().split() == ["wrap", "unwrap", "unwrap"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.broker.context.backup_hold import BackupHold
-from penstock.metadata.topics.move_tasks import UNFINISHED, MoveTasks
+from penstock.metadata.topics.catalog import UNFINISHED, MoveTasks
 from penstock.model.calls import Ack, Append, BrokerPort, Extend, Lease
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.message import Delivery, Message

@@ -166,8 +166,7 @@ class Link:
             return await self._methods[method](request, timeout=seconds, metadata=WITH_LEADER)
 
     async def keep_alive(self, request: bytes, *, seconds: float) -> bytes:
-        """Send one keep-alive on a new stream. Keep-alives are rare, so there is no need to
-        preserve streams across connections. Raises Failed."""
+        """Send one keep-alive on a new stream, as they are rare. Raises Failed."""
         async with self.failing():
             stream = self._keep_alive(timeout=seconds, metadata=WITH_LEADER)
             try:
@@ -309,35 +308,25 @@ class Links:
             await retired.channel.close()
 
     async def _connect(self) -> Link:
-        pause_seconds = PAUSE_SECONDS_MIN
+        pause_seconds, seconds = PAUSE_SECONDS_MIN, self._config.connect_ms / 1_000
         while True:
             for endpoint in sorted(self._failed_at, key=self._failed_at.__getitem__):
                 link = open_link(endpoint, self._config)
                 try:
-                    trouble = await self._look(link)
-                except BaseException:
-                    self._retire(link, grace=None)
-                    raise
-                if trouble is None:
+                    # A linearizable read: for some time after their leader has died, members still
+                    # forward requests to it, which are lost.
+                    await link.ask(Method.RANGE, self._probe, seconds=seconds)
                     return link
-                self.trouble = trouble
-                self._failed_at[endpoint] = self._loop.time()
-                self._retire(link, grace=None)
+                except BaseException as error:
+                    self._retire(link, grace=None)
+                    if not isinstance(error, Failed):
+                        raise
+                    if isinstance(error.fault.error, StoreUnusable):
+                        raise error.fault.error from error  # etcd refuses this node
+                    self.trouble = str(error)
+                    self._failed_at[endpoint] = self._loop.time()
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
-
-    async def _look(self, link: Link) -> str | None:
-        """Return what is wrong with a member, or None. Checked by a linearizable read: for some
-        time after their leader has died, members still forward requests to it, which are lost.
-        Raises StoreUnusable if etcd refuses this node."""
-        seconds = self._config.connect_ms / 1_000
-        try:
-            await link.ask(Method.RANGE, self._probe, seconds=seconds)
-        except Failed as failed:
-            if isinstance(failed.fault.error, StoreUnusable):
-                raise failed.fault.error from failed
-            return str(failed)
-        return None
 
     def _connected(self, connecting: asyncio.Task[Link]) -> None:
         if self._connecting is connecting:

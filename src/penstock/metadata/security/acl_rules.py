@@ -18,17 +18,10 @@ import msgspec
 
 from penstock.metadata.cache import TRIES_MAX, Cache
 from penstock.metadata.store import Store
+from penstock.model import limits
 from penstock.model.acls import Acl, AclIndex
 from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
 from penstock.model.identity import DelegationToken
-from penstock.model.limits import (
-    ACL_TEXT_CHARS_MAX,
-    ACLS_MAX,
-    ACLS_PER_TENANT_MAX,
-    TOKEN_RENEWERS_MAX,
-    TOKENS_MAX,
-    TOKENS_PER_TENANT_MAX,
-)
 from penstock.model.names import is_account
 from penstock.wire.internal.faults import OutcomeUnknown
 
@@ -56,8 +49,10 @@ def account_of(key: str) -> str:
 def decode_acl(value: bytes) -> Acl:
     """Raises ValueError for a value that a node never writes."""
     rule = _decode_acl(value)
-    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > ACL_TEXT_CHARS_MAX:
-        raise ValueError(f"texts of an access rule have at most {ACL_TEXT_CHARS_MAX} characters")
+    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > limits.ACL_TEXT_CHARS_MAX:
+        raise ValueError(
+            f"texts of an access rule have at most {limits.ACL_TEXT_CHARS_MAX} characters"
+        )
     return rule
 
 
@@ -73,8 +68,7 @@ class AclRules(Cache[Acl]):
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Add rules. Those that exist stay as they are. Raises QuotaExceeded if not all of them
-        fit, and adds none then; Throttled if changes of other nodes keep conflicting."""
+        """Raises QuotaExceeded, and adds none, if not all fit; Throttled after many conflicts."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -82,8 +76,7 @@ class AclRules(Cache[Acl]):
             await self._write_all(account, some, is_put=True)
 
     async def remove(self, account: str, rules: Collection[Acl]) -> None:
-        """Remove rules. Those that do not exist are ignored. Raises Throttled if changes of other
-        nodes keep conflicting."""
+        """Rules that do not exist are ignored. Raises Throttled after many conflicts."""
         for some in _portions(list(rules)):
             await self._write_all(account, some, is_put=False)
 
@@ -93,14 +86,14 @@ class AclRules(Cache[Acl]):
     def _check_room(self, account: str, added: int) -> None:
         """Counts rules in memory, not in the store: nodes that add at once may exceed a bound."""
         used = len(self.of(account) or ())
-        if added and used + added > ACLS_PER_TENANT_MAX:
+        if added and used + added > limits.ACLS_PER_TENANT_MAX:
             raise QuotaExceeded(
-                f"This tenant has {used:,} of {ACLS_PER_TENANT_MAX:,} access rules; {added:,}"
-                " more exceed the limit. Delete some."
+                f"This tenant has {used:,} of {limits.ACLS_PER_TENANT_MAX:,} access rules;"
+                f" {added:,} more exceed the limit. Delete some."
             )
-        if added and len(self) + added > ACLS_MAX:
+        if added and len(self) + added > limits.ACLS_MAX:
             raise QuotaExceeded(
-                f"All tenants together have {len(self):,} of {ACLS_MAX:,} access rules;"
+                f"All tenants together have {len(self):,} of {limits.ACLS_MAX:,} access rules;"
                 f" {added:,} more exceed the limit. Delete some."
             )
 
@@ -158,7 +151,10 @@ def decode_token(value: bytes) -> DelegationToken:
     names = (token.owner, token.requester, *token.renewers)
     if not is_account(token.account) or _ID.match(token.token_id) is None:
         raise ValueError("a delegation token needs an account and an id of 22 characters")
-    if len(token.renewers) > TOKEN_RENEWERS_MAX or max(map(len, names)) > ACL_TEXT_CHARS_MAX:
+    if (
+        len(token.renewers) > limits.TOKEN_RENEWERS_MAX
+        or max(map(len, names)) > limits.ACL_TEXT_CHARS_MAX
+    ):
         raise ValueError("a delegation token has too many renewers, or a name that is too long")
     return token
 
@@ -224,15 +220,15 @@ class DelegationTokens(Cache[DelegationToken]):
 
     def _check_room(self, account: str) -> None:
         """Counts tokens in memory, not in the store: nodes that add at once may exceed a bound."""
-        used = len(self.of(account))
-        if used >= TOKENS_PER_TENANT_MAX:
+        used, most = len(self.of(account)), limits.TOKENS_MAX
+        if used >= limits.TOKENS_PER_TENANT_MAX:
             raise QuotaExceeded(
-                f"This tenant has {used:,} of {TOKENS_PER_TENANT_MAX:,} delegation tokens: expire"
-                " some, or wait until they have expired."
+                f"This tenant has {used:,} of {limits.TOKENS_PER_TENANT_MAX:,} delegation tokens:"
+                " expire some, or wait until they have expired."
             )
-        if len(self) >= TOKENS_MAX:
+        if len(self) >= most:
             raise QuotaExceeded(
-                f"All tenants together have {TOKENS_MAX:,} of {TOKENS_MAX:,} delegation tokens:"
+                f"All tenants together have {most:,} of {most:,} delegation tokens:"
                 " expire some, or wait until they have expired."
             )
 

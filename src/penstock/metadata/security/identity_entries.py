@@ -222,19 +222,14 @@ class IdentityMemory:
             store, SCRAM_PREFIX, decode=decode_scram, on_change=self._on_scram_change
         )
         self._acls = AclRules(store, on_rules_change=self._raise_epoch)
-        self._caches: Sequence[PrefixWatch] = (
-            self._tenants,
-            self._users,
-            self._keys,
-            self._scrams,
-            self._acls,
-        )
+        caches = (self._tenants, self._users, self._keys, self._scrams, self._acls)
+        self._caches: Sequence[PrefixWatch] = caches
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
         self._live_keys: dict[str, AccessKey] = {}  # keys that their user's entry names
         # The number of users, by mechanism, account and iterations.
         self._iteration_counts: dict[str, dict[str, dict[int, int]]] = {}
-        self._epoch = 1
+        self.epoch = 1
 
     async def start(self) -> None:
         """Load everything into memory."""
@@ -251,10 +246,6 @@ class IdentityMemory:
         return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
     # ── Reading: from memory ─────────────────────────────────────────────────────────────────
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
 
     def tenant(self, account: str) -> Tenant | None:
         entry = self._tenants.get(tenant_key(account))
@@ -306,16 +297,16 @@ class IdentityMemory:
     # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _raise_epoch(self) -> None:
-        self._epoch += 1
+        self.epoch += 1
 
     def _on_tenant_change(
         self, _at: str, before: TenantEntry | None, after: TenantEntry | None
     ) -> None:
         if before is None or after is None or before.tenant != after.tenant:
-            self._epoch += 1  # a change of the user count affects no permissions
+            self.epoch += 1  # a change of the user count affects no permissions
 
     def _on_user_change(self, _at: str, before: UserEntry | None, after: UserEntry | None) -> None:
-        self._epoch += 1
+        self.epoch += 1
         if after is not None:
             self._by_account.setdefault(after.user.account, {})[after.user.name] = after.user
         elif before is not None:
@@ -331,31 +322,27 @@ class IdentityMemory:
         key = after or before
         assert key is not None
         self._look_at_key(key.key_id)
-        # A change of the time of the last use affects no permissions.
-        if (
-            before is None
-            or after is None
-            or before != msgspec.structs.replace(after, last_used_at_ms=before.last_used_at_ms)
-        ):
-            self._epoch += 1
+        if before is not None and after is not None:
+            # A change of the time of the last use affects no permissions.
+            after = msgspec.structs.replace(after, last_used_at_ms=before.last_used_at_ms)
+        if before != after:
+            self.epoch += 1
 
     def _on_scram_change(
         self, _at: str, before: ScramCredential | None, after: ScramCredential | None
     ) -> None:
-        self._epoch += 1
+        self.epoch += 1
         for credential, change in ((before, -1), (after, 1)):
-            if credential is not None and credential.iterations <= SCRAM_ITERATIONS_MAX:
-                self._count_iterations(credential, change)
-
-    def _count_iterations(self, credential: ScramCredential, change: int) -> None:
-        by_account = self._iteration_counts.setdefault(credential.mechanism, {})
-        counts = by_account.setdefault(credential.account, {})
-        iterations = credential.iterations
-        counts[iterations] = counts.get(iterations, 0) + change
-        if not counts[iterations]:
-            del counts[iterations]
-        if not counts:
-            del by_account[credential.account]
+            if credential is None or credential.iterations > SCRAM_ITERATIONS_MAX:
+                continue
+            by_account = self._iteration_counts.setdefault(credential.mechanism, {})
+            counts = by_account.setdefault(credential.account, {})
+            iterations = credential.iterations
+            counts[iterations] = counts.get(iterations, 0) + change
+            if not counts[iterations]:
+                del counts[iterations]
+            if not counts:
+                del by_account[credential.account]
 
     def _look_at_key(self, key_id: str) -> None:
         """Add or remove a key: it is valid while its user's entry names it."""

@@ -66,13 +66,15 @@ class Ring:
         found: list[tuple[int, str]] = []
         for member in self.members:
             assert 0.0 < member.weight <= WEIGHT_MAX, "invalid weight of a member"
-            count = max(1, round(virtual_nodes * member.weight))
-            found += ((place, member.node_id) for place in _places_of(member.node_id, count))
+            for number in range(max(1, round(virtual_nodes * member.weight))):
+                described = f"{member.node_id}#{number}".encode()
+                digest = blake2b(described, digest_size=_PLACES.size).digest()
+                found += ((place, member.node_id) for place in _PLACES.unpack(digest))
         found.sort()  # two members at one place: ordered by id, the same on every node
         self._places = [place for place, _ in found]
         self._owners = [node_id for _, node_id in found]
-        described = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
-        self.fingerprint = blake2b(described.encode(), digest_size=8).hexdigest()
+        members_text = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
+        self.fingerprint = blake2b(members_text.encode(), digest_size=8).hexdigest()
 
     def owner(self, key: str) -> str:
         return self.owner_at(place_of(key))
@@ -94,12 +96,6 @@ class Ring:
             if node_id not in found:
                 found.append(node_id)
         return found
-
-
-def _places_of(node_id: str, count: int) -> Iterable[int]:
-    for number in range(count):
-        digest = blake2b(f"{node_id}#{number}".encode(), digest_size=_PLACES.size).digest()
-        yield from _PLACES.unpack(digest)
 
 
 HISTORY_CHANGES_MAX = 8_192
@@ -222,8 +218,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes from a revision on that fit one reply, and the next revision to
-        request. Raises Compacted."""
+        """Return changes that fit one reply, and the next revision to request. Raises Compacted."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -253,8 +248,7 @@ class Mirror(PrefixWatch):
     # ── The held part ────────────────────────────────────────────────────────────────────────
 
     async def hold(self, keeps: Keeps | None) -> None:
-        """Hold another part, or everything (None). The old part is served until then. A mirror that
-        holds everything does not read the store for a part."""
+        """Hold another part, or everything (None). The old part is served until then."""
         async with self._loading:
             await self._load(keeps, is_at_hand=self._keeps is None)
 

@@ -1,16 +1,14 @@
 """Configs of named resources (groups, brokers, client metrics) and client quotas, in the metadata
-store.
+store and in the memory of every node.
 
     /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
 
 The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
-resources of a kind. Every node has all configs in memory, updated by a watch: reading is a dict
-lookup. A change is a compare-and-swap of one entry. The node that made the change sees it when the
-call returns, other nodes when the watch reports it.
+resources of a kind. A change is a compare-and-swap of one entry. The node that made it sees it when
+the call returns, other nodes when the watch reports it.
 
 A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
-service and other nodes reject kinds that they do not know.
-"""
+service and other nodes reject kinds that they do not know."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -130,8 +128,8 @@ class ResourceConfigs:
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded at the
-        maximum of entries, and Throttled if changes of other nodes keep conflicting."""
+        """None removes a name. Raises InvalidRequest, QuotaExceeded; Throttled after many
+        conflicts."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
@@ -144,21 +142,17 @@ class ResourceConfigs:
         def step(before: Configs | None) -> Configs | None:
             merged = merge(before or NO_CONFIGS)
             after = {name: text for name, text in merged.items() if text is not None}
-            if after and before is None:
-                self._check_room(resource)
+            # Counted in memory: nodes that add at once may exceed the bound by one each.
+            if after and before is None and len(self._cache) >= RESOURCE_CONFIGS_MAX:
+                raise QuotaExceeded(
+                    f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
+                    f" delete some before setting those of {resource.kind} {resource.name}."
+                )
             return after or None
 
         await self._cache.update(
             config_key(resource), step, what=f"{resource.kind} {resource.name}"
         )
-
-    def _check_room(self, resource: Resource) -> None:
-        """Counts entries in memory: nodes that add at once may exceed the bound by one each."""
-        if len(self._cache) >= RESOURCE_CONFIGS_MAX:
-            raise QuotaExceeded(
-                f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
-                f" delete some before setting those of {resource.kind} {resource.name}."
-            )
 
     def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
         account, kind, name = resource_of(key)

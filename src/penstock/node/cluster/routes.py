@@ -1,14 +1,8 @@
-"""Leaders of partitions, for routing: from the rows that this node knows, and from hints of other
-nodes, which may be newer than its watch.
-
-Connections to the other nodes of the cluster, by number: each at its registered address,
-verified by the name in its certificate.
-"""
+"""Leaders of partitions, and connections to the other nodes of the cluster."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from penstock.calls.internal.certificates import NodeCertificates
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.remote.broker import no_outcomes
 from penstock.membership.cluster_view import ClusterView
@@ -16,6 +10,7 @@ from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.model.levels import Levels
 from penstock.model.topic import Topic
 from penstock.node.configuration.cluster_config import parse_listen
+from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.row import View
 from penstock.wire.internal.calls import Caller
 from penstock.wire.internal.faults import Unreachable
@@ -24,7 +19,8 @@ HINTS_MAX = 10_000  # the oldest are dropped
 
 
 class ClusterRoutes:
-    """Implements ``calls.routing.Routes``."""
+    """Leaders, from the rows that this node knows, and from hints of other nodes, which may be
+    newer than its watch. Implements ``calls.routing.Routes``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -91,30 +87,16 @@ class ClusterRoutes:
 
 
 class ClusterPeers:
-    """One connection per node and purpose, opened by the first call. Calls that wait for long use
-    separate connections, so that they do not delay others."""
+    """One connection per node and purpose, opened by the first call, to its registered address and
+    verified by the name in its certificate. Calls that wait for long use separate connections, so
+    that they do not delay others."""
 
-    def __init__(
-        self,
-        view: ClusterView,
-        *,
-        own_name: str,
-        cluster: str,
-        certificates: NodeCertificates | None,
-        levels: Levels,
-        secret: bytes | None,
-        spawn: Callable[[InternalClient], None],
-    ) -> None:
-        """``secret``: shared by the workers of a server; None: not a worker. ``spawn`` closes a
-        client that is no longer needed."""
+    def __init__(self, view: ClusterView, setup: NodeSetup, levels: Levels) -> None:
         self._view = view
-        self._own_name = own_name
-        self._cluster = cluster
+        self._setup = setup
         self._levels = levels
-        self._secret = secret
-        self._tls = None if certificates is None else certificates.calling
-        self._spawn = spawn
         self._clients: dict[tuple[int, str], tuple[NodeEntry, InternalClient]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self.passed_on = no_outcomes()  # of calls served by other nodes
         view.on_nodes(self._forget_gone)
 
@@ -131,27 +113,32 @@ class ClusterPeers:
         if known is not None and known[0].internal == entry.internal:
             return known[1]
         if known is not None:
-            self._spawn(known[1])
-        host, port = parse_listen(entry.internal)
+            self._close_later(known[1])
+        setup, nodes = self._setup, self._setup.certificates.nodes
         client = InternalClient(
-            host,
-            port,
-            own_id=self._own_name,
-            cluster_id=self._cluster,
+            *parse_listen(entry.internal),
+            own_id=setup.name,
+            cluster_id=setup.config.internal.cluster,
             levels=self._levels,
             node_id=entry.name,
-            tls=self._tls,
-            secret=self._secret,
+            tls=None if nodes is None else nodes.calling,
+            secret=setup.worker_secret,
         )
         self._clients[node, purpose] = (entry, client)
         return client
 
     def _forget_gone(self) -> None:
         for key in [key for key in self._clients if key[0] not in self._view.nodes]:
-            _, client = self._clients.pop(key)
-            self._spawn(client)
+            self._close_later(self._clients.pop(key)[1])
+
+    def _close_later(self, client: InternalClient) -> None:
+        task = asyncio.create_task(client.close(), name="close a connection to a node")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         for _, client in self._clients.values():
             await client.close()
         self._clients.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)

@@ -1,11 +1,5 @@
-"""Addresses in a configuration: one to listen on, or a list of nodes to call.
-
-The roles of one process: all of them, only the metadata service, or all others with a metadata
-service elsewhere. A frontend without a broker is not supported yet.
-
-Settings of a node that is one of several: connections between nodes, the cluster, and where the
-metadata is. ``config.py`` contains all other settings.
-"""
+"""Settings of a node that is one of several: addresses, its roles, connections between nodes, the
+cluster, and where the metadata is. ``config.py`` contains all other settings."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -94,6 +88,9 @@ def check_members(text: str) -> str | None:
 
 
 class Role(StrEnum):
+    """A process has all of them, only the metadata service, or all others with a metadata service
+    elsewhere. A frontend without a broker is not supported yet."""
+
     FRONTEND = "frontend"
     BROKER = "broker"
     METADATA = "metadata"

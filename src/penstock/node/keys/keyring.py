@@ -1,29 +1,24 @@
-"""Key management services, by a command of the operator.
-
-Every service has a command-line client, so a command supports them all without libraries. It runs
-only at the start and at a rotation, to wrap or unwrap the master key. It gets one JSON object on
-stdin and writes one to stdout:
-
-    {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
-    {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
-
-``context`` is the same for wrapping and unwrapping; the service should authenticate it if it can.
-The stderr of the command is the server's.
-
-The master key and the secrets it wraps: the ``model.ports.KeyRing`` of this node.
+"""The master key and the secrets it wraps: the ``model.ports.KeyRing`` of this node.
 
 A master key is 32 random bytes, from one of three sources: a file (created in the data folder at
-the first start unless configured), the environment, or a key management service that unwraps it
-(``kms.py``). It wraps secrets and data keys, never messages. Older master keys are kept for
-unwrapping until everything is wrapped by the present one.
-
-A wrapped secret, authenticated together with its context:
+the first start unless configured), the environment, or a key management service that unwraps it. It
+wraps secrets and data keys, never messages. Older master keys are kept for unwrapping until
+everything is wrapped by the present one. A wrapped secret, authenticated with its context:
 
     version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
 
 Nonces are random: one key can wrap 2^32 values before a collision becomes likely enough to matter.
 Another layout needs another version byte; ``unwrap`` must then read both.
-"""
+
+Every key management service has a command-line client, so a command of the operator supports them
+all. It runs only at the start and at a rotation, gets one JSON object on stdin and writes one to
+stdout:
+
+    {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
+    {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
+
+``context`` is the same for both; the service should authenticate it if it can. The stderr of the
+command is the server's."""
 
 import asyncio
 import base64
@@ -65,8 +60,6 @@ class Kms(Protocol):
 
 
 class CommandKms:
-    """Caches replies. Not thread-safe."""
-
     def __init__(self, command: str, *, seconds_max: float = COMMAND_SECONDS_MAX) -> None:
         try:
             self._command = shlex.split(command)
@@ -75,19 +68,12 @@ class CommandKms:
         if not self._command:
             raise KmsFailed("keys.kms_command is empty")
         self._seconds_max = seconds_max
-        self._unwrapped: dict[tuple[bytes, bytes], bytes] = {}  # one per master key
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
-        wrapped = self._call("wrap", "plaintext", secret, "ciphertext", context)
-        self._unwrapped[wrapped, context] = secret
-        return wrapped
+        return self._call("wrap", "plaintext", secret, "ciphertext", context)
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        known = self._unwrapped.get((wrapped, context))
-        if known is None:
-            known = self._call("unwrap", "ciphertext", wrapped, "plaintext", context)
-            self._unwrapped[wrapped, context] = known
-        return known
+        return self._call("unwrap", "ciphertext", wrapped, "plaintext", context)
 
     def _call(self, operation: str, given: str, value: bytes, wanted: str, context: bytes) -> bytes:
         request = {
@@ -275,8 +261,7 @@ def open_key_ring(
     kms: Kms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
-    """Open the key ring; blocks. ``master_text``: the key in base64, from the environment. Raises
-    KeyRingUnusable."""
+    """Blocks. ``master_text``: the key in base64, from the environment. Raises KeyRingUnusable."""
     given = [bool(master_file), bool(master_text), kms is not None]
     if sum(given) > 1:
         raise KeyRingUnusable(
@@ -284,7 +269,7 @@ def open_key_ring(
         )
     if len(old_master_files) > OLD_MASTERS_MAX:
         raise KeyRingUnusable(f"keys.old_master_files names more than {OLD_MASTERS_MAX} files")
-    old = [read_master(Path(path)) for path in old_master_files]
+    old, own = [read_master(Path(path)) for path in old_master_files], folder / MASTER_NAME
     if master_text:
         master = _parse_master(master_text.encode(), MASTER_VARIABLE)
     elif kms is not None:
@@ -293,10 +278,12 @@ def open_key_ring(
     elif master_file:
         master = read_master(Path(master_file))
     else:
-        return MasterKeyRing(_own_master(folder / MASTER_NAME, entropy), old=old, entropy=entropy)
-    if (folder / MASTER_NAME).exists():
+        if not own.exists():
+            _write_new(own, base64.b64encode(entropy(MASTER_BYTES)) + b"\n")
+        return MasterKeyRing(read_master(own), old=old, entropy=entropy)
+    if own.exists():
         # From before another source was configured: secrets wrapped by it still exist.
-        old.append(read_master(folder / MASTER_NAME))
+        old.append(read_master(own))
     return MasterKeyRing(master, old=old, entropy=entropy)
 
 
@@ -332,14 +319,6 @@ def _parse_master(content: bytes, where: str) -> bytes:
             f"the master key in {where} is not {MASTER_BYTES} bytes in base64; create one with"
             f" `openssl rand -base64 {MASTER_BYTES}`"
         )
-    return master
-
-
-def _own_master(path: Path, entropy: Callable[[int], bytes]) -> bytes:
-    if path.exists():
-        return read_master(path)
-    master = entropy(MASTER_BYTES)
-    _write_new(path, base64.b64encode(master) + b"\n")
     return master
 
 

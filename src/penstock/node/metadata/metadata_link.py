@@ -1,15 +1,8 @@
-"""Connections to metadata nodes, and the check that they use the expected store.
-
-A node belongs to one store. It keeps the id of the first store that replied, and from then on
-rejects metadata nodes with another one: an address may be mistyped, or two metadata processes may
-each have a store.
-
-Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
+"""Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
 
 All provide the same: a catalog for requests of clients, the topics for the broker, and a store for
 identities, data keys and producer ids. ``own_store`` has what belongs to the logs, the tasks that
-move dead letters: it is the store of this node, or of the cluster that it belongs to.
-"""
+move dead letters: it is the store of this node, or of the cluster that it belongs to."""
 
 import asyncio
 import logging
@@ -28,7 +21,7 @@ from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
 from penstock.node.configuration.cluster_config import NodeAddress, parse_node_addresses
 from penstock.node.configuration.config import Config
-from penstock.node.process.folder import DataFolder
+from penstock.node.process.folder import DataFolder, replace_file
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
@@ -37,16 +30,25 @@ from penstock.wire.internal.calls import Caller
 from penstock.wire.internal.faults import HelloRefused, Unreachable
 from penstock.wire.internal.frame import Hello
 
+if TYPE_CHECKING:
+    from penstock.metadata.etcd.store import EtcdStore
+
+log_ = logging.getLogger(__name__)
+
 FILE_NAME = "metadata-id"
-_FEATURE = "store="
-
-
-def store_feature(store_id: str) -> str:
-    """Return the feature by which a metadata node names its store in its hello."""
-    return _FEATURE + store_id
+STORE_FEATURE = "store="  # by which a metadata node names its store in its hello
+RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
+REASONS_MAX = 8  # different reasons for waiting that are logged
+# Of a call to etcd while the node starts: an etcd that is slow for some seconds must not end the
+# start.
+START_CALL_SECONDS = 20.0
+CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
 
 
 class ExpectedStore:
+    """The one store a node belongs to: the id of the first that replied is kept, and metadata nodes
+    with another one are rejected. An address may be mistyped, or two processes may have a store."""
+
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE_NAME
         try:
@@ -56,14 +58,12 @@ class ExpectedStore:
 
     def check(self, hello: Hello) -> None:
         """For a client's ``check_hello``. Raises HelloRefused."""
-        feature = next((one for one in hello.features if one.startswith(_FEATURE)), "")
-        found = feature.removeprefix(_FEATURE)
+        feature = next((one for one in hello.features if one.startswith(STORE_FEATURE)), "")
+        found = feature.removeprefix(STORE_FEATURE)
         if not found:
             raise HelloRefused(f"Node {hello.node_id} is not a metadata node.")
         if not self.store_id:
-            new = self._file.with_suffix(".new")
-            new.write_text(found + "\n", "ascii", errors="replace")
-            new.replace(self._file)
+            replace_file(self._file, (found + "\n").encode("ascii", "replace"))
             self.store_id = found
         elif found != self.store_id:
             raise HelloRefused(
@@ -76,11 +76,7 @@ class ExpectedStore:
 class Peers:
     """One connection per node, opened by the first call."""
 
-    def __init__(
-        self,
-        setup: NodeSetup,
-        check_hello: Callable[[Hello], None],
-    ) -> None:
+    def __init__(self, setup: NodeSetup, check_hello: Callable[[Hello], None]) -> None:
         self._setup = setup
         nodes = setup.certificates.nodes
         self._tls = None if nodes is None else nodes.calling
@@ -120,19 +116,6 @@ class Peers:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
-
-
-if TYPE_CHECKING:
-    from penstock.metadata.etcd.store import EtcdStore
-
-log_ = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
-REASONS_MAX = 8  # different reasons for waiting that are logged
-# Of a call to etcd while the node starts: an etcd that is slow for some seconds must not end the
-# start.
-START_CALL_SECONDS = 20.0
-CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
 
 
 class GivenUp(PenstockError):
@@ -257,8 +240,8 @@ def _path(text: str) -> Path | None:
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Check that the folder has no topics of a single node: they would not become the cluster's.
-    Raises FolderTaken."""
+    """Check that the folder has no topics of a single node: they would be lost. Raises
+    FolderTaken."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -324,14 +307,13 @@ class RemoteMetadata(MetadataLink):
         self._remote.store.on_back(listener)
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
-        yield families.METADATA_STALENESS, ((), self._remote.staleness_ms / 1_000)
+        yield families.METADATA_STALENESS, ((), self._remote.store.staleness_ms / 1_000)
 
 
 async def start_when_there(
     start: Callable[[], Awaitable[None]], service: str, stop: asyncio.Event
 ) -> None:
-    """Retry until the metadata service is reachable; each reason is logged once. Raises GivenUp if
-    ``stop`` is set meanwhile."""
+    """Retry until the metadata is reachable. Raises GivenUp if ``stop`` is set meanwhile."""
     logged: set[str] = set()
     while True:
         try:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.calls.internal.listener import InternalListener
 from penstock.frontend.admin.login import Gate, Unauthenticated
 from penstock.frontend.admin.ports.health import State
 from penstock.frontend.admin.reply import error_reply, finished, json_reply
@@ -23,16 +22,10 @@ from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store, store_id
 from penstock.model.troubles import metadata_away
 from penstock.net.http.exchange import HttpReply, HttpRequest
-from penstock.node.configuration.cluster_config import parse_listen, parse_node_addresses
+from penstock.node.configuration.cluster_config import parse_node_addresses
 from penstock.node.configuration.settings import describe
-from penstock.node.listening import binding, open_admin
-from penstock.node.metadata.metadata_link import (
-    CALL_MS,
-    ExpectedStore,
-    Peers,
-    start_when_there,
-    store_feature,
-)
+from penstock.node.listening import open_admin, open_internal
+from penstock.node.metadata import metadata_link as link
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
 from penstock.telemetry.exposition import CONTENT_TYPE, Sample
@@ -137,16 +130,23 @@ class MetadataNode:
         self.http_url = ""
         self._setup = setup
         self._members = parse_node_addresses(config.metadata.members)
-        self._expected = ExpectedStore(setup.folder.path)
-        self._peers = Peers(setup, self._expected.check)
+        self._expected = link.ExpectedStore(setup.folder.path)
+        self._peers = link.Peers(setup, self._expected.check)
+        self._store: Store
         self._remote: RemoteStore | None = None
         self._jobs: list[asyncio.Task[None]] = []
 
     async def start(self, stop: asyncio.Event) -> None:
         # First: while the node waits for another one, health checks show it.
-        await self._start_admin()
+        api = MetadataAdmin(self._setup, self._levels)
+        self._admin, self._admin_url = await open_admin(
+            self._setup, api.handle, is_open=api.is_open
+        )
         await self._start_service(stop)
-        await self._listen()
+        answers = CallHandlers()
+        self._service.register(answers)
+        features = (link.STORE_FEATURE + self._expected.store_id,)
+        self._listener, self._bound = await open_internal(self._setup, answers, features=features)
         self._report()
         self._jobs = [
             asyncio.create_task(self._setup.watch_health(self._report), name="health watch")
@@ -158,7 +158,15 @@ class MetadataNode:
 
     async def _start_service(self, stop: asyncio.Event) -> None:
         config = self._setup.config.metadata
-        self._store = await self._open_store()
+        addresses = parse_node_addresses(config.service)
+        if addresses:
+            self._store = self._remote = RemoteStore(
+                self._peers.any_of(addresses),
+                clock=self._setup.clock,
+                config=RemoteConfig(call_ms=link.CALL_MS, is_relay=True),
+            )
+        else:
+            self._store = await SqliteStore.open(self._setup.folder.metadata_path)
         self._service = MetadataService(
             self._store,
             node_id=self._setup.name,
@@ -167,46 +175,9 @@ class MetadataNode:
             config=MetadataConfig(whole_entries_max=config.whole_topics_max),
             store_stale_ms=lambda: 0 if self._remote is None else self._remote.staleness_ms,
         )
-        await start_when_there(self._service.start, config.service, stop)
+        await link.start_when_there(self._service.start, config.service, stop)
         if self._remote is None:
             self._expected.store_id = await store_id(self._store, self._setup.entropy)
-        self._store_feature = store_feature(self._expected.store_id)
-
-    async def _open_store(self) -> Store:
-        addresses = parse_node_addresses(self._setup.config.metadata.service)
-        if not addresses:
-            return await SqliteStore.open(self._setup.folder.metadata_path)
-        self._remote = RemoteStore(
-            self._peers.any_of(addresses),
-            clock=self._setup.clock,
-            config=RemoteConfig(call_ms=CALL_MS, is_relay=True),
-        )
-        return self._remote
-
-    async def _listen(self) -> None:
-        internal = self._setup.config.internal
-        answers = CallHandlers()
-        self._service.register(answers)
-        nodes = self._setup.certificates.nodes
-        self._listener = InternalListener(
-            answers,
-            node_id=self._setup.name,
-            cluster_id=internal.cluster,
-            features=(self._store_feature,),
-            secret=self._setup.worker_secret,
-        )
-        host, port = parse_listen(internal.listen)
-        with binding("other nodes", "--internal", host, port):
-            self._bound = await self._listener.start(
-                host, port, tls=None if nodes is None else nodes.listening
-            )
-        self._setup.endpoints["internal"] = self._bound
-
-    async def _start_admin(self) -> None:
-        api = MetadataAdmin(self._setup, self._levels)
-        self._admin, self._admin_url = await open_admin(
-            self._setup, api.handle, is_open=api.is_open
-        )
 
     @property
     def ready_text(self) -> str:
@@ -229,8 +200,6 @@ class MetadataNode:
         await self._peers.close()
         await self._store.close()
         self._setup.folder.release()
-
-    # ── Health and metrics ───────────────────────────────────────────────────────────────────
 
     def _report(self) -> None:
         reason = self._service.trouble

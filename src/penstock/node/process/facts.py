@@ -17,8 +17,7 @@ from penstock.frontend.facts.fact_writer import STOP_SECONDS_MAX, Leads, leads_a
 from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWriter
 from penstock.frontend.facts.usage import UsageTable
 from penstock.frontend.facts.usage_writer import UsageWriter
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.move_tasks import StoredProducerIds
+from penstock.metadata.topics.catalog import StoredCatalog, StoredProducerIds
 from penstock.model.calls import BrokerPort
 from penstock.model.troubles import Trouble, facts_not_written
 from penstock.node.process.node_setup import NodeSetup

@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -39,7 +39,12 @@ def repair(folder: Path, *, but: str = "") -> None:
     if not folder.stat().st_mode & OTHERS:
         return
     failed: list[tuple[Path, str]] = []
-    for path in (*_inside(folder), folder):
+    inside = (
+        Path(below, name)
+        for below, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    )
+    for path in (*inside, folder):
         try:
             mode = path.stat().st_mode if path == folder else path.lstat().st_mode
             if mode & OTHERS and not stat.S_ISLNK(mode) and (path.name != but or path == folder):
@@ -54,12 +59,6 @@ def repair(folder: Path, *, but: str = "") -> None:
             "file modes not repaired: other users may read the data folder",
             extra={"path": str(path), "reason": reason, "count": len(failed)},
         )
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    for below, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            yield Path(below, name)
 
 
 class FolderUnusable(SetupError):
@@ -125,8 +124,8 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the relation of wall clock and boot clock. Returns whether the wall clock has run
-        evenly since the last process did so."""
+        """Store the present clocks. Returns whether the wall clock ran evenly since the last
+        time."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:

@@ -36,8 +36,6 @@ CERTIFICATES_SECONDS: Final = 5.0
 
 log_ = logging.getLogger(__name__)
 
-# ── The secret of workers ────────────────────────────────────────────────────────────────────
-
 # The processes of ``penstock serve --workers`` call each other over loopback ports, which every
 # user of the machine can connect to. So both ends prove that they know a secret, which the parent
 # draws at each start (``wire/internal/proof.py``). A process gets it by a pipe as standard input:
@@ -63,8 +61,7 @@ def pipe_with(secret: bytes) -> int:
 
 
 def receive_secret(env: Mapping[str, str]) -> bytes | None:
-    """Return the secret from the parent, or None where the process is not a worker. Raises
-    SecretMissing: a worker without it must not serve others unprotected."""
+    """Return the secret from the parent; None: this process is no worker. Raises SecretMissing."""
     given = env.get(_VARIABLE)
     if given is None:
         return None
@@ -78,9 +75,6 @@ def receive_secret(env: Mapping[str, str]) -> bytes | None:
             " workers' secret; only `penstock serve --workers N` sets this variable, unset it"
         )
     return secret
-
-
-# ── Certificates ─────────────────────────────────────────────────────────────────────────────
 
 
 class CertificateKeeper:
@@ -133,9 +127,6 @@ class CertificateKeeper:
             yield families.TLS_EXPIRY, ((), self._clients.expires_at_ms / 1_000)
         if self.nodes is not None:
             yield families.INTERNAL_TLS_EXPIRY, ((), self.nodes.expires_at_ms / 1_000)
-
-
-# ── The parts ────────────────────────────────────────────────────────────────────────────────
 
 
 class Entropy:

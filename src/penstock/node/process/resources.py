@@ -105,10 +105,6 @@ class MemoryKeeper:
         if wait > 0 or used > QUIET_SHARE_MAX * (now - since):
             self._look_later(max(wait, self._settle_s))
             return
-        self._release()
-        self._not_before = now + (time.monotonic() - now) / COLLECTING_SHARE_MAX
-
-    def _release(self) -> None:
         if self._is_thaw_due:
             self._is_thaw_due = False
             gc.unfreeze()
@@ -118,6 +114,7 @@ class MemoryKeeper:
             gc.collect()
         if self._trim is not None:
             self._loop.run_in_executor(self._pool, self._trim, 0)
+        self._not_before = now + (time.monotonic() - now) / COLLECTING_SHARE_MAX
 
 
 def _trim_call() -> Callable[[int], int] | None:

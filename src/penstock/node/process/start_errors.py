@@ -23,8 +23,7 @@ class ServiceManager:
     """The socket of the service manager that started this process, if any."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Take the address out of ``env``, which is the environment of this process: workers and
-        commands that this process starts must not report in its place."""
+        """Take the address out of ``env``: processes that this one starts must not use it."""
         address = env.pop(VARIABLE, "")
         # systemd writes the zero byte of an abstract socket as "@".
         self._address = "\0" + address[1:] if address.startswith("@") else address

@@ -89,8 +89,19 @@ class CoordinatorAdmin:
         log = RowLog(self._broker, topic, partition, self._clock)
         start, end = await log.ends()
         unreadable: RowUnreadable | None = None
+        # A new state, as the coordinator has.
+        replay_row: Callable[[bytes, bytes | None], object] = Transactions(
+            coordinator_epoch=0
+        ).replay
+        if topic.name == GROUPS_TOPIC:
+            replay_row = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
+
+        def replay(rows: Iterable[Row]) -> None:
+            for key, value in rows:
+                replay_row(key, value)
+
         try:
-            await log.replay(start, end, self._new_replay(topic.name))
+            await log.replay(start, end, replay)
         except RowUnreadable as error:
             unreadable = error
         skipped = [one for one in topic.skipped_rows if one.partition == partition]
@@ -112,20 +123,6 @@ class CoordinatorAdmin:
         except RowUnreadable as error:
             return _placed(error)
         return None
-
-    def _new_replay(self, topic: str) -> Callable[[Iterable[Row]], None]:
-        """Return a function that replays rows into a new state, as the coordinator does."""
-        replay_row: Callable[[bytes, bytes | None], object]
-        if topic == GROUPS_TOPIC:
-            replay_row = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
-        else:
-            replay_row = Transactions(coordinator_epoch=0).replay
-
-        def replay(rows: Iterable[Row]) -> None:
-            for key, value in rows:
-                replay_row(key, value)
-
-        return replay
 
 
 def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic) -> Topic:

@@ -14,13 +14,7 @@ from penstock.manager import operator_requests
 from penstock.manager.decisions import wanted
 from penstock.manager.reassigning import Refused, preferred_leader, reassignment, unclean_leader
 from penstock.manager.state_reader import read_draining, read_nodes, readable
-from penstock.metadata.cluster_entries import (
-    PLACEMENTS_PREFIX,
-    NodeEntry,
-    PartitionKey,
-    decode_placement,
-    partition_of,
-)
+from penstock.metadata import cluster_entries
 from penstock.metadata.store import Entry
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.model.ports import Catalog, ProducerSeen
@@ -72,7 +66,7 @@ class ClusterBrokers:
         )
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
-        found = self._cluster.replicators.find(PartitionKey(topic.topic_id, index))
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         if found is None or found.replica.leader is None:
             return None
         return found.replica.history.end_of(epoch, end_offset=found.replica.end_offset)
@@ -86,7 +80,7 @@ class ClusterBrokers:
         return None if entry is None else broker_of(entry)
 
 
-def broker_of(entry: NodeEntry) -> BrokerAt | None:
+def broker_of(entry: cluster_entries.NodeEntry) -> BrokerAt | None:
     if not entry.kafka:
         return None  # no Kafka listener, or not open yet
     host, port = parse_listen(entry.kafka)
@@ -105,8 +99,6 @@ class ClusterChanges:
     @property
     def nodes(self) -> Collection[int]:
         return self._view.nodes.keys()
-
-    # ── Where partitions are ─────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
     async def placed(
@@ -127,35 +119,37 @@ class ClusterChanges:
             raise
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
-        entries, _ = await self._store.list(PLACEMENTS_PREFIX)
+        entries, _ = await self._store.list(cluster_entries.PLACEMENTS_PREFIX)
         return await asyncio.to_thread(self._moves_in, entries)
 
     def _moves_in(self, entries: Sequence[Entry]) -> Mapping[tuple[str, int], Reassigned]:
         found: dict[tuple[str, int], Reassigned] = {}
-        for key, request, _ in readable(entries, partition_of, decode_placement):
+        for key, request, _ in readable(
+            entries, cluster_entries.partition_of, cluster_entries.decode_placement
+        ):
             view = self._view.rows.get(key)
             if view is not None and view.row.replicas != request.replicas:
                 found[key.topic_id, key.index] = Reassigned(*reassignment(view.row, request))
         return found
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
-        await operator_requests.place(self._store, PartitionKey(topic.topic_id, index), replicas)
+        await operator_requests.place(
+            self._store, cluster_entries.PartitionKey(topic.topic_id, index), replicas
+        )
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        key = PartitionKey(topic.topic_id, index)
+        key = cluster_entries.PartitionKey(topic.topic_id, index)
         return len(await operator_requests.cancel_placement(self._store, key))
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        found = self._cluster.replicators.find(PartitionKey(topic.topic_id, index))
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         return None if found is None else ReplicaHere(found.log.size_bytes, found.lag_count)
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        found = self._cluster.replicators.find(PartitionKey(topic.topic_id, index))
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         if found is None or found.replica.role is not Role.FOLLOWER:
             return None
         return await found.follower_log.producers()
-
-    # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
         nodes, incarnations = await read_nodes(self._store)
@@ -167,7 +161,7 @@ class ClusterChanges:
                 return unclean_leader(view, incarnations)
             return preferred_leader(view, incarnations, avoided)
 
-        key = PartitionKey(topic.topic_id, index)
+        key = cluster_entries.PartitionKey(topic.topic_id, index)
         return _OUTCOMES[await operator_requests.elect(self._store, key, choose)]
 
     def quorum(self) -> Quorum:
@@ -175,8 +169,6 @@ class ClusterChanges:
         leader, epoch = (NO_LEADER, 0) if manager is None else (manager.manager, manager.tenure_id)
         revision = max(epoch, self._view.revision)
         return Quorum(leader, epoch & EPOCH_MAX, revision, sorted(self.nodes))
-
-    # ── Nodes ────────────────────────────────────────────────────────────────────────────────
 
     async def stopped(self) -> Sequence[BrokerAt]:
         """Return nodes that are not alive but have replicas or are being drained."""

@@ -1,11 +1,15 @@
 """The listeners of a node for clients and operators, each with its frontend: SQS over HTTP, Kafka,
-and the admin API."""
+and the admin API; and what they call."""
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 
+from penstock.calls.callees import Callees
+from penstock.calls.guarded import GuardedBroker
+from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports.backup_port import BackupPort
 from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
@@ -13,23 +17,23 @@ from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.kafka.access.connection_rates import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
-from penstock.frontend.kafka.configs.broker_table import (
-    CONNECTIONS_MAX,
-    CONNECTIONS_PER_IP,
-    CONNECTIONS_PER_IP_MAX,
-    CONNECTIONS_PER_SECOND,
-    addresses,
-)
+from penstock.frontend.kafka.configs import broker_table
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators, GuardedGroups
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
-from penstock.frontend.limited_calls import guard
+from penstock.frontend.limited_calls import GuardedCatalog, LimitedBroker, guard, guard_identities
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs.context import FrontendConfig
 from penstock.frontend.sqs.pipeline import Frontend
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.topics.resource_configs import DynamicConfigs
+from penstock.model.calls import BrokerPort
+from penstock.model.quotas import Quota
 from penstock.net.http.listener import HttpListener
 from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig
@@ -39,13 +43,69 @@ from penstock.node.configuration.cluster_config import parse_listen
 from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
 from penstock.node.configuration.exposure import kafka_protocol, reachable
 from penstock.node.configuration.settings import describe
-from penstock.node.listening import binding, make_listener, open_admin
+from penstock.node.listening import bind, make_listener, open_admin
+from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import Facts
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
-from penstock.node.wiring.frontend_calls import FrontendCalls
 from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.node.wiring.security import NodeSecurity
+
+
+class FrontendCalls:
+    """The broker, its coordinators and the metadata as the frontends call them: behind their
+    bulkheads, and within the quotas of tenants. In a cluster SQS calls go to the leader of the
+    partition; Kafka clients find leaders by themselves."""
+
+    def __init__(
+        self,
+        setup: NodeSetup,
+        role: BrokerRole,
+        metadata: MetadataLink,
+        identities: StoredIdentities,
+        bounds: Mapping[Quota, int],
+        cluster: ClusterRole | None = None,
+    ) -> None:
+        """``bounds``: what this node has for all tenants together."""
+        node, broker, own_account = setup.name, role.broker, setup.config.node.account
+        self._node = node
+        callees = self.callees = Callees(setup.clock, own_account=own_account)
+        guarded = GuardedBroker(broker, callees.backend(node), callees.metadata)
+        self.unlimited: BrokerPort = broker  # the brokers of all nodes, for records of this node
+        routed: BrokerPort = guarded
+        if cluster is not None:
+            routed = cluster.route(broker, callees)(guarded)
+            self.unlimited = cluster.anywhere
+        quotas = self.quotas = TenantQuotas(
+            identities,
+            metadata.topics,
+            own_account=own_account,
+            bounds=bounds,
+            coordinators=role.usage,
+        )
+        # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
+        metadata.on_back(callees.metadata.mark_available)
+        self.throttler = Throttler(own_account=own_account)
+        self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
+        self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
+        self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
+        # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
+        self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)
+        self.directory = guard_identities(identities, callees.metadata)
+
+    # Coordinators are there only once the broker has started.
+
+    def groups(self, groups: GroupCoordinators) -> GuardedGroups:
+        return GuardedGroups(groups, self.callees.groups(self._node))
+
+    def transactions(self, transactions: Coordinators) -> GuardedCoordinators:
+        return GuardedCoordinators(transactions, self.callees.transactions(self._node))
+
+    def share_among(self, frontend_count: int) -> None:
+        """Share limits and quotas of tenants among the live frontends, this one included."""
+        self.throttler.share_among(frontend_count)
+        self.quotas.share_among(frontend_count)
+
 
 DRAIN_SECONDS_MAX = 10.0
 
@@ -73,8 +133,6 @@ class Listeners:
         self.kafka_address = ""
         self.http_url = ""
         self.admin_url = ""
-
-    # ── Operators ────────────────────────────────────────────────────────────────────────────
 
     async def start_admin(self, backup: BackupPort, coordinators: CoordinatorPort) -> None:
         setup, calls = self._setup, self._calls
@@ -148,10 +206,8 @@ class Listeners:
             acts_on_get=True,
             outlives=frontend.outlives,
         )
-        host, port = parse_listen(config.http.listen)
-        is_shared = config.http.reuse_port
-        with binding("SQS", "--http", host, port):
-            bound = await self.http.start(host, port, tls=self._tls, reuse_port=is_shared)
+        at, is_shared = config.http.listen, config.http.reuse_port
+        bound = await bind(self.http, at, "SQS", "--http", tls=self._tls, reuse_port=is_shared)
         self.http_url = f"{self._scheme}://{bound}"
         setup.endpoints["sqs"] = reachable(self.http_url)
 
@@ -188,17 +244,24 @@ class Listeners:
         assert self._kafka is not None, "the listener exists"
         per_ip = self._setup.config.kafka.connections_per_ip_max or NO_LIMIT
         self._kafka.limit(
-            connections_max=int(dynamic.value(CONNECTIONS_MAX) or NO_LIMIT),
-            per_address_max=int(dynamic.value(CONNECTIONS_PER_IP_MAX) or per_ip),
-            addresses=addresses(dynamic.value(CONNECTIONS_PER_IP) or ""),
+            connections_max=int(dynamic.value(broker_table.CONNECTIONS_MAX) or NO_LIMIT),
+            per_address_max=int(dynamic.value(broker_table.CONNECTIONS_PER_IP_MAX) or per_ip),
+            addresses=broker_table.addresses(dynamic.value(broker_table.CONNECTIONS_PER_IP) or ""),
         )
-        per_s = dynamic.value(CONNECTIONS_PER_SECOND)
+        per_s = dynamic.value(broker_table.CONNECTIONS_PER_SECOND)
         rates.limit(None if per_s is None else int(per_s))
 
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
         setup, calls, security = self._setup, self._calls, self._security
         node = setup.config.node
         table, config = facts.usage, self._kafka_config()
+        nodes: Brokers
+        if self._cluster is None:
+            epoch_of = role.broker.partitions.epoch_of
+            nodes = SoleBroker(config.node_id, config.advertised, epoch_of)
+        else:
+            namespace = (node.account, node.region)
+            nodes = ClusterBrokers(self._cluster, calls.stream_catalog, namespace)
         return KafkaContext(
             broker=calls.broker,
             anywhere=calls.anywhere,
@@ -221,23 +284,12 @@ class Listeners:
             share_sessions=ShareSessions(own_account=node.account),
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
-            nodes=self._kafka_nodes(role, config),
+            nodes=nodes,
             joined=None if self._cluster is None else ClusterChanges(self._cluster),
             level=role.level,
-            volume=self._volume,
+            volume=lambda: shutil.disk_usage(setup.folder.path)[::2],  # total and free
             dynamic=role.dynamic,
         )
-
-    def _volume(self) -> tuple[int, int]:
-        usage = shutil.disk_usage(self._setup.folder.path)
-        return usage.total, usage.free
-
-    def _kafka_nodes(self, role: BrokerRole, config: KafkaFrontendConfig) -> Brokers:
-        if self._cluster is None:
-            return SoleBroker(config.node_id, config.advertised, role.broker.partitions.epoch_of)
-        node = self._setup.config.node
-        namespace = (node.account, node.region)
-        return ClusterBrokers(self._cluster, self._calls.stream_catalog, namespace)
 
     def _kafka_config(self) -> KafkaFrontendConfig:
         setup = self._setup
@@ -271,9 +323,7 @@ class Listeners:
     async def _bind_kafka(self, listener: KafkaListener) -> str:
         listen = self._setup.config.kafka.listen
         if listen:
-            host, port = parse_listen(listen)
-            with binding("Kafka", "--kafka", host, port):
-                return await listener.start(host, port, tls=self._tls)
+            return await bind(listener, listen, "Kafka", "--kafka", tls=self._tls)
         host, port = KAFKA_LISTEN_DEFAULT
         _, http_port = parse_listen(self._setup.config.http.listen)
         try:
@@ -289,8 +339,6 @@ class Listeners:
             return ""
         host, port = self._kafka_address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    # ── Stopping ─────────────────────────────────────────────────────────────────────────────
 
     def refuse_more(self) -> None:
         self.http.is_draining = True

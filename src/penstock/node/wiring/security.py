@@ -20,13 +20,7 @@ from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
 from penstock.model.errors import USAGE, Conflict, PenstockError, SetupError
 from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
 from penstock.model.troubles import Trouble, no_operator
-from penstock.node.keys.keyring import (
-    KMS_NAME,
-    MASTER_NAME,
-    MASTER_VARIABLE,
-    KeyRingUnusable,
-    start_key_ring,
-)
+from penstock.node.keys import keyring
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 
@@ -147,7 +141,9 @@ class NodeSecurity:
     async def start(self) -> None:
         setup = self._setup
         self._check_shared_master()
-        self.ring = await start_key_ring(setup.config.keys, setup.folder.path, env=os.environ)
+        self.ring = await keyring.start_key_ring(
+            setup.config.keys, setup.folder.path, env=os.environ
+        )
         await self._start_identities()
         store, topics, entropy = self._metadata.store, self._metadata.topics, setup.entropy
         self.data_keys = DataKeys(store, self.ring, topics, clock=setup.clock, entropy=entropy)
@@ -209,12 +205,13 @@ class NodeSecurity:
     def _check_shared_master(self) -> None:
         """Check that this node does not create a master key: it must be the other nodes' key."""
         keys, folder = self._setup.config.keys, self._setup.folder.path
-        made = folder / (KMS_NAME if keys.kms_command else MASTER_NAME)
-        is_given = keys.master_file or os.environ.get(MASTER_VARIABLE) or made.exists()
+        made = folder / (keyring.KMS_NAME if keys.kms_command else keyring.MASTER_NAME)
+        is_given = keys.master_file or os.environ.get(keyring.MASTER_VARIABLE) or made.exists()
         if self._metadata.is_remote and not is_given:
-            raise KeyRingUnusable(
+            raise keyring.KeyRingUnusable(
                 "all nodes of one metadata service share a master key: set keys.master_file or"
-                f" {MASTER_VARIABLE}, or copy {made.name} of another node into the data folder"
+                f" {keyring.MASTER_VARIABLE}, or copy {made.name} of another node into the data"
+                " folder"
             )
 
     async def _start_identities(self) -> None:
@@ -239,7 +236,7 @@ class NodeSecurity:
 
 def _check_readable(resealed: Resealed, what: str, done: str) -> None:
     if resealed.unreadable:
-        raise KeyRingUnusable(
+        raise keyring.KeyRingUnusable(
             f"the master key does not match {resealed.unreadable} {what}: set the key they were"
             f" {done} with in keys.master_file or keys.old_master_files"
         )

@@ -207,11 +207,11 @@ async def test_an_asynchronous_topic_is_not_answered_by_a_node_that_may_be_taken
             first.pool.submit(disk_works.wait)
         alone = asyncio.ensure_future(on.sent(1, topic, "answered by nobody"))
         await until(lambda: first.replica(key).log.end_offset == 1)
-        keeping = first.membership._held._task
+        keeping = first.membership._task
         assert keeping is not None
         keeping.cancel()
         await asyncio.wait((keeping,))
-        first.membership._held.deadline_ms = 0  # its time is over
+        first.membership.deadline_ms = 0  # its time is over
         assert not first.membership.is_good
         leading = first.replica(key).leadership
         disk_works.set()
