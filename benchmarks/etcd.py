@@ -20,10 +20,10 @@ import uvloop
 from tests.harness.etcd import LACKING, EtcdCluster
 
 from benchmarks import machine
-from penstock.metadata.etcd.etcd_grpc import aio
-from penstock.metadata.etcd.links import EtcdConfig, Link, Method, open_link
+from penstock.metadata.etcd.links import EtcdConfig, Link, Method, aio, open_link
 from penstock.metadata.etcd.store import EtcdStore
 from penstock.metadata.etcd.wire import encode_range, encode_txn
+from penstock.metadata.store import Txn
 
 NAMESPACE = "/bench/store"
 CALL_SECONDS = 5.0
@@ -89,11 +89,8 @@ class Ways:
         self._swaps = [
             # A comparison that holds and stays true, so that the bytes need not be made anew.
             encode_txn(
-                compare=(),
-                compare_created=((b"/bench/never", 0),),
-                puts=((b"/bench/bare/%d" % n, VALUE),),
-                deletes=(),
-                lease=0,
+                Txn((), ((f"/bench/bare/{n}", VALUE),), compare_created=(("/bench/never", 0),)),
+                str.encode,
             )
             for n in range(IN_FLIGHT)
         ]

@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.scale import population
 from benchmarks.scale.memory_store import MemoryStore
 from benchmarks.scale.model import Constants, Size
-from penstock.manager import moving
+from penstock.manager import decisions
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, due
 from penstock.manager.placement import Host, choose, plan
@@ -28,8 +28,7 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.serving.mirror import Mirror
-from penstock.metadata.serving.ring import Member, Ring
+from penstock.metadata.serving.mirror import Member, Mirror, Ring
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.replication.election import Standing
@@ -185,9 +184,10 @@ def _manager(size: Size, known: ClusterState, catalog: StoredCatalog) -> dict[st
     policy = Policy()
     found = {}
     begun = time.process_time()
-    now = moving.situation(known, catalog, policy)
+    partitions = decisions.placed(known, known.rows, catalog, policy)
+    now = decisions.Situation(partitions, list(known.hosts), known.draining, policy)
     found["situation_row_us"] = (time.process_time() - begun) / size.partitions * 1e6
-    plan_s = _seconds(lambda: moving.targets(now))
+    plan_s = _seconds(lambda: decisions.targets(now))
     # What nodes cost by themselves: a plan of next to nothing, on as many.
     few = {key: now.partitions[key] for key in list(now.partitions)[:10]}
     nodes_s = _seconds(lambda: plan(few, now.hosts, steps_max=200))

@@ -19,6 +19,7 @@ from penstock.metadata.store import (
     LeaseGone,
     Store,
     StoreUnusable,
+    Txn,
     check_changes,
     check_ttl,
     conflict,
@@ -96,16 +97,10 @@ class MemoryStore(Store):
 
     # ── Changing ─────────────────────────────────────────────────────────────────────────────
 
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
-        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
+    async def commit(self, txn: Txn) -> int:
+        check_changes(txn)
+        compare, compare_created, lease = txn.compare, txn.compare_created, txn.lease
+        puts, deletes = txn.puts, txn.deletes
         if lease and lease not in self._leases:
             raise LeaseGone(lease)
         self._compare(compare, compare_created)

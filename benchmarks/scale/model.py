@@ -17,7 +17,7 @@ from penstock.manager.decisions import Policy
 from penstock.membership.frontends import BEAT_SECONDS
 from penstock.membership.registration import BEATS, TTL_MS
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
-from penstock.node.process.open_files import FILES_PER_PARTITION
+from penstock.node.process.resources import FILES_PER_PARTITION
 
 STORE_QUOTA_BYTES: Final = 8 * 2**30  # the largest that etcd's makers recommend
 # Prefixes that each node of a cluster follows, each with a stream of its own: nodes, rows, topics,

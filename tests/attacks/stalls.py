@@ -35,7 +35,7 @@ from penstock.node.compose import Node, make_node
 from penstock.node.configuration import config as node_config
 from penstock.node.lifecycle import GC_THRESHOLDS
 from penstock.node.metadata.metadata_node import MetadataNode
-from penstock.node.process import open_files
+from penstock.node.process import resources
 
 TURN_MS_MAX = 20.0  # the rule: no request keeps the loop busy for longer
 SAMPLED_AFTER_SECONDS = 0.010
@@ -260,7 +260,7 @@ class LoopServer(Server):
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        open_files.raise_limit()
+        resources.raise_limit()
         node = make_node(node_config.load(self._flags, {}))
         await node.start(self._stop)
         node.freeze()

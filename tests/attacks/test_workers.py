@@ -22,7 +22,8 @@ from tests.harness.server import Server, stable_port
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.metadata.security.identity_entries import decode_user, user_key
-from penstock.metadata.serving.calls import GET, TXN, Get, Txn
+from penstock.metadata.serving.calls import GET, TXN, Get
+from penstock.metadata.store import Txn
 from penstock.model.levels import Levels
 from penstock.wire.internal.calls import PING, Nothing
 from penstock.wire.internal.faults import Unreachable

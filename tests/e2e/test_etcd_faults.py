@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from tests.harness.etcd import LACKING, Certificates, EtcdCluster
 
-from penstock.membership.lease_clock import LeaseClock, LeaseClockConfig
+from penstock.membership.registration import LeaseClock, LeaseClockConfig
 from penstock.metadata.etcd.links import EtcdConfig
 from penstock.metadata.etcd.store import EtcdStore
 from penstock.metadata.store import Change, Compacted, StoreUnusable

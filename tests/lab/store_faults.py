@@ -13,7 +13,7 @@ from tests.lab.etcd_files import EtcdFiles
 from tests.lab.faults import START_SECONDS_MAX, Fault
 from tests.lab.replicas import last_epoch
 
-from penstock.membership.registered_at import FILE_NAME as REGISTERED_AT
+from penstock.membership.registration import FILE_NAME as REGISTERED_AT
 
 _HALTED = re.compile(r'"event":"replica halted".*?"partition":"([^"]+)"')
 

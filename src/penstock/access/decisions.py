@@ -5,19 +5,62 @@ If a policy depends on the address or the transport, the decision is cached for 
 same ones; if it depends on the time, it is not cached.
 
 A stored policy that is invalid denies everything, because its meaning is unknown. The owner of a
-queue can still replace the policy of the queue."""
+queue can still replace the policy of the queue.
+"""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from penstock.access import evaluation
 from penstock.access.conditions import Asks, MalformedPolicy
 from penstock.access.evaluation import Compiled, Decision, Kind
-from penstock.model.identity import Caller, Circumstances
+from penstock.model.acls import AclIndex
+from penstock.model.errors import NotFound
+from penstock.model.identity import AccessKey, Caller, Circumstances, ScramCredential, Tenant, User
 from penstock.model.ports import Catalog, Identities
 from penstock.model.topic import Topic
+
+
+class NoIdentities:
+    """Those of a node with authentication off: none. Implements ``model.ports.Identities``."""
+
+    epoch = 0
+
+    def tenant(self, account: str) -> Tenant | None:  # noqa: ARG002
+        return None
+
+    def tenants(self) -> Sequence[Tenant]:
+        return ()
+
+    def user(self, account: str, name: str) -> User | None:  # noqa: ARG002
+        return None
+
+    def users(self, account: str) -> Sequence[User]:  # noqa: ARG002
+        return ()
+
+    def key(self, key_id: str) -> AccessKey | None:  # noqa: ARG002
+        return None
+
+    def keys(self, account: str, user: str) -> Sequence[AccessKey]:  # noqa: ARG002
+        return ()
+
+    def secret(self, key: AccessKey) -> bytes:
+        raise NotFound(f"There is no key {key.key_id}.")
+
+    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:  # noqa: ARG002
+        return None
+
+    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:  # noqa: ARG002
+        return {}
+
+    def acls(self, account: str) -> AclIndex | None:  # noqa: ARG002
+        return None
+
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
+        pass
+
 
 log = logging.getLogger("penstock.frontend")
 
@@ -53,8 +96,7 @@ _INVALID_RESOURCE: Final = evaluation.compile_policy(
 
 
 class Postponed(Exception):
-    """Raised instead of a decision that takes long: ``evaluate`` may run in a thread, and
-    ``Decisions.keep`` takes its result."""
+    """Raised instead of a slow decision: run ``evaluate`` in a thread, then ``Decisions.keep``."""
 
     def __init__(
         self, question: Question, epoch: int, evaluate: Callable[[], tuple[Asks, Decision]]
@@ -158,8 +200,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return True if the decision is valid for every such request, whatever its circumstances,
-        until something changes."""
+        """Return whether the decision is valid in all circumstances until something changes."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -171,8 +212,7 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> bool:
-        """Return True if the policy of a resource gives the caller any right, so that errors may
-        reveal that the resource exists."""
+        """Return whether errors may reveal the resource: its policy gives the caller any right."""
         resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
         return resource is not None and evaluation.grants_anything(
             resource,

@@ -1,13 +1,11 @@
 """Policies: documents of statements that allow or deny, compiled once and evaluated many times.
 
-Two kinds share one grammar. A user's policies state what that user may do; the policy of a resource
-(a queue) states who may do what with it, and so names principals. ``decide`` combines them: a Deny
-in any of them denies; for a resource of the caller's own account an Allow of either kind is enough;
-for a resource of another account both must allow.
-
-Parsing is strict, because skipping a misspelt element would widen what the author meant to narrow.
-Pure: this module does not know where policies are stored (``decisions`` does) or what an
-action is. Conditions are in ``conditions``, wildcards in ``glob``."""
+A user's policies state what that user may do; the policy of a resource (a queue) states who may do
+what with it, and so names principals. ``decide`` combines them: a Deny in any of them denies; for a
+resource of the caller's own account an Allow of either kind is enough; for a resource of another
+account both must allow. Parsing is strict, because skipping a misspelt element would widen what the
+author meant to narrow. Pure: this module does not know where policies are stored (``decisions``
+does) or what an action is."""
 
 import re
 from collections.abc import Sequence
@@ -21,11 +19,11 @@ from penstock.access.conditions import (
     Asks,
     Condition,
     Facts,
+    Globs,
     MalformedPolicy,
     check_variables,
     compile_conditions,
 )
-from penstock.access.glob import Globs
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.names import is_account
 
@@ -148,8 +146,7 @@ def grants_anything(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> bool:
-    """Return True if a resource's policy gives ``caller`` any right. Then errors may reveal that
-    the resource exists."""
+    """Return whether the policy gives ``caller`` any right: then errors may reveal the resource."""
     facts = Facts(caller, circumstances, owner_account)
     return any(
         statement.is_allow

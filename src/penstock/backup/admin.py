@@ -1,49 +1,69 @@
-"""Backups for the admin API: a cut of all logs, the definitions that belong to it, and the batches
-before it, read from their present leaders.
+"""Backups for the admin API: a cut of all logs at one moment, the definitions that belong to it,
+and the batches before it, read from their present leaders.
+
+In a cluster the cut is valid only if every partition was led, at that moment, by the node that
+reported its end. So the rows are read from the store afterwards: a row with the same leader and
+epoch has had them since before the cut, because epochs are never reused. Otherwise the cut is
+repeated, for as long as an election may take.
 
 A backup in progress is an entry in memory. It ends when its client ends it or has sent no request
-for a while; then the nodes drop what they keep for it.
+for a while; then the nodes drop what they keep for it. Definitions are read after the cut:
+everything that a record depends on, its topic and its data key, was stored before the record.
+Entries about locations are left out (nodes, rows, requests, frontends, the store's id): a restored
+deployment has its own."""
 
-Definitions are read after the cut: everything that a record depends on, its topic and its data key,
-was stored before the record. Entries about locations are left out (nodes, rows, requests,
-frontends, the store's id): a restored deployment has its own.
-"""
-
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock import __version__
-from penstock.backup.cut import Cut, Topics
+from penstock.broker.backup_positions import STAGES, BackupPositions
+from penstock.calls.routing.leaders import Routes
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
-from penstock.metadata.cluster_entries import PartitionKey
-from penstock.metadata.security import identity_entries as identities
-from penstock.metadata.security.acl_rules import ACLS_PREFIX
-from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX
-from penstock.metadata.security.delegation_tokens import TOKENS_PREFIX
-from penstock.metadata.store import Entry, Store
-from penstock.metadata.topics import producer_ids
-from penstock.metadata.topics.catalog import TOPICS_PREFIX
-from penstock.metadata.topics.move_tasks import MOVES_PREFIX
-from penstock.metadata.topics.resource_configs import CONFIGS_PREFIX
-from penstock.model.calls import BrokerPort, Fetch
-from penstock.model.errors import (
-    Damaged,
-    NotFound,
-    OffsetOutOfRange,
-    Overloaded,
-    Throttled,
-    TopicNotFound,
+from penstock.metadata.cluster_entries import (
+    PARTITIONS_PREFIX,
+    PartitionKey,
+    decode_row,
+    partition_of,
+    partitions_of,
 )
+from penstock.metadata.security import identity_entries as identities
+from penstock.metadata.security.acl_rules import ACLS_PREFIX, TOKENS_PREFIX
+from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX
+from penstock.metadata.store import Entry, Store
+from penstock.metadata.topics.catalog import (
+    MOVES_PREFIX,
+    PRODUCER_IDS_KEY,
+    TOPICS_PREFIX,
+    StoredCatalog,
+)
+from penstock.metadata.topics.resource_configs import CONFIGS_PREFIX
+from penstock.model import errors
+from penstock.model.calls import BrokerPort, Fetch
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
 from penstock.model.ports import Clock
+from penstock.model.topic import Topic
 from penstock.record.compaction import covered
 from penstock.record.malformed import MalformedBatch
-from penstock.wire.internal.node_calls import PartitionPositions
+from penstock.replication.row import PartitionRow
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.node_calls import (
+    HOLD,
+    POSITIONS,
+    HoldRequest,
+    PartitionPositions,
+    PositionsRequest,
+)
 
-log_ = logging.getLogger(__name__)
+CROSSINGS_MS = 3_000  # much longer than a cut takes; bounds the delay if this node dies
+SEGMENTS_MS = 180_000  # renewed long before
+CALL_MS = 2_000
+TAKE_SECONDS_MAX = 30.0  # elections included
+RETRY_SECONDS = 0.5
 
 BACKUPS_MAX: Final = 4  # at once
 IDLE_MS_MAX: Final = 120_000
@@ -62,11 +82,151 @@ PREFIXES: Final = (
     identities.KEYS_PREFIX,
     identities.SCRAM_PREFIX,
     DATA_KEYS_PREFIX,
-    producer_ids.KEY,
+    PRODUCER_IDS_KEY,
     CONFIGS_PREFIX,
     ACLS_PREFIX,
     TOKENS_PREFIX,
 )
+
+log_ = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCut:
+    """Of the logs of a single node."""
+
+    _cutting: BackupPositions
+    _topics: StoredCatalog
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        return ()
+
+    async def take(self, holder: str) -> Sequence[PartitionPositions]:
+        expected = _expected(self._topics)
+        await self._cutting.open(self._topics.all_topics())
+        await self.keep(holder)
+        taken = self._cutting.take(*STAGES)
+        found = {PartitionKey(one.topic_id, one.index) for one in taken}
+        _refuse_missing(
+            key
+            for key in expected
+            if key not in found and self._topics.find_id(key.topic_id) is not None
+        )
+        return taken
+
+    async def keep(self, holder: str) -> None:
+        self._cutting.hold(HoldRequest(holder, 0, SEGMENTS_MS))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCut(NodeCut):
+    _store: Store
+    _routes: Routes
+    _own_node: int
+    _caller: Callable[[int], Caller]
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        return sorted(self._routes.nodes())
+
+    async def take(self, holder: str) -> Sequence[PartitionPositions]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + TAKE_SECONDS_MAX
+        while True:
+            try:
+                return await self._try(holder)
+            except errors.PenstockError:
+                if loop.time() >= until:
+                    raise
+            await self._routes.wait_changed(RETRY_SECONDS)
+
+    async def _try(self, holder: str) -> Sequence[PartitionPositions]:
+        expected = _expected(self._topics)
+        nodes = self.nodes
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            await self._hold(nodes, HoldRequest(holder, CROSSINGS_MS, SEGMENTS_MS))
+            taken: dict[PartitionKey, list[tuple[int, PartitionPositions]]] = {}
+            for stage in STAGES:
+                replies = await asyncio.gather(
+                    *(self._take(node, PositionsRequest(holder, stage)) for node in nodes)
+                )
+                for node, reply in zip(nodes, replies, strict=True):
+                    for one in reply:
+                        taken.setdefault(PartitionKey(one.topic_id, one.index), []).append(
+                            (node, one)
+                        )
+            if (loop.time() - began) * 1_000 >= CROSSINGS_MS:
+                raise errors.Overloaded("The nodes replied too slowly for one cut; retry.")
+        finally:
+            await self.keep(holder)
+        entries, _ = await self._store.list(PARTITIONS_PREFIX)
+        rows = {partition_of(one.key): decode_row(one.key, one.value) for one in entries}
+        return _confirmed(expected, rows, taken, self._topics.find_id)
+
+    async def keep(self, holder: str) -> None:
+        request = HoldRequest(holder, 0, SEGMENTS_MS)
+        holds = (self._hold((node,), request) for node in self.nodes)
+        await asyncio.gather(*holds, return_exceptions=True)
+
+    async def _hold(self, nodes: Iterable[int], request: HoldRequest) -> None:
+        async def hold(node: int) -> bool:
+            if node == self._own_node:
+                return self._cutting.hold(request)
+            return (await self._caller(node).call(HOLD, request, timeout_ms=CALL_MS)).is_held
+
+        if not all(await asyncio.gather(*map(hold, nodes))):
+            raise errors.Overloaded("Too many backups are starting at the same time; retry.")
+
+    async def _take(self, node: int, request: PositionsRequest) -> Sequence[PartitionPositions]:
+        reply = (
+            self._cutting.take_held(request)
+            if node == self._own_node
+            else await self._caller(node).call(POSITIONS, request, timeout_ms=CALL_MS)
+        )
+        if not reply.is_held:
+            raise errors.Overloaded(f"Node {node} replied too late to take part in the cut.")
+        return reply.positions
+
+
+def _expected(topics: StoredCatalog) -> Sequence[PartitionKey]:
+    """Return the partitions that exist before the cut; later ones need not be in the backup."""
+    return [key for topic in topics.all_topics() for key in partitions_of(topic)]
+
+
+def _confirmed(
+    expected: Sequence[PartitionKey],
+    rows: Mapping[PartitionKey, PartitionRow],
+    taken: Mapping[PartitionKey, Sequence[tuple[int, PartitionPositions]]],
+    find_id: Callable[[str], Topic | None],
+) -> Sequence[PartitionPositions]:
+    found: list[PartitionPositions] = []
+    missing: list[PartitionKey] = []
+    for key in expected:
+        row = rows.get(key)
+        if row is None:
+            continue  # deleted since, or so new that nothing was written to it
+        right = [
+            one
+            for node, one in taken.get(key, ())
+            if (node, one.epoch) == (row.leader, row.epoch) and one.is_settled
+        ]
+        if right:
+            found.append(right[0])
+        elif find_id(key.topic_id) is not None:
+            missing.append(key)
+    _refuse_missing(missing)
+    return found
+
+
+def _refuse_missing(keys: Iterable[PartitionKey]) -> None:
+    missing = sorted(keys)
+    if missing:
+        raise errors.Overloaded(
+            f"{len(missing)} partitions have no leader that replied, such as {missing[0]}; retry."
+        )
 
 
 class _Backup:
@@ -81,65 +241,50 @@ class _Backup:
         self.used_at_ms = self.renewed_at_ms = now_ms
 
 
+@dataclass(frozen=True, slots=True)
 class BackupAdmin:
     """Implements ``frontend.admin.ports.BackupPort``."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        topics: Topics,
-        broker: BrokerPort,
-        *,
-        store: Store,
-        own_store: Store,
-        health: Health,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        node: str,
-        namespace: tuple[str, str],
-        master_key_id: str,
-    ) -> None:
-        """``broker`` reaches the leader of every partition; ``namespace``: account, region."""
-        self._cut = cut
-        self._topics = topics
-        self._broker = broker
-        self._store = store
-        self._own_store = own_store
-        self._health = health
-        self._clock = clock
-        self._entropy = entropy
-        self._node = node
-        self._namespace = namespace
-        self._master_key_id = master_key_id
-        self._backups: dict[str, _Backup | None] = {}  # None: starting
+    cut: NodeCut
+    topics: StoredCatalog
+    broker: BrokerPort  # reaches the leader of every partition
+    store: Store
+    own_store: Store
+    health: Health
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    node: str
+    namespace: tuple[str, str]  # account, region
+    master_key_id: str
+    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: starting
 
     # ── Beginning and end ────────────────────────────────────────────────────────────────────
 
     async def begin(self) -> StartedBackup:
-        if not self._health.is_ready:
-            raise Overloaded("The node is not ready: its metadata may be incomplete.")
+        if not self.health.is_ready:
+            raise errors.Overloaded("The node is not ready: its metadata may be incomplete.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
-            raise Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
-        backup_id = self._entropy(ID_BYTES).hex()
+            raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
+        backup_id = self.entropy(ID_BYTES).hex()
         self._backups[backup_id] = None
         try:
-            at_ms = self._clock.wall_ms()
-            taken = await self._cut.take(backup_id)
+            at_ms = self.clock.wall_ms()
+            taken = await self.cut.take(backup_id)
             definitions = await self._list_definitions()
         except BaseException:
             del self._backups[backup_id]
             raise
-        self._backups[backup_id] = _Backup(taken, definitions, self._clock.mono_ms())
+        self._backups[backup_id] = _Backup(taken, definitions, self.clock.mono_ms())
         log_.info("backup started", extra={"backup": backup_id, "partitions": len(taken)})
         return StartedBackup(
             backup_id,
             at_ms,
             __version__,
-            self._node,
-            self._cut.nodes,
-            *self._namespace,
-            self._master_key_id,
+            self.node,
+            self.cut.nodes,
+            *self.namespace,
+            self.master_key_id,
             len(taken),
             len(definitions),
             sum(one.size_bytes for one in taken),
@@ -147,12 +292,12 @@ class BackupAdmin:
 
     async def end(self, backup_id: str) -> None:
         if self._backups.get(backup_id) is None:
-            raise NotFound("There is no such backup in progress.")
+            raise errors.NotFound("There is no such backup in progress.")
         del self._backups[backup_id]
         log_.info("backup ended", extra={"backup": backup_id})
 
     def _forget_idle(self) -> None:
-        now_ms = self._clock.mono_ms()
+        now_ms = self.clock.mono_ms()
         for backup_id, backup in tuple(self._backups.items()):
             if backup is not None and now_ms - backup.used_at_ms > IDLE_MS_MAX:
                 del self._backups[backup_id]
@@ -162,33 +307,30 @@ class BackupAdmin:
         self._forget_idle()
         backup = self._backups.get(backup_id)
         if backup is None:
-            raise NotFound("There is no such backup in progress: it timed out.")
-        now_ms = backup.used_at_ms = self._clock.mono_ms()
+            raise errors.NotFound("There is no such backup in progress: it timed out.")
+        now_ms = backup.used_at_ms = self.clock.mono_ms()
         if now_ms - backup.renewed_at_ms >= RENEW_MS:
             backup.renewed_at_ms = now_ms
-            await self._cut.keep(backup_id)
+            await self.cut.keep(backup_id)
         return backup
 
-    # ── Definitions ──────────────────────────────────────────────────────────────────────────
-
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return the definitions of one moment: all listed at one revision, or equal in two
-        successive reads."""
+        """Return those of one moment: listed at one revision, or equal in two successive reads."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):
             found: list[Entry] = []
             revisions = set()
             for prefix in PREFIXES:
-                entries, revision = await self._store.list(prefix, min_revision=seen)
+                entries, revision = await self.store.list(prefix, min_revision=seen)
                 found += entries
                 revisions.add(revision)
             if len(revisions) == 1 or found == before:
                 break
             before, seen = found, max(revisions)
         else:
-            raise Overloaded("Definitions change faster than they can be read; retry.")
-        moves, _ = await self._own_store.list(MOVES_PREFIX)
+            raise errors.Overloaded("Definitions change faster than they can be read; retry.")
+        moves, _ = await self.own_store.list(MOVES_PREFIX)
         return [Definition(entry.key, entry.value) for entry in (*found, *moves)]
 
     async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
@@ -221,28 +363,28 @@ class BackupAdmin:
         backup = await self._found(backup_id)
         cut = backup.cuts.get(PartitionKey(topic_id, partition))
         if cut is None:
-            raise NotFound("That partition is not in this backup.")
-        topic = self._topics.find_id(topic_id)
+            raise errors.NotFound("That partition is not in this backup.")
+        topic = self.topics.find_id(topic_id)
         if topic is None:
-            raise TopicNotFound(topic_id)
+            raise errors.TopicNotFound(topic_id)
         end = cut.end_offset
         if offset >= end:
             return Piece(b"", offset, offset, offset)
         try:
-            fetched = await self._broker.call(
+            fetched = await self.broker.call(
                 Fetch(topic, partition, offset=offset, bytes_max=READ_BYTES, is_committed=False)
             )
-        except OffsetOutOfRange as error:
+        except errors.OffsetOutOfRange as error:
             if error.start_offset <= offset:
-                raise Overloaded("A leader has just changed; retry.") from error
+                raise errors.Overloaded("A leader has just changed; retry.") from error
             start = min(error.start_offset, end)
             return Piece(b"", start, start, start)
         if not fetched.buffers:
-            raise Overloaded("A leader has just changed; retry.")
+            raise errors.Overloaded("A leader has just changed; retry.")
         try:
             found = covered(
                 in_memory(fetched.buffers), offset, end, next_offset=fetched.next_offset
             )
         except MalformedBatch as error:
-            raise Damaged(f"{topic_id}/{partition}", offset, str(error)) from error
+            raise errors.Damaged(f"{topic_id}/{partition}", offset, str(error)) from error
         return Piece(found.data, found.base_offset, found.next_offset, offset)

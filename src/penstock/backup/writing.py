@@ -14,20 +14,24 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from penstock.backup.files import PARTIAL_PREFIX, Line, decode_line, encode_line
 from penstock.backup.manifest import (
     DEFINITIONS_NAME,
     MANIFEST_NAME,
+    PARTIAL_PREFIX,
     TOPICS_NAME,
     BackupUnusable,
     FileSum,
+    Line,
     Manifest,
     PartitionPart,
+    decode_line,
+    encode_line,
     encode_manifest,
     log_path,
 )
@@ -111,35 +115,28 @@ def write_backup(
     return final, manifest
 
 
+@dataclass(eq=False)
 class _Writing:
-    def __init__(
-        self,
-        source: Source,
-        root: Path,
-        begun: StartedBackup,
-        pace: Pace,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._source = source
-        self._root = root
-        self._begun = begun
-        self._pace = pace
-        self._progress = progress
-        self._done_bytes = 0
-        self._gone: set[str] = set()  # topics deleted meanwhile
+    source: Source
+    root: Path
+    begun: StartedBackup
+    pace: Pace
+    progress: Callable[[int, int], None]
+    done_bytes: int = 0
+    gone: set[str] = field(default_factory=set)  # topics deleted meanwhile
 
     def run(self, now_ms: Callable[[], int]) -> Manifest:
-        begun = self._begun
+        begun = self.begun
         definitions, count = self._write_definitions(
-            Line(one.key, one.value) for one in self._source.definitions()
+            Line(one.key, one.value) for one in self.source.definitions()
         )
         parts = []
-        for cut in self._source.partitions():
-            part = None if cut.topic_id in self._gone else self._copy(cut)
+        for cut in self.source.partitions():
+            part = None if cut.topic_id in self.gone else self._copy(cut)
             if part is not None:
                 parts.append(part)
-        if self._gone:
-            parts = [one for one in parts if one.topic_id not in self._gone]
+        if self.gone:
+            parts = [one for one in parts if one.topic_id not in self.gone]
             definitions, count = self._forget_gone()
         manifest = Manifest(
             version=begun.version,
@@ -154,18 +151,16 @@ class _Writing:
             definition_count=count,
             partitions=parts,
         )
-        for below, _, _ in os.walk(self._root / TOPICS_NAME):
+        for below, _, _ in os.walk(self.root / TOPICS_NAME):
             sync_folder(Path(below))
-        with _NewFile(self._root, MANIFEST_NAME) as file:
+        with _NewFile(self.root, MANIFEST_NAME) as file:
             file.write(encode_manifest(manifest))
-        sync_folder(self._root)
+        sync_folder(self.root)
         return manifest
-
-    # ── Definitions ──────────────────────────────────────────────────────────────────────────
 
     def _write_definitions(self, lines: Iterator[Line]) -> tuple[FileSum, int]:
         count = 0
-        with _NewFile(self._root, DEFINITIONS_NAME) as file:
+        with _NewFile(self.root, DEFINITIONS_NAME) as file:
             for line in lines:
                 file.write(encode_line(line) + b"\n")
                 count += 1
@@ -173,9 +168,9 @@ class _Writing:
 
     def _forget_gone(self) -> tuple[FileSum, int]:
         """Write the definitions again, without deleted topics and their shares."""
-        for topic_id in self._gone:
-            shutil.rmtree(self._root / TOPICS_NAME / topic_id, ignore_errors=True)
-        path = self._root / DEFINITIONS_NAME
+        for topic_id in self.gone:
+            shutil.rmtree(self.root / TOPICS_NAME / topic_id, ignore_errors=True)
+        path = self.root / DEFINITIONS_NAME
         with path.open("rb") as before:
             path.unlink()  # it is still open here
             lines = (decode_line(line) for line in before)
@@ -185,7 +180,7 @@ class _Writing:
         if not line.key.startswith(TOPICS_PREFIX):
             return False
         topic = _decode_topic(line.value)
-        return (topic.source_id or topic.topic_id) in self._gone
+        return (topic.source_id or topic.topic_id) in self.gone
 
     # ── Logs ─────────────────────────────────────────────────────────────────────────────────
 
@@ -196,7 +191,7 @@ class _Writing:
             try:
                 copied = self._copy_from(cut, start)
             except TopicNotFound:
-                self._gone.add(cut.topic_id)
+                self.gone.add(cut.topic_id)
                 return None
             if isinstance(copied, PartitionPart):
                 return copied
@@ -206,21 +201,21 @@ class _Writing:
     def _copy_from(self, cut: PartitionCut, start: int) -> PartitionPart | int:
         """Copy a log. Returns the new start offset if its first records were removed meanwhile."""
         topic_id, partition, end = cut.topic_id, cut.partition, cut.end_offset
-        shutil.rmtree(self._root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
+        shutil.rmtree(self.root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
         files: list[FileSum] = []
         at, base, epoch = start, start, -1
         while at < end:
             with contextlib.ExitStack() as stack:
                 file: _NewFile | None = None
                 while at < end and (file is None or file.size_bytes < FILE_BYTES):
-                    piece = self._source.read(topic_id, partition, at)
+                    piece = self.source.read(topic_id, partition, at)
                     if not piece.data:
                         return piece.start_offset
                     if file is None:
                         first = piece.base_offset if at == start else at
                         base = first if at == start else base
                         path = log_path(topic_id, partition, first)
-                        file = stack.enter_context(_NewFile(self._root, path))
+                        file = stack.enter_context(_NewFile(self.root, path))
                         at = first
                     at, epoch = self._write(file, piece, at, epoch)
             assert file is not None, "at least one piece was read"
@@ -235,9 +230,9 @@ class _Writing:
         except Damaged as error:
             raise BackupUnusable(f"the server sent invalid batches: {error}") from error
         file.write(piece.data)
-        self._done_bytes += len(piece.data)
-        self._progress(self._done_bytes, max(self._begun.size_bytes, self._done_bytes))
-        self._pace.passed(len(piece.data))
+        self.done_bytes += len(piece.data)
+        self.progress(self.done_bytes, max(self.begun.size_bytes, self.done_bytes))
+        self.pace.passed(len(piece.data))
         return headers[-1].next_offset, headers[-1].leader_epoch
 
 

@@ -12,7 +12,7 @@ from penstock.broker.partition.partitions import Partitions
 from penstock.broker.partition.queue import Queue
 from penstock.broker.queues.redrive import Mover, Redriver
 from penstock.broker.queues.shares import ShareCalls
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.topics.catalog import MoveTasks
 from penstock.model import calls
 from penstock.model.calls import BrokerCall, BrokerPort, PartitionCall, R, Stats
 from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound

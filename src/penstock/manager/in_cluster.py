@@ -19,8 +19,8 @@ from penstock.manager.active_manager import ActiveManager, Times, wait_for
 from penstock.manager.cluster_state import read_nodes
 from penstock.manager.decision_writer import AskStandings, cancelled
 from penstock.manager.decisions import DecisionKind, Policy
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,
     MANAGER_KEY,
@@ -29,7 +29,6 @@ from penstock.metadata.cluster_entries import (
     decode_manager,
     encode_entry,
 )
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
 from penstock.model.ports import Clock

@@ -3,10 +3,7 @@
 Each frontend rewrites its entry every BEAT_SECONDS, and watches the entries of all. The silence of
 another frontend is counted in own beats that the watch has reported. So no clocks are compared, and
 while the metadata is not reachable no frontend counts as silent: an outage does not double a limit.
-
-An id is random and new with every start. The entry of a killed frontend stops counting after some
-beats and is removed later. The ``frontend`` package knows what is divided, and how.
-"""
+An id is new with every start; the entry of a killed frontend is removed after some beats."""
 
 import asyncio
 import logging
@@ -14,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import FRONTEND_NAME_CHARS_MAX, FRONTENDS_PREFIX
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import PenstockError, VersionConflict
 
@@ -49,8 +46,7 @@ class LiveFrontends(PrefixWatch):
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Start to beat. The count is known when this returns, before any request is served. Raises
-        the errors of the store."""
+        """The count is known when this returns. Raises the errors of the store."""
         await super().start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
@@ -65,8 +61,6 @@ class LiveFrontends(PrefixWatch):
         if self._version:
             with suppress(PenstockError):
                 await self._store.delete(self._key, if_version=self._version)
-
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(FRONTENDS_PREFIX)
@@ -105,8 +99,6 @@ class LiveFrontends(PrefixWatch):
         for listener in self._listeners:
             listener(count)
 
-    # ── Beating ──────────────────────────────────────────────────────────────────────────────
-
     async def _beat_forever(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -132,9 +124,6 @@ class LiveFrontends(PrefixWatch):
                 self._key, self._value, if_version=entry.version if entry else 0
             )
         self._version = max(version, self._version)
-        await self._forget()
-
-    async def _forget(self) -> None:
         before = self._turn - FORGOTTEN_BEATS
         for key, heard in tuple(self._others.items()):
             if heard.turn <= before:

@@ -3,35 +3,182 @@
 The entry's create revision is the node's **incarnation**. A restarted process has a new one:
 nothing that was granted to the old one applies to it. The order in which the entry is removed
 before the logs are opened, and written afterwards, is R4 (``broker/replicas/replicators.py``).
-
-Whether this node may still act as a live node depends on its own clock (R20, ``lease_clock.py``).
-"""
+Whether this node may still act as a live node depends on its own clock (R20, ``LeaseClock``)."""
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from penstock.membership.lease_clock import LeaseClock, LeaseClockConfig
+from penstock.log.storage.files import DISK, replace_durably
 from penstock.metadata.cluster_entries import NodeEntry, decode_node, encode_entry, node_key
-from penstock.metadata.store import Store
+from penstock.metadata.store import LeaseGone, Store
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
 
+FILE_NAME = "registered-at"
 TTL_MS = 6_000  # etcd may be without a leader for 2.6 s: three seconds are too few
 BEATS = 4  # keep-alives within that time
 RETRY_SECONDS = 0.3
 ENTER_TRIES_MAX = 5  # attempts at a registration while its conditions change
 
 
+class StoreSetBack(PenstockError):
+    """The store is older than this node's last registration."""
+
+
+class RegisteredAt:
+    """The store's revision of this node's last registration, kept in its data folder.
+
+    A store with a lower revision has been set back: restored from a backup, or created again. Its
+    rows describe old leaders and epochs, and new ones may reuse the same epochs; a log detects that
+    only while it has later epochs than its row (R4b). So a node does not enter such a cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE_NAME
+        self.revision = 0
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self.revision = int(self._file.read_text("ascii"))
+
+    def check(self, revision: int) -> None:
+        """Compare with the present revision of the store. Raises StoreSetBack."""
+        if revision < self.revision:
+            raise StoreSetBack(
+                f"the metadata store is older than this node: the store is at revision {revision},"
+                f" the node registered at {self.revision}. Restore the store's newest data; or, if"
+                f" an older state was restored on purpose, remove {self._file} on every node"
+            )
+
+    def note(self, revision: int) -> None:
+        """Store the revision; blocks. If that fails, the old one stays, which is less strict."""
+        self.revision = revision
+        try:
+            replace_durably(DISK, self._file, f"{revision}\n".encode())
+        except OSError as error:
+            log_.warning("registration revision not stored", extra={"reason": str(error)})
+
+
+def boot_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseClockConfig:
+    # An etcd election can block keep-alives for up to three seconds: shorter leases would end then.
+    ttl_ms: int = 6_000
+    every_ms: int = 1_500
+    retry_ms: int = 100  # after a failed keep-alive
+    used_percent: int = 80  # of the granted time
+
+
+class LeaseClock:
+    """The lease of a node in the store, and until when the node may assume that it holds it (R20).
+
+    The store counts from its reply, the node from before its request: so the node's time always
+    ends first. The clock continues while the machine sleeps, as the store's does. The node uses
+    only a part of the granted time, because two clocks do not run at exactly the same speed.
+
+    Code that only the holder may run checks ``is_held`` at that moment. A lease that has ended in
+    the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
+    also end a lease too early (an etcd leader that was stopped for longer than the lease and
+    resumes): if a watch shows that its entries are gone, ``ended`` is called."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        config: LeaseClockConfig | None = None,
+        on_gone: Callable[[], None] = lambda: None,
+        clock_ms: Callable[[], int] = boot_ms,
+    ) -> None:
+        """``on_gone``: called once when the store reports that the lease has ended."""
+        self.lease = 0  # also of other entries that shall disappear with this node
+        self.deadline_ms = 0  # by ``clock_ms``
+        self.trouble: str | None = None  # why the last keep-alive failed
+        self._store = store
+        self._config = config or LeaseClockConfig()
+        self._on_gone = on_gone
+        self._clock_ms = clock_ms
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._clock_ms() < self.deadline_ms
+
+    async def start(self) -> int:
+        """Take a new lease and keep it alive. Raises the errors of the store."""
+        assert self._task is None or self._task.done(), "a lease is still held"
+        self.deadline_ms = 0
+        sent_ms = self._clock_ms()
+        self.lease = await self._store.grant(self._config.ttl_ms)
+        self._renewed(sent_ms, self._config.ttl_ms)
+        self._task = asyncio.create_task(self._keep(), name="lease clock")
+        return self.lease
+
+    async def stop(self) -> None:
+        """Revoke the lease. If the store is not reachable, the lease ends by itself."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        self.deadline_ms = 0
+        lease, self.lease = self.lease, 0
+        if lease:
+            try:
+                await self._store.revoke(lease)
+            except PenstockError as error:
+                log_.warning("lease revocation failed", extra={"reason": str(error)})
+
+    def ended(self) -> None:
+        """Stop holding the lease, because it is known to have ended."""
+        task, self._task = self._task, None
+        if task is None or not self.lease:
+            return
+        task.cancel()
+        self._gone()
+
+    def _gone(self) -> None:
+        log_.warning("lease ended", extra={"lease": f"{self.lease:x}"})
+        self.deadline_ms = self.lease = 0
+        self._on_gone()
+
+    def _renewed(self, sent_ms: int, left_ms: int) -> None:
+        used_ms = min(left_ms, self._config.ttl_ms) * self._config.used_percent // 100
+        self.deadline_ms = max(self.deadline_ms, sent_ms + used_ms)
+
+    async def _keep(self) -> None:
+        pause_ms = self._config.every_ms
+        while True:
+            await asyncio.sleep(pause_ms / 1_000)
+            sent_ms = self._clock_ms()
+            try:
+                left_ms = await self._store.keep_alive(self.lease)
+            except LeaseGone:
+                self._gone()
+                return
+            except PenstockError as error:
+                if self.trouble is None:
+                    log_.warning("lease keep-alive failed", extra={"reason": str(error)})
+                self.trouble = str(error)
+                pause_ms = self._config.retry_ms
+                continue
+            self.trouble = None
+            self._renewed(sent_ms, left_ms)
+            pause_ms = max(0, self._config.every_ms - (self._clock_ms() - sent_ms))
+
+
 class NodeTaken(PenstockError):
     """Another process uses this node's number."""
 
 
-class Membership:
+class Membership(LeaseClock):
     def __init__(
         self,
         store: Store,
@@ -44,41 +191,29 @@ class Membership:
     ) -> None:
         """``on_lost`` is called when the lease has ended although the process is alive. ``admit``
         raises if this node may not be in the cluster; else it returns a key and version that the
-        registration must compare (``cluster_level.py``)."""
+        registration must compare (``ClusterLevel``)."""
+        timing = LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS)
+        super().__init__(store, config=timing, on_gone=self._lost, clock_ms=clock.mono_ms)
         self.entry = entry
         self.incarnation = 0
-        self._store = store
-        self._clock = clock
         self._on_lost = on_lost
-        self._ttl_ms = ttl_ms
         self._admit = admit
-        self._held = LeaseClock(
-            store,
-            config=LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS),
-            on_gone=self._lost,
-            clock_ms=clock.mono_ms,
-        )
 
     @property
     def is_good(self) -> bool:
         """Whether no other node can have declared this node dead yet."""
-        return self._held.is_held
+        return self._clock_ms() < self.deadline_ms
 
     @property
     def lease_left_ms(self) -> int:
         """The time until ``is_good`` ends, by this node's clock."""
-        return max(0, self._held.deadline_ms - self._clock.mono_ms())
-
-    @property
-    def lease(self) -> int:
-        """The lease, for other entries that shall disappear with this node."""
-        return self._held.lease
+        return max(0, self.deadline_ms - self._clock_ms())
 
     async def clear(self) -> int:
-        """Remove the entry of an earlier process of this node, so that no node relies on it any
-        more. Returns the revision of the removal. Raises NodeTaken."""
+        """Remove the entry of an earlier process; returns the revision of that. Raises
+        NodeTaken."""
         key = node_key(self.entry.node)
-        waited_until_ms = self._clock.mono_ms() + 2 * self._ttl_ms
+        waited_until_ms = self._clock_ms() + 2 * self._config.ttl_ms
         while True:
             found = await self._store.get(key)
             if found is None:
@@ -90,7 +225,7 @@ class Membership:
                 except VersionConflict:
                     continue
             # Another data folder: if the disk was replaced, the old entry ends with its lease.
-            if self._clock.mono_ms() > waited_until_ms:
+            if self._clock_ms() > waited_until_ms:
                 raise NodeTaken(
                     f"node {self.entry.node} is running already, as {other.name} at"
                     f" {other.internal}: give this one another cluster.node"
@@ -99,11 +234,11 @@ class Membership:
 
     async def register(self) -> int:
         """Register and return the incarnation. Raises NodeTaken, and the errors of ``admit``."""
-        lease = await self._held.start()
+        lease = await self.start()
         try:
             self.incarnation = await self._enter(lease)
         except PenstockError:
-            await self._held.stop()
+            await self.stop()
             raise
         return self.incarnation
 
@@ -125,7 +260,7 @@ class Membership:
         the lease has ended, whatever this node's clock shows: an etcd whose leader was stopped for
         long may end leases too early."""
         if self.incarnation and incarnation_now != self.incarnation:
-            self._held.ended()
+            self.ended()
 
     def _lost(self) -> None:
         log_.error("lease lost: the cluster treats this node as dead, registering again")
@@ -138,9 +273,5 @@ class Membership:
         await self._store.txn(
             compare_created=((key, self.incarnation),),
             puts=((key, encode_entry(self.entry)),),
-            lease=self._held.lease,
+            lease=self.lease,
         )
-
-    async def stop(self) -> None:
-        """Revoke the lease, which removes the entry, if the store can be reached."""
-        await self._held.stop()

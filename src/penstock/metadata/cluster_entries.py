@@ -6,7 +6,7 @@ feature level, and requests of operators.
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
     /manager                       the present manager; removed when its lease ends
     /frontends/<random id>         a live frontend; the value is the name of its node
-    /level                         the feature level in force (``membership/cluster_level.py``)
+    /level                         the feature level in force (``membership/cluster_view.py``)
     /wishes/drains/<id>            request to move all replicas away from this node
     /wishes/places/<topic id>/<n>  placement request: the replicas that a partition shall have
 """
@@ -126,13 +126,7 @@ def partition_of(key: str) -> PartitionKey:
         raise Damaged(key, 0, "not the key of a partition") from None
 
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
-
-
-def encode_entry(
-    value: NodeEntry | PartitionRow | ManagerEntry | PlacementRequest | LevelEntry,
-) -> bytes:
-    return _encode(value)
+encode_entry = msgspec.json.Encoder(order="deterministic").encode  # any of the above, or a row
 
 
 def _decoder(kind: type[T]) -> Callable[[str, bytes], T]:

@@ -2,19 +2,15 @@
 
 SQLite calls block, and a connection belongs to one thread: so one worker thread owns the connection
 and runs calls in order, which also makes every call a consistent snapshot. A commit is synced
-before the caller gets the reply (WAL, synchronous=FULL).
+before the caller gets the reply (WAL, synchronous=FULL). ``node`` ensures that only one process
+uses a data folder.
 
 Watchers have no queue: each remembers a revision and reads the history table from there when a
-commit wakes it. A slow watcher costs nothing; one that is too slow gets Compacted.
-
-Leases are in a separate table, their times in memory (``lease_times.py``); one task, started with
-the first lease, ends the leases that are not kept alive.
-
-``node`` ensures that only one process uses a data folder.
+commit wakes it. A slow watcher costs nothing; one that is too slow gets Compacted. Leases are in a
+separate table, their times in memory; one task ends the leases that are not kept alive.
 
 Changing the schema: raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, keep
-a test that opens a database of each older version. A database of a newer version is refused.
-"""
+a test that opens a database of each older version. A database of a newer version is refused."""
 
 import asyncio
 import logging
@@ -26,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.metadata.lease_times import LeaseTimes
 from penstock.metadata.store import (
     CHANGES_PER_TXN_MAX,
     Change,
@@ -36,6 +31,7 @@ from penstock.metadata.store import (
     LeaseGone,
     Store,
     StoreUnusable,
+    Txn,
     check_changes,
     check_ttl,
     conflict,
@@ -189,32 +185,33 @@ class _Database:
             )
         return [Entry(key.decode(), value, v, c) for key, value, v, c in rows], revision
 
-    def txn(
-        self,
-        compare: Sequence[tuple[str, int]],
-        compare_created: Sequence[tuple[str, int]],
-        puts: Sequence[tuple[str, bytes]],
-        deletes: Sequence[str],
-        lease: int,
-    ) -> int:
+    def txn(self, txn: Txn) -> int:
         with _transaction(self._connection):
-            for key, version in compare:
+            for key, version in txn.compare:
                 actual, _ = self._revisions(key)
                 if actual != version:
                     raise conflict(key, actual=actual, expected=version)
-            for key, created in compare_created:
+            for key, created in txn.compare_created:
                 _, actual = self._revisions(key)
                 if actual != created:
                     raise conflict(key, actual=actual, expected=created, what="of create revision")
-            if lease and puts and not self._has_lease(lease):
-                raise LeaseGone(lease)
-            present = [key for key in deletes if self._revisions(key)[0]]
+            if txn.lease and txn.puts:
+                query = "SELECT 1 FROM lease WHERE id = ?"
+                if self._connection.execute(query, (txn.lease,)).fetchone() is None:
+                    raise LeaseGone(txn.lease)
+            present = [key for key in txn.deletes if self._revisions(key)[0]]
             revision, compacted = self._head()
-            if not puts and not present:
+            if not txn.puts and not present:
                 return revision
             revision += 1
-            for key, value in puts:
-                self._put(key, value, revision, lease)
+            for key, value in txn.puts:
+                self._connection.execute(
+                    "INSERT INTO entry VALUES (?1, ?2, ?3, ?3, ?4)"
+                    " ON CONFLICT (key) DO UPDATE SET value = ?2, version = ?3, lease = ?4",
+                    (key.encode(), value, revision, txn.lease),
+                )
+                change = (revision, key.encode(), value)
+                self._connection.execute("INSERT INTO change VALUES (?, ?, ?)", change)
             for key in present:
                 self._delete(key.encode(), revision)
             self._advance(revision, compacted)
@@ -287,20 +284,6 @@ class _Database:
         ).fetchone()
         return (0, 0) if row is None else (row[0], row[1])
 
-    def _has_lease(self, lease: int) -> bool:
-        row = self._connection.execute("SELECT 1 FROM lease WHERE id = ?", (lease,)).fetchone()
-        return row is not None
-
-    def _put(self, key: str, value: bytes, revision: int, lease: int) -> None:
-        self._connection.execute(
-            "INSERT INTO entry VALUES (?1, ?2, ?3, ?3, ?4)"
-            " ON CONFLICT (key) DO UPDATE SET value = ?2, version = ?3, lease = ?4",
-            (key.encode(), value, revision, lease),
-        )
-        self._connection.execute(
-            "INSERT INTO change VALUES (?, ?, ?)", (revision, key.encode(), value)
-        )
-
     def _delete(self, key: bytes, revision: int) -> None:
         self._connection.execute("DELETE FROM entry WHERE key = ?", (key,))
         self._connection.execute("INSERT INTO change VALUES (?, ?, NULL)", (revision, key))
@@ -325,6 +308,42 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         if connection.in_transaction:  # some errors have already rolled back
             connection.execute("ROLLBACK")
         raise
+
+
+class LeaseTimes:
+    """End times of leases, of a clock of this process and in memory only: a restarted store gives
+    every lease its full time again, because holders could not keep leases alive meanwhile."""
+
+    def __init__(self) -> None:
+        self._ttl_ms: dict[int, int] = {}
+        self._ends_at_ms: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ttl_ms)
+
+    def begin(self, lease: int, *, ttl_ms: int, now_ms: int) -> None:
+        self._ttl_ms[lease] = ttl_ms
+        self._ends_at_ms[lease] = now_ms + ttl_ms
+
+    def renew(self, lease: int, *, now_ms: int) -> int:
+        """Return how long the lease lasts. Raises LeaseGone if it has ended, removed or not."""
+        ttl_ms = self._ttl_ms.get(lease)
+        if ttl_ms is None or self._ends_at_ms[lease] <= now_ms:
+            raise LeaseGone(lease)
+        self._ends_at_ms[lease] = now_ms + ttl_ms
+        return ttl_ms
+
+    def ended(self, *, now_ms: int) -> Sequence[int]:
+        """Return the ended leases by end time. They stay until ``forget`` is called."""
+        ended = [lease for lease, at_ms in self._ends_at_ms.items() if at_ms <= now_ms]
+        return sorted(ended, key=self._ends_at_ms.__getitem__)
+
+    def forget(self, lease: int) -> None:
+        self._ttl_ms.pop(lease, None)
+        self._ends_at_ms.pop(lease, None)
+
+    def next_end_ms(self) -> int | None:
+        return min(self._ends_at_ms.values(), default=None)
 
 
 class SqliteStore(Store):
@@ -369,18 +388,9 @@ class SqliteStore(Store):
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
         return await self._call(partial(self._database.list, prefix, min_revision))
 
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
-        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
-        work = partial(self._database.txn, compare, compare_created, puts, deletes, lease)
-        return await self._call(partial(self._commit, work))
+    async def commit(self, txn: Txn) -> int:
+        check_changes(txn)
+        return await self._call(partial(self._commit, partial(self._database.txn, txn)))
 
     async def watch(
         self, prefix: str, *, from_revision: int

@@ -3,22 +3,20 @@
 It follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with the same
 calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is the
 revision of its last change, so a version is never reused, and "changed since it was read" is one
-comparison of integers. ``topics/catalog.py`` and others define the values; no store is
-called on the path of a message.
+comparison of integers. No store is called on the path of a message.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
-deleted, and watches report these deletes like any others. That is how a cluster notices that a node
-is gone.
+deleted, and watches report these deletes: so a cluster notices that a node is gone.
 
 A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
-retry: only the caller can find out, by reading, and only the caller knows whether a retry is safe.
-Every other error of ``txn`` means that nothing was changed, except StoreUnusable, after which
-nothing that this store returns can be trusted.
-"""
+retry: only the caller can find out, by reading, and knows whether a retry is safe. Every other
+error of ``txn`` means that nothing was changed, except StoreUnusable, after which nothing that this
+store returns can be trusted."""
 
-from collections.abc import AsyncGenerator, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -31,6 +29,11 @@ VALUE_BYTES_MAX = 512 * 1_024
 KEY_BYTES_MAX = 1_024
 TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; comparisons need the rest of 1.5 MiB
 LEASE_TTL_MS_MAX = 3_600_000  # a dead node must not count as alive for longer
+
+Lease = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+ID_KEY = "/store"
+ID_BYTES = 12
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -50,6 +53,16 @@ class Change(msgspec.Struct, frozen=True):
     key: str
     value: bytes  # empty for a delete
     version: int  # the revision of this change
+
+
+class Txn(msgspec.Struct, frozen=True, array_like=True):
+    """The changes of a transaction, also as sent to other nodes. See ``Store.txn``."""
+
+    compare: Sequence[tuple[str, int]]
+    puts: Sequence[tuple[str, bytes]] = ()
+    deletes: Sequence[str] = ()
+    compare_created: Sequence[tuple[str, int]] = ()
+    lease: Lease = 0  # of all puts
 
 
 class Compacted(PenstockError):
@@ -83,8 +96,7 @@ class LeaseGone(PenstockError):
 
 
 class Store(Protocol):
-    """The base class of all stores. Any call may also raise StoreUnusable, or an Overloaded if a
-    retry may succeed."""
+    """Base class of all stores. Any call may raise StoreUnusable, or Overloaded: retry."""
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -120,7 +132,9 @@ class Store(Protocol):
         once. With ``lease``, all puts have that lease (raises LeaseGone if it has ended); without
         it, they have none, even if they had one before. Raises OutcomeUnknown if it is not known
         whether the change happened; it is not retried then."""
-        ...
+        return await self.commit(Txn(compare, puts, deletes, compare_created, lease))
+
+    async def commit(self, txn: Txn) -> int: ...
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         """Yield changes under a prefix from a revision on, oldest first; the changes of one
@@ -144,17 +158,11 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-def check_changes(
-    *,
-    compare: Sequence[tuple[str, int]],
-    compare_created: Sequence[tuple[str, int]],
-    puts: Sequence[tuple[str, bytes]],
-    deletes: Sequence[str],
-) -> None:
+def check_changes(txn: Txn) -> None:
     """Check the limits of all stores. Raises InvalidRequest."""
-    keys = [*(key for key, _ in puts), *deletes]
+    keys = [*(key for key, _ in txn.puts), *txn.deletes]
     assert len(keys) == len(set(keys)), "a transaction changes each key at most once"
-    compared = [key for key, _ in (*compare, *compare_created)]
+    compared = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(compared) > CHANGES_PER_TXN_MAX:
         raise InvalidRequest(
             f"A transaction compares and changes at most {CHANGES_PER_TXN_MAX} keys."
@@ -163,7 +171,7 @@ def check_changes(
         if len(key.encode()) > KEY_BYTES_MAX:
             raise InvalidRequest(f"A metadata key has at most {KEY_BYTES_MAX} bytes.")
     size = sum(len(key.encode()) for key in keys)
-    for key, value in puts:
+    for key, value in txn.puts:
         if len(value) > VALUE_BYTES_MAX:
             raise InvalidRequest(f"{key}: a metadata value has at most {VALUE_BYTES_MAX} bytes.")
         size += len(value)
@@ -188,3 +196,17 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
     if not start:
         return b"", b"\xff"
     return start, start[:-1] + bytes((start[-1] + 1,))
+
+
+async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
+    """Return the random id of a store, by which a node notices that it is served from another."""
+    entry = await store.get(ID_KEY)
+    if entry is None:
+        drawn = urlsafe_b64encode(entropy(ID_BYTES))
+        try:
+            await store.put(ID_KEY, drawn, if_version=0)
+            return drawn.decode()
+        except VersionConflict:
+            entry = await store.get(ID_KEY)
+            assert entry is not None, "the store id is never deleted"
+    return entry.value.decode("ascii", "replace")

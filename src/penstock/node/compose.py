@@ -6,11 +6,13 @@ or frontend and broker, with the metadata in this process or elsewhere
 or where the metadata is."""
 
 import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from penstock.backup.admin import BackupAdmin
-from penstock.backup.cut import ClusterCut, NodeCut
+from penstock.backup.admin import BackupAdmin, ClusterCut, NodeCut
 from penstock.broker.context.disk import DiskBudget
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
@@ -18,23 +20,15 @@ from penstock.cursor.transactions import IDS_MAX
 from penstock.frontend.facts.fact_log import leads_all
 from penstock.membership.frontends import LiveFrontends
 from penstock.metadata.security.identities import NewKey
-from penstock.metadata.topics.catalog import TOPICS_MAX
-from penstock.model import limits
-from penstock.model.quotas import (
-    CONNECTIONS,
-    GROUPS,
-    PARTITIONS,
-    QUEUES,
-    STORED_BYTES,
-    TRANSACTIONAL_IDS,
-    WAITS,
-)
+from penstock.metadata.topics.catalog import TOMBSTONE_MS, TOPICS_MAX
+from penstock.model import limits, quotas
+from penstock.model.errors import PenstockError
+from penstock.model.troubles import metadata_away
 from penstock.node.cluster.cluster_role import ClusterRole
+from penstock.node.configuration.cluster_config import SERVICE, parse_roles
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.exposure import check_internal, is_auth_on, reachable
-from penstock.node.configuration.roles import SERVICE, parse_roles
 from penstock.node.configuration.settings import Loaded
-from penstock.node.listening.certificates import CertificateKeeper
 from penstock.node.metadata.metadata_link import (
     EtcdMetadata,
     MetadataLink,
@@ -42,19 +36,24 @@ from penstock.node.metadata.metadata_link import (
     RemoteMetadata,
 )
 from penstock.node.metadata.metadata_node import MetadataNode
-from penstock.node.process import open_files
+from penstock.node.process import resources
 from penstock.node.process.facts import Facts
-from penstock.node.process.memory import MemoryKeeper
 from penstock.node.process.node_setup import NodeSetup, make_setup
-from penstock.node.wiring.background_jobs import BackgroundJobs
+from penstock.node.process.resources import MemoryKeeper
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.coordinator_admin import CoordinatorAdmin
-from penstock.node.wiring.frontend_calls import make_calls
-from penstock.node.wiring.listeners import Listeners
+from penstock.node.wiring.listeners import FrontendCalls, Listeners
 from penstock.node.wiring.security import NodeSecurity
 from penstock.node.worker_plan import check_not_of_workers
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 
+CLUSTER_TOMBSTONE_MS = 7 * 24 * 3_600_000
+TOMB_SWEEP_SECONDS = 60.0
 POOL_THREADS = 4  # for fdatasync and opening logs; more would only wait in the kernel
+
+log_ = logging.getLogger(__name__)
 
 
 def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
@@ -62,96 +61,79 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
     config = loaded.config
     check_not_of_workers(Path(config.node.data))
     check_internal(config)
-    auth = is_auth_on(config)
-    certificates = CertificateKeeper(config.tls, config.internal)
-    if parse_roles(config.node.roles) == SERVICE:
-        return MetadataNode(make_setup(loaded), certificates, is_auth_on=auth)
-    return Node(make_setup(loaded), certificates, is_auth_on=auth)
+    setup = make_setup(loaded, is_auth_on=is_auth_on(config))
+    return MetadataNode(setup) if parse_roles(config.node.roles) == SERVICE else Node(setup)
 
 
 class Node:
     """Frontend and broker in one process."""
 
-    def __init__(
-        self, setup: NodeSetup, certificates: CertificateKeeper, *, is_auth_on: bool
-    ) -> None:
-        self.is_auth_on = is_auth_on
+    def __init__(self, setup: NodeSetup) -> None:
+        self.is_auth_on = setup.is_auth_on
         self._setup = setup
-        self._certificates = certificates
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
         reserve = setup.config.log.disk_reserve_bytes
         self._disk = DiskBudget(setup.folder.path, setup.clock, reserve_bytes=reserve)
 
     async def start(self, stop: asyncio.Event) -> None:
         setup = self._setup
-        files_max = open_files.limit_now()
-        partitions_max = open_files.partitions_max(files_max)
-        metadata = self._metadata = self._make_metadata(partitions_max)
+        files_max = resources.limit_now()
+        partitions_max = resources.partitions_max(files_max)
+        link: type[MetadataLink] = EtcdMetadata if setup.config.cluster.etcd else OwnMetadata
+        if setup.config.metadata.service:
+            link = RemoteMetadata
+        metadata = self._metadata = link(setup, partitions_max=partitions_max)
         await metadata.start(stop)
-        open_files.check_room(metadata.topics.partition_count, files_max)
-        self._security = NodeSecurity(setup, metadata, is_auth_on=self.is_auth_on)
+        resources.check_room(metadata.topics.partition_count, files_max)
+        self._security = NodeSecurity(setup, metadata)
         await self._security.start()
-        cluster = self._cluster = self._make_cluster(metadata)
-        own_account = setup.config.node.account
+        cluster = ClusterRole(setup, metadata) if setup.config.cluster.node else None
+        self._cluster = cluster
+        node = setup.config.node
         self._role = BrokerRole(
             setup,
             metadata,
             pool=self._pool,
             disk=self._disk,
-            usage=CoordinatorUsage(self._security.identities, own_account=own_account),
+            usage=CoordinatorUsage(self._security.identities, own_account=node.account),
             cluster=cluster,
         )
         self._security.data_keys.retention_ms_of = self._role.dynamic.retention_ms_max
-        self._calls = make_calls(
-            self._role.broker,
+        self._calls = FrontendCalls(
+            setup,
+            self._role,
             metadata,
             self._security.identities,
-            clock=setup.clock,
-            node=setup.name,
-            own_account=own_account,
-            coordinators=self._role.usage,
-            bounds={
-                QUEUES: TOPICS_MAX,
-                PARTITIONS: partitions_max,
-                STORED_BYTES: self._disk.size_bytes,
-                CONNECTIONS: setup.config.http.connections_max,
-                WAITS: limits.WAITS_PER_PARTITION_MAX,
-                GROUPS: GroupSettings().groups_max,
-                TRANSACTIONAL_IDS: IDS_MAX,
+            {
+                quotas.QUEUES: TOPICS_MAX,
+                quotas.PARTITIONS: partitions_max,
+                quotas.STORED_BYTES: self._disk.size_bytes,
+                quotas.CONNECTIONS: setup.config.http.connections_max,
+                quotas.WAITS: limits.WAITS_PER_PARTITION_MAX,
+                quotas.GROUPS: GroupSettings().groups_max,
+                quotas.TRANSACTIONAL_IDS: IDS_MAX,
             },
-            cluster=cluster,
+            cluster,
         )
         self._frontends: LiveFrontends | None = None
         if metadata.is_remote:  # otherwise this is the only frontend
             self._frontends = LiveFrontends(metadata.store, node=setup.name, entropy=setup.entropy)
             self._frontends.on_change(self._calls.share_among)
         setup.meter.register_collector(self._calls.callees.samples)
-        self._listeners = Listeners(
-            setup,
-            self._certificates,
-            self._security,
-            self._calls,
-            is_auth_on=self.is_auth_on,
-            cluster=cluster,
-            backup=self._make_backup(metadata, cluster),
-            coordinators=CoordinatorAdmin(
-                metadata.topics,
-                self._calls.unlimited,
-                clock=setup.clock,
-                namespace=(setup.config.node.account, setup.config.node.region),
+        self._listeners = Listeners(setup, self._security, self._calls, cluster)
+        # The admin listener first: it shows the progress of a long recovery.
+        await self._listeners.start_admin(
+            self._make_backup(metadata, cluster),
+            CoordinatorAdmin(
+                metadata.topics, self._calls.unlimited, setup.clock, (node.account, node.region)
             ),
         )
-        # The admin listener first: it shows the progress of a long recovery.
-        await self._listeners.start_admin()
         await self._role.start()
         self._facts = Facts(
-            setup.config,
-            node=setup.name,
-            broker=self._calls.unlimited,
-            catalog=metadata.topics,
-            producer_ids=self._role.producer_ids,
-            clock=setup.clock,
-            entropy=setup.entropy,
+            setup,
+            self._calls.unlimited,
+            metadata.topics,
+            self._role.producer_ids,
             groups=self._role.groups,
             leads=leads_all if cluster is None else cluster.leads,
         )
@@ -170,22 +152,14 @@ class Node:
         setup.health.ready()
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
-        setup, cutting = self._setup, self._role.cutting
-        cut = (
-            NodeCut(cutting, metadata.topics)
-            if cluster is None
-            else ClusterCut(
-                cutting,
-                metadata.topics,
-                metadata.store,
-                cluster.routes,
-                own_node=cluster.node,
-                caller=cluster.peers.caller,
-            )
-        )
+        setup, cutting, topics = self._setup, self._role.cutting, metadata.topics
+        cut = NodeCut(cutting, topics)
+        if cluster is not None:
+            peers, routes = cluster.peers, cluster.routes
+            cut = ClusterCut(cutting, topics, metadata.store, routes, cluster.node, peers.caller)
         return BackupAdmin(
             cut,
-            metadata.topics,
+            topics,
             self._calls.unlimited,
             store=metadata.store,
             own_store=metadata.own_store,
@@ -197,39 +171,68 @@ class Node:
             master_key_id=self._security.ring.master_id,
         )
 
-    def _make_cluster(self, metadata: MetadataLink) -> ClusterRole | None:
-        if not self._setup.config.cluster.node:
-            return None
-        return ClusterRole(self._setup, self._certificates, metadata)
-
-    def _make_metadata(self, partitions_max: int) -> MetadataLink:
-        if self._setup.config.cluster.etcd:
-            return EtcdMetadata(self._setup, partitions_max=partitions_max)
-        if not self._setup.config.metadata.service:
-            return OwnMetadata(self._setup, partitions_max=partitions_max)
-        return RemoteMetadata(self._setup, self._certificates.nodes, partitions_max=partitions_max)
-
     def _start_jobs(self) -> None:
         self._memory = MemoryKeeper(self._pool)
         self._metadata.topics.on_change(self._memory.topic_changed)
         self._calls.quotas.start(self._calls.unlimited)
-        jobs = self._jobs = BackgroundJobs(
-            self._setup,
-            self._metadata,
-            self._role,
-            self._security,
-            self._facts,
-            self._certificates,
+        self._setup.meter.register_collector(self._levels)
+        self._report()
+        certificates = self._setup.certificates
+        jobs: dict[str, Coroutine[Any, Any, None]] = {
+            "tombstone sweep": self._sweep_tombs(),
+            "health watch": self._setup.watch_health(self._report),
+            "identity flush": self._security.flush(),
+        }
+        if certificates.has_any:
+            jobs["certificate watch"] = certificates.watch()
+        self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+
+    async def _sweep_tombs(self) -> None:
+        """Remove old tombstones whose folders are gone, and data keys that no message needs."""
+        topics = self._setup.folder.path / "topics"
+        # A node that was down must find it: files are removed only by a tombstone.
+        kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS
+        while True:
+            await asyncio.sleep(TOMB_SWEEP_SECONDS)
+            try:
+                await self._metadata.topics.sweep(
+                    now_ms=self._setup.clock.wall_ms(),
+                    is_gone=lambda topic_id: not (topics / topic_id).exists(),
+                    kept_ms=kept_ms,
+                )
+                await self._security.data_keys.sweep()
+            except PenstockError as error:  # for example a full disk: retried
+                log_.warning("tombstones not removed", extra={"reason": str(error)})
+
+    # ── Health and metrics ───────────────────────────────────────────────────────────────────
+
+    def _report(self) -> None:
+        # At most one trouble of the metadata: all copies are of the same store.
+        away = self._metadata.trouble or self._security.trouble or self._role.trouble
+        self._setup.health.show(
+            [
+                *self._role.troubles(),
+                *(() if away is None else (metadata_away(away),)),
+                *self._security.troubles(),
+                *self._setup.certificates.troubles(now_ms=self._setup.clock.wall_ms()),
+                *self._facts.troubles(),
+            ]
         )
-        http = self._listeners.http
-        self._setup.meter.register_collector(lambda: jobs.levels(http))
-        jobs.start()
+
+    def _levels(self) -> Iterable[tuple[Family, Sample]]:
+        yield families.DISK_FREE, ((), self._disk.free_bytes)
+        yield from self._setup.certificates.samples()
+        yield from self._metadata.samples()
+        partitions = self._role.broker.partitions
+        yield families.PARTITIONS_DAMAGED, ((), len(partitions.damages()))
+        yield families.SCRUB_ROUNDS, ((), partitions.scrubber.round_count)
+        yield families.SCRUBBED, ((), partitions.scrubber.read_bytes)
+        yield families.SCRUB_DAMAGES, ((), partitions.scrubber.damage_count)
+        yield families.CONNECTIONS, ((), len(self._listeners.http.connections))
 
     @property
     def root_key(self) -> NewKey | None:
-        security: NodeSecurity | None = getattr(
-            self, "_security", None
-        )  # None: the start failed before
+        security: NodeSecurity | None = getattr(self, "_security", None)  # None: the start failed
         return None if security is None else security.root_key
 
     @property
@@ -246,7 +249,7 @@ class Node:
         self._memory.freeze(self._metadata.topics.all_topics())
 
     def reread(self) -> None:
-        self._certificates.renew()
+        self._setup.certificates.renew()
 
     async def drain(self) -> None:
         self._setup.health.drain()
@@ -267,7 +270,8 @@ class Node:
             await self._cluster.wait_for_last_writes()
             await self._cluster.leave()
         await self._role.stop_coordinators()
-        self._jobs.stop()
+        for job in self._jobs:
+            job.cancel()
         self._memory.stop()
         self._calls.quotas.stop()
         await self._role.stop()

@@ -23,10 +23,8 @@ from penstock.node.configuration.config import Config
 from penstock.node.configuration.settings import Loaded, describe
 from penstock.node.metadata.metadata_link import GivenUp
 from penstock.node.metadata.metadata_node import MetadataNode
-from penstock.node.process import file_modes, open_files
-from penstock.node.process.allocator import keep_freed_blocks
-from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.process.start_errors import explained
+from penstock.node.process import folder, resources
+from penstock.node.process.start_errors import READY, STOPPING, ServiceManager, explained
 from penstock.telemetry import logs
 
 log_ = logging.getLogger(__name__)
@@ -50,18 +48,18 @@ def serve(
         for row in describe(loaded):
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
         return EXIT_OK
-    file_modes.set_umask()
+    folder.set_umask()
     manager = ServiceManager(os.environ)
     telemetry = loaded.config.telemetry
     name = loaded.config.node.name or platform.node()
     logs.configure(telemetry.level, telemetry.format, node=name)
-    open_files.raise_limit()
+    resources.raise_limit()
     if loaded.config.node.workers:
         from penstock.node import workers
 
         shown = partial(_hints, config=loaded.config) if hints else None
         return workers.serve(loaded, flags, config_file=config_file, hints=shown, manager=manager)
-    keep_freed_blocks()
+    resources.keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, manager, hints=hints))
 
@@ -86,7 +84,12 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
     loop.add_signal_handler(signal.SIGHUP, node.reread)
     node.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    _announce(node, loaded.config, hints=hints)
+    if not node.is_auth_on and node.http_url:
+        log_.warning("authentication is off: requests are accepted with any credentials or none")
+    lines = [*_root_key(node), f"ready {node.ready_text}"]
+    if hints and node.http_url:
+        lines += _hints(node.http_url, loaded.config)
+    print("\n".join(lines), flush=True)  # noqa: T201
     manager.tell(READY)
     await stop.wait()
     log_.info("draining")
@@ -101,15 +104,6 @@ def _on_stop_signal(stop: asyncio.Event) -> None:
         # The second signal: stop at once. Everything committed is safe.
         os._exit(EXIT_FAILED)
     stop.set()
-
-
-def _announce(node: AnyNode, config: Config, *, hints: bool) -> None:
-    if not node.is_auth_on and node.http_url:
-        log_.warning("authentication is off: requests are accepted with any credentials or none")
-    lines = [*_root_key(node), f"ready {node.ready_text}"]
-    if hints and node.http_url:
-        lines += _hints(node.http_url, config)
-    print("\n".join(lines), flush=True)  # noqa: T201
 
 
 def _root_key(node: AnyNode) -> list[str]:

@@ -4,13 +4,10 @@
     a new cluster      the logs of one node; in the cluster's etcd the definitions, and a row per
                        partition that names this node as the only replica
 
-The other nodes of the cluster then get their copies like any new replica, so a backup of any
-deployment can be restored into any other. Leases are as in the logs; leaders and placement are not
-restored. Topics, receipts, producers and groups keep their ids.
-
-The store is written last: until then no server uses the restored logs, and any error removes
-everything that the restore has written.
-"""
+The other nodes then get their copies like any new replica, so a backup of any deployment can be
+restored into any other. Leases are as in the logs; leaders and placement are not restored. Topics,
+receipts, producers and groups keep their ids. The store is written last: until then no server uses
+the restored logs, and any error removes everything that the restore has written."""
 
 import asyncio
 import contextlib
@@ -20,18 +17,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import Final
 
-from penstock.backup.files import batches_of, definitions_of
-from penstock.backup.manifest import BackupUnusable, Manifest, PartitionPart
+from penstock.backup.manifest import (
+    BackupUnusable,
+    Manifest,
+    PartitionPart,
+    batches_of,
+    definitions_of,
+)
 from penstock.backup.writing import sync_folder
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.log.log import Log, LogConfig
-from penstock.metadata.cluster_entries import (
-    NODES_PREFIX,
-    PARTITIONS_PREFIX,
-    PartitionKey,
-    encode_entry,
-    partition_key,
-)
+from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.security.identity_entries import TENANTS_PREFIX, USERS_PREFIX
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, TXN_BYTES_MAX, Store
@@ -47,7 +43,13 @@ from penstock.replication.row import PartitionRow
 RESTORING_NAME: Final = "metadata.restoring"
 # Allowed in an empty data folder: a master key, and what a new file system contains.
 ALLOWED: Final = frozenset((MASTER_NAME, KMS_NAME, LOCK_NAME, "lost+found"))
-_EMPTY: Final = (TOPICS_PREFIX, TENANTS_PREFIX, USERS_PREFIX, PARTITIONS_PREFIX, NODES_PREFIX)
+_EMPTY: Final = (
+    TOPICS_PREFIX,
+    TENANTS_PREFIX,
+    USERS_PREFIX,
+    cluster.PARTITIONS_PREFIX,
+    cluster.NODES_PREFIX,
+)
 
 Progress = Callable[[int, int], None]
 
@@ -100,9 +102,6 @@ def _clear(data: Path, before: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-# ── Logs ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _restore_logs(
     backup: Path, manifest: Manifest, topics: Path, now_ms: int, progress: Progress
 ) -> None:
@@ -133,7 +132,10 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 if not appended or appended[-1].next_offset != log.end_offset:
                     raise BackupUnusable(f"{file.path}: nothing to append")
                 yield len(data)
-            _sync(log)
+            job = log.begin_sync()
+            if job is not None:
+                job.run()
+                log.finish_sync(job)
         if log.end_offset != part.end_offset:
             raise BackupUnusable(
                 f"{part.topic_id}/{part.partition}: ends at offset {log.end_offset} instead of"
@@ -146,16 +148,6 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
         log.close(clean=False)
         raise
     log.close()
-
-
-def _sync(log: Log) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job)
-
-
-# ── The store ────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.asynccontextmanager
@@ -210,20 +202,15 @@ def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str,
     """Yield rows first: a topic without rows would be treated as new."""
     if node:
         for part in manifest.partitions:
-            key = PartitionKey(part.topic_id, part.partition)
-            yield partition_key(key), encode_entry(_row(part, node))
+            key = cluster.PartitionKey(part.topic_id, part.partition)
+            # The first election has a later epoch than any batch.
+            epoch = max(part.last_epoch, 0)
+            row = PartitionRow(
+                (node,), frozenset((node,)), epoch=epoch, watermark_floor=part.end_offset
+            )
+            yield cluster.partition_key(key), cluster.encode_entry(row)
     for line in definitions_of(backup, manifest):
         yield line.key, line.value
-
-
-def _row(part: PartitionPart, node: int) -> PartitionRow:
-    """Return a row whose first election has a later epoch than any batch."""
-    return PartitionRow(
-        (node,),
-        frozenset((node,)),
-        epoch=max(part.last_epoch, 0),
-        watermark_floor=part.end_offset,
-    )
 
 
 def _portions(entries: Iterable[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:

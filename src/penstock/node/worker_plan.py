@@ -1,14 +1,11 @@
 """Decisions about the workers of one machine: whether a data folder is theirs, the settings of each
-process, and the delay before a restart. ``workers.py`` carries them out.
+process, and the delay before a restart. A worker is an ordinary cluster node with one replica of
+everything, made by settings only.
 
     DATA/workers.json     number of workers; marks the folder as theirs
     DATA/master.key       the shared master key, unless one is configured
     DATA/metadata/        of the metadata process: topics, users, keys, placement
-    DATA/worker-1/ ...    of the workers: logs, as of a cluster node
-
-A worker is an ordinary cluster node with one replica of everything, made by settings only: no other
-module knows about workers.
-"""
+    DATA/worker-1/ ...    of the workers: logs, as of a cluster node"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +14,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.broker.partition.partitions import TOPICS_FOLDER
-from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration import cluster_config
 from penstock.node.configuration.config import KAFKA_OFF, WORKERS_MAX, Config
-from penstock.node.configuration.roles import ATTACHED, SERVICE, Role
 from penstock.node.configuration.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
-from penstock.node.process.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable, unusable
+from penstock.node.process.folder import (
+    IDENTITY_NAME,
+    METADATA_NAME,
+    FolderUnusable,
+    replace_file,
+    unusable,
+)
 
 MARKER_NAME: Final = "workers.json"
 LOOPBACK: Final = "127.0.0.1"
@@ -60,9 +62,6 @@ class Addresses(NamedTuple):
     metadata_admin: str
 
 
-# ── The folder ───────────────────────────────────────────────────────────────────────────────
-
-
 def read_marker(folder: Path) -> int:
     """Return the number of workers of a folder, 0 if it is not theirs. Raises FolderUnusable."""
     file = folder / MARKER_NAME
@@ -80,8 +79,7 @@ def read_marker(folder: Path) -> int:
 
 
 def check_folder(folder: Path, count: int) -> int:
-    """Check that this number of workers may use the folder; returns their number before. Raises
-    FolderUnusable."""
+    """Return the number of workers that used the folder before. Raises FolderUnusable."""
     before = read_marker(folder)
     if not before:
         used = (METADATA_NAME, TOPICS_FOLDER, IDENTITY_NAME)
@@ -110,13 +108,7 @@ def check_not_of_workers(folder: Path) -> None:
 
 
 def write_marker(folder: Path, count: int) -> None:
-    file = folder / MARKER_NAME
-    new = file.with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(Marker(count)) + b"\n")
-    new.replace(file)
-
-
-# ── Settings ─────────────────────────────────────────────────────────────────────────────────
+    replace_file(folder / MARKER_NAME, msgspec.json.encode(Marker(count)) + b"\n")
 
 
 def kafka_addresses(config: Config, host: str, port: int) -> Sequence[tuple[str, int]]:
@@ -128,14 +120,14 @@ def advertised(config: Config, worker: int) -> str:
     """Return the advertised address of a worker's Kafka listener; empty: where it listens."""
     if not config.kafka.advertised:
         return ""
-    host, port = parse_listen(config.kafka.advertised)
-    return str(NodeAddress(host, port + worker - 1))
+    host, port = cluster_config.parse_listen(config.kafka.advertised)
+    return str(cluster_config.NodeAddress(host, port + worker - 1))
 
 
 def metadata_settings(folder: Path, name: str, at: Addresses) -> dict[str, str]:
     return {
         "node.data": str(folder / METADATA),
-        "node.roles": _roles(SERVICE),
+        "node.roles": _roles(cluster_config.SERVICE),
         "node.name": f"{name}-{METADATA}",
         "internal.listen": at.metadata,
         "admin.listen": at.metadata_admin,
@@ -151,7 +143,7 @@ def worker_settings(
     """``worker`` counts from 1."""
     return {
         "node.data": str(worker_folder(folder, worker)),
-        "node.roles": _roles(ATTACHED),
+        "node.roles": _roles(cluster_config.ATTACHED),
         "node.name": f"{name}-{worker}",
         "cluster.node": str(worker),
         "cluster.replicas": "1",
@@ -193,7 +185,7 @@ def worker_folder(folder: Path, worker: int) -> Path:
     return folder / f"worker-{worker}"
 
 
-def _roles(roles: frozenset[Role]) -> str:
+def _roles(roles: frozenset[cluster_config.Role]) -> str:
     return ",".join(sorted(roles, reverse=True))
 
 
@@ -210,7 +202,11 @@ def environment(
     settings: Mapping[str, str], flags: Mapping[str, object], env: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the caller's environment, overridden by the given flags and the settings."""
-    given = {_variable(key): _text(value) for key, value in flags.items() if value is not None}
+    given = {
+        _variable(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in flags.items()
+        if value is not None
+    }
     settled = {_variable(key): value for key, value in settings.items()}
     return {**env, **given, **settled}
 
@@ -219,23 +215,9 @@ def _variable(key: str) -> str:
     return ENV_PREFIX + key.replace(".", ENV_SEPARATOR, 1).upper()
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# ── Restarts ─────────────────────────────────────────────────────────────────────────────────
-
-
-class Pauses:
-    """Delays before restarts: twice as long each time, until the process has served for a while."""
-
-    def __init__(self) -> None:
-        self._next_ms = PAUSE_MS_MIN
-
-    def next_ms(self, served_ms: int) -> int:
-        """``served_ms``: time from ready to the end; 0: it was never ready."""
-        if served_ms >= STEADY_MS:
-            self._next_ms = PAUSE_MS_MIN
-        pause_ms = self._next_ms
-        self._next_ms = min(2 * pause_ms, PAUSE_MS_MAX)
-        return pause_ms
+def next_pause_ms(before_ms: int, served_ms: int) -> int:
+    """Return the delay before a restart: twice as long as ``before_ms`` (0: the first), until the
+    process has served for a while. ``served_ms``: from ready to the end; 0: it was never ready."""
+    if not before_ms or served_ms >= STEADY_MS:
+        return PAUSE_MS_MIN
+    return min(2 * before_ms, PAUSE_MS_MAX)

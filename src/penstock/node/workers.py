@@ -3,13 +3,11 @@
 A Python process uses one core. So N workers share one address: each is an ordinary node of a
 cluster on this machine, and one more process keeps the metadata instead of an etcd. All listen for
 SQS on the same port, and the kernel distributes connections among them; each worker routes requests
-to the leader of a partition, as in any cluster. For Kafka, whose clients find leaders themselves,
-each worker has its own port.
+to the leader of a partition. For Kafka, whose clients find leaders, each worker has its own port.
 
-The supervisor serves nothing. It reserves ports, starts the processes, prints ``ready`` when all
-are, restarts processes that end, passes signals on, and ends last. If it is killed, the kernel
-kills the workers too: acknowledged messages are on disk, and orphaned processes would block the
-next start. ``worker_plan.py`` decides the settings of each process."""
+The supervisor reserves ports, starts the processes, prints ``ready`` when all are, restarts
+processes that end, passes signals on, and ends last. If it is killed, the kernel kills the workers
+too: acknowledged messages are on disk, and orphaned processes would block the next start."""
 
 import asyncio
 import contextlib
@@ -22,23 +20,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from penstock.model.errors import PenstockError, SetupError
 from penstock.net.child_process import start_child
 from penstock.node import worker_plan as plan
-from penstock.node.configuration.addresses import NodeAddress, parse_listen
+from penstock.node.configuration.cluster_config import NodeAddress, parse_listen
 from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
 from penstock.node.configuration.exposure import is_auth_on
 from penstock.node.configuration.settings import Loaded
 from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
-from penstock.node.keys.worker_secret import SECRET_ENV, draw_secret, pipe_with
-from penstock.node.listening.binding import binding
+from penstock.node.listening import binding
 from penstock.node.process.folder import DataFolder
-from penstock.node.process.service_manager import READY, STOPPING, ServiceManager
-from penstock.node.process.start_errors import explained
-from penstock.node.worker_plan import Addresses, Pauses
+from penstock.node.process.node_setup import SECRET_ENV, draw_secret, pipe_with
+from penstock.node.process.start_errors import READY, STOPPING, ServiceManager, explained
+from penstock.node.worker_plan import Addresses
 
 STOP_SECONDS_MAX: Final = 30.0  # in addition to node.drain_ms, until a process is killed
 LINE_BYTES_MAX: Final = 65_536  # of the output of a process
@@ -80,7 +78,21 @@ def serve(
         with contextlib.ExitStack() as held:
             at = _hold_addresses(config, held)
             plan.write_marker(folder, config.node.workers)
-            children = _children(config, at, settings, flags, config_file, draw_secret())
+            name, secret = config.node.name or platform.node(), draw_secret()
+            processes = [(plan.METADATA, plan.metadata_settings(folder, name, at))]
+            for worker in range(1, config.node.workers + 1):
+                own = plan.worker_settings(config, worker, folder, name, at)
+                processes.append((f"worker {worker}", own))
+            command = [sys.executable, "-m", "penstock", "serve"]
+            children = [
+                Child(
+                    what,
+                    [*command, *plan.arguments(own, config_file)],
+                    plan.environment({**settings, **own}, flags, os.environ),
+                    secret=secret,
+                )
+                for what, own in processes
+            ]
             supervisor = Supervisor(
                 children,
                 stop_seconds_max=STOP_SECONDS_MAX + config.node.drain_ms / 1_000,
@@ -96,34 +108,8 @@ def serve(
     return code
 
 
-def _children(
-    config: Config,
-    at: Addresses,
-    shared: Mapping[str, str],
-    flags: Mapping[str, object],
-    config_file: str | None,
-    secret: bytes,
-) -> "list[Child]":
-    """Return the processes, the metadata first."""
-    folder, node = Path(config.node.data), config.node.name or platform.node()
-    processes = [(plan.METADATA, plan.metadata_settings(folder, node, at))]
-    for worker in range(1, config.node.workers + 1):
-        settings = plan.worker_settings(config, worker, folder, node, at)
-        processes.append((f"worker {worker}", settings))
-    return [
-        Child(
-            name,
-            [sys.executable, "-m", "penstock", "serve", *plan.arguments(settings, config_file)],
-            plan.environment({**shared, **settings}, flags, os.environ),
-            secret=secret,
-        )
-        for name, settings in processes
-    ]
-
-
 def _share_master(config: Config, folder: Path) -> dict[str, str]:
-    """Return the settings of the shared master key: the configured one, or one created here. Raises
-    KeyRingUnusable."""
+    """Return the settings of the shared master key, made if missing. Raises KeyRingUnusable."""
     keys = config.keys
     asyncio.run(start_key_ring(keys, folder, env=os.environ))
     made = folder / MASTER_NAME
@@ -299,16 +285,13 @@ class Child:
             return
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-LINE_BYTES_MAX:]
-        for line in lines:
-            self._on_line(line.decode("utf-8", "replace"))
-
-    def _on_line(self, line: str) -> None:
-        if self.ready_line or not line.startswith("ready "):
-            print(line, flush=True)  # noqa: T201 - the first access key
-            return
-        self.ready_line = line
-        self._ready_at = asyncio.get_running_loop().time()
-        self.is_ready.set()
+        for line in (one.decode("utf-8", "replace") for one in lines):
+            if self.ready_line or not line.startswith("ready "):
+                print(line, flush=True)  # noqa: T201 - the first access key
+                continue
+            self.ready_line = line
+            self._ready_at = asyncio.get_running_loop().time()
+            self.is_ready.set()
 
     def _ended(self) -> None:
         loop = asyncio.get_running_loop()
@@ -337,23 +320,16 @@ class Child:
             raise NotStarted(f"{self.name} ended with {self.how} before it was ready")
 
 
+@dataclass(eq=False)
 class Supervisor:
-    def __init__(
-        self,
-        children: Sequence[Child],
-        *,
-        stop_seconds_max: float,
-        is_first_alone: bool,
-        manager: ServiceManager,
-        hints: Hints | None = None,
-    ) -> None:
-        """``children``: the metadata and then the workers."""
-        self._metadata, *self._workers = children
-        self._stop_seconds_max = stop_seconds_max
-        self._is_first_alone = is_first_alone
-        self._hints = hints
-        self._manager = manager
-        self._stop: asyncio.Event
+    children: Sequence[Child]  # the metadata and then the workers
+    stop_seconds_max: float
+    is_first_alone: bool
+    manager: ServiceManager
+    hints: Hints | None = None
+
+    def __post_init__(self) -> None:
+        self._metadata, *self._workers = self.children
         self._keepers: list[asyncio.Task[None]] = []
 
     @property
@@ -373,7 +349,13 @@ class Supervisor:
             if not starting.done():
                 log_.info("stopped before all processes were ready")
             elif starting.exception() is None:
-                self._announce()
+                # What a single process prints, with the addresses of the first worker.
+                line = self._workers[0].ready_line
+                url = next((part[5:] for part in line.split() if part.startswith("http=")), "")
+                log_.info("workers are ready", extra={"workers": len(self._workers)})
+                hints = () if self.hints is None else self.hints(url)
+                print("\n".join([line, *hints]), flush=True)  # noqa: T201
+                self.manager.tell(READY)
                 await stopped
         finally:
             starting.cancel()
@@ -383,12 +365,10 @@ class Supervisor:
             raise error
         return EXIT_OK if is_clean else EXIT_FAILED
 
-    # ── Start ────────────────────────────────────────────────────────────────────────────────
-
     async def _start(self) -> None:
         """Start all and wait until they are ready. Raises NotStarted."""
         await self._start_some([self._metadata])
-        if self._is_first_alone:
+        if self.is_first_alone:
             await self._start_some(self._workers[:1])
             await self._start_some(self._workers[1:])
         else:
@@ -402,23 +382,12 @@ class Supervisor:
             child.start()
         await asyncio.gather(*(child.ready() for child in children))
 
-    def _announce(self) -> None:
-        """Print what a single process prints, with the addresses of the first worker."""
-        line = self._workers[0].ready_line
-        url = next((part[5:] for part in line.split() if part.startswith("http=")), "")
-        log_.info("workers are ready", extra={"workers": len(self._workers)})
-        hints = () if self._hints is None else self._hints(url)
-        print("\n".join([line, *hints]), flush=True)  # noqa: T201
-        self._manager.tell(READY)
-
-    # ── Restarts ─────────────────────────────────────────────────────────────────────────────
-
     async def _keep(self, child: Child) -> None:
         """Restart the process whenever it ends. Its partitions are unavailable meanwhile."""
-        pauses = Pauses()
+        pause_ms = 0
         while True:
             await child.has_ended.wait()
-            pause_ms = pauses.next_ms(child.served_ms)
+            pause_ms = plan.next_pause_ms(pause_ms, child.served_ms)
             log_.error(
                 "process ended, restarting it",
                 extra={"worker": child.name, "reason": child.how, "pause_ms": pause_ms},
@@ -452,7 +421,7 @@ class Supervisor:
         if self._keepers:
             await asyncio.wait(self._keepers)
         log_.info("draining")
-        self._manager.tell(STOPPING)
+        self.manager.tell(STOPPING)
         is_clean = True
         for some in (self._workers, [self._metadata]):
             is_clean = await self._end_some(some) and is_clean
@@ -464,7 +433,7 @@ class Supervisor:
         for child in running:
             child.send(signal.SIGTERM)
         try:
-            async with asyncio.timeout(self._stop_seconds_max):
+            async with asyncio.timeout(self.stop_seconds_max):
                 for child in running:
                     await child.has_ended.wait()
         except TimeoutError:

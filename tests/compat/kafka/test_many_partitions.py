@@ -15,7 +15,7 @@ from tests.compat.kafka.confluent import kinds
 from tests.compat.kafka.conftest import SECONDS_MAX, create_topic
 from tests.harness.server import Server, penstock_command, stable_port
 
-from penstock.node.process.open_files import FILES_PER_PARTITION, partitions_max
+from penstock.node.process.resources import FILES_PER_PARTITION, partitions_max
 
 TOPICS = ("many-a", "many-b", "many-c", "many-d")
 IDLE_BYTES_MAX = 100_000_000

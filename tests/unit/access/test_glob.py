@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.access.glob import Globs, unescaped
+from penstock.access.conditions import Globs, unescaped
 
 
 def slow(pattern: str, text: str) -> bool:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.backup.cut import _confirmed
+from penstock.backup.admin import _confirmed
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Kind, Topic
@@ -39,7 +39,7 @@ class Topics:
         return next((one for one in self._topics if one.topic_id == topic_id), None)
 
 
-HERE = Topics(KEY.topic_id)
+HERE = Topics(KEY.topic_id).find_id
 
 
 def test_the_leader_of_the_epoch_that_is_in_the_store_is_believed() -> None:
@@ -64,4 +64,4 @@ def test_nobody_else_is(told: list[tuple[int, PartitionPositions]]) -> None:
 
 def test_what_is_deleted_or_was_never_written_to_is_not_missed() -> None:
     assert _confirmed([KEY], {}, {}, HERE) == []
-    assert _confirmed([KEY], {KEY: ROW}, {}, Topics()) == []
+    assert _confirmed([KEY], {KEY: ROW}, {}, Topics().find_id) == []

@@ -18,8 +18,7 @@ from tests.unit.broker.storage.test_compaction import (
 )
 
 from penstock.backup import admin as backup_admin
-from penstock.backup.files import read_manifest, verify
-from penstock.backup.manifest import BackupUnusable
+from penstock.backup.manifest import BackupUnusable, read_manifest, verify
 from penstock.log.log import LogConfig
 from penstock.metadata.security.acl_rules import AclRules
 from penstock.metadata.topics.resource_configs import GROUP, Resource, ResourceConfigs

@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from tests.unit.backup.vault import backed_up
 from tests.unit.broker.stage import message, on_stage
 
-from penstock.backup.files import backups_in, definitions_of, read_manifest, verify
 from penstock.backup.manifest import (
     MANIFEST_NAME,
     BackupUnusable,
     FileSum,
     Manifest,
     PartitionPart,
+    backups_in,
     decode_manifest,
+    definitions_of,
     encode_manifest,
     log_path,
+    read_manifest,
+    verify,
 )
 from penstock.backup.writing import Pace
 from penstock.model.calls import Append

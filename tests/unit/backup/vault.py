@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from tests.unit.broker.stage import Stage
 
-from penstock.backup.admin import BackupAdmin
-from penstock.backup.cut import NodeCut
+from penstock.backup.admin import BackupAdmin, NodeCut
 from penstock.backup.manifest import Manifest
 from penstock.backup.writing import Pace, write_backup
 from penstock.broker.backup_positions import BackupPositions

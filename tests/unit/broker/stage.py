@@ -13,8 +13,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.disk import DiskBudget
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.topics.catalog import MoveTasks, StoredCatalog
 from penstock.model.errors import Draining
 from penstock.model.message import Claim, Delivery, Message
 from penstock.model.topic import Fsync, Kind, QueueSettings, Topic

@@ -31,8 +31,7 @@ from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.log.log import LogConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.topics.catalog import MoveTasks, StoredCatalog
 from penstock.model.calls import (
     Append,
     BrokerCall,

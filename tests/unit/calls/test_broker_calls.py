@@ -1,4 +1,4 @@
-"""Calls of the frontends of a node, as ``node/wiring/frontend_calls.py`` joins the parts, on three
+"""Calls of the frontends of a node, as ``node/wiring/listeners.py`` joins the parts, on three
 nodes: whose compartment a call is in, how deep it is nested, and what a new call needs."""
 
 import asyncio
@@ -37,7 +37,9 @@ from penstock.model.topic import Kind
 from penstock.net.http.exchange import HttpRequest
 from penstock.node.cluster.cluster_role import ClusterRole
 from penstock.node.metadata.metadata_link import MetadataLink
-from penstock.node.wiring.frontend_calls import FrontendCalls, make_calls
+from penstock.node.process.node_setup import NodeSetup
+from penstock.node.wiring.broker_role import BrokerRole
+from penstock.node.wiring.listeners import FrontendCalls
 from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.broker_calls import RULES, Rule
 
@@ -62,16 +64,16 @@ class Role:
 def calls_of(cluster: Cluster, own: int) -> FrontendCalls:
     catalog = cluster.nodes[own].catalog
     metadata = SimpleNamespace(topics=catalog, catalog=catalog, on_back=lambda _listener: None)
-    return make_calls(
-        cast(Broker, cluster.nodes[own].owned),
+    node = SimpleNamespace(account=OWN_ACCOUNT)
+    setup = SimpleNamespace(clock=SystemClock(), name=f"n{own}", config=SimpleNamespace(node=node))
+    role = SimpleNamespace(broker=cluster.nodes[own].owned, usage=NO_QUOTAS)
+    return FrontendCalls(
+        cast(NodeSetup, setup),
+        cast(BrokerRole, role),
         cast(MetadataLink, metadata),
         cast(StoredIdentities, DirectoryOfNobody()),
-        clock=SystemClock(),
-        node=f"n{own}",
-        own_account=OWN_ACCOUNT,
-        bounds={},
-        coordinators=NO_QUOTAS,
-        cluster=cast(ClusterRole, Role(cluster, own)),
+        {},
+        cast(ClusterRole, Role(cluster, own)),
     )
 
 
@@ -85,7 +87,7 @@ class DirectoryOfNobody(MemoryIdentities):
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     small = partial(Callees, backend_calls_max=CALLS_MAX)
-    monkeypatch.setattr("penstock.node.wiring.frontend_calls.Callees", small)
+    monkeypatch.setattr("penstock.node.wiring.listeners.Callees", small)
     async with on_nodes(tmp_path, 1, 2, 3) as cluster:
         yield cluster
 

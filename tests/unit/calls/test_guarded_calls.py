@@ -33,7 +33,7 @@ from penstock.frontend.limited_calls import GuardedCatalog
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Change, Store
+from penstock.metadata.store import Change, Store, Txn
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.call_times import PARKED_MARGIN_MS
 from penstock.model.calls import Append, BrokerCall, Ends, Lease, R, Stats
@@ -399,23 +399,13 @@ class Stuck:
         await self.gate.wait()
         return await self._store.put(key, value, if_version=if_version)
 
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
+    async def txn(self, **changes: Any) -> int:
         await self.gate.wait()
-        return await self._store.txn(
-            compare=compare,
-            compare_created=compare_created,
-            puts=puts,
-            deletes=deletes,
-            lease=lease,
-        )
+        return await self._store.txn(**changes)
+
+    async def commit(self, txn: Txn) -> int:
+        await self.gate.wait()
+        return await self._store.commit(txn)
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         return self._store.watch(prefix, from_revision=from_revision)

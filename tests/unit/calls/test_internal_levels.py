@@ -7,7 +7,7 @@ import pytest
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
-from penstock.membership.cluster_level import ClusterLevel
+from penstock.membership.cluster_view import ClusterLevel
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.levels import Levels
 from penstock.wire.internal.calls import PING, CallHandlers, Nothing

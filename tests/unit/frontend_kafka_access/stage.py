@@ -24,11 +24,10 @@ from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.limited_calls import streams_of
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.metadata.security.delegation_tokens import DelegationTokens
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
-from penstock.metadata.topics.resource_configs import ResourceConfigs
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
 from penstock.model.file_slice import in_memory
 from penstock.model.identity import ADMIN_POLICY, AccessKey, Tenant, User
 from penstock.model.topic import Kind, Topic

@@ -26,6 +26,7 @@ from penstock.access.evaluation import Kind, compile_policy
 from penstock.frontend.kafka.access import policy_acls
 from penstock.frontend.kafka.access.policy_acls import AclPolicies
 from penstock.metadata.security import acl_rules
+from penstock.model import limits
 from penstock.model.acls import Acl, PatternType, ResourceType
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
@@ -428,7 +429,7 @@ async def test_rules_are_of_one_account(house: House) -> None:
 async def test_the_number_of_rules_is_bounded(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acl_rules, "ACLS_PER_TENANT_MAX", 3)
+    monkeypatch.setattr(limits, "ACLS_PER_TENANT_MAX", 3)
     root = await house.root()
     rules = [rule(name=f"t{number}") for number in range(4)]
     full = ErrorCode.POLICY_VIOLATION

@@ -27,7 +27,7 @@ from tests.unit.frontend_kafka_access.test_acls import (
 )
 from tests.unit.frontend_kafka_access.test_logins import is_in, is_refused
 
-from penstock.metadata.security import delegation_tokens
+from penstock.model import limits
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
 from penstock.model.limits import TOKEN_LIFE_MS_MAX, TOKEN_RENEWAL_MS_MAX
@@ -400,7 +400,7 @@ async def test_a_list_is_of_the_owners_named(house: House) -> None:
 
 
 async def test_tokens_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegation_tokens, "TOKENS_PER_TENANT_MAX", 2)
+    monkeypatch.setattr(limits, "TOKENS_PER_TENANT_MAX", 2)
     await house.user("ann")
     ann = await house.client("ann")
     codes = [(await made(ann)).error_code for _ in range(3)]

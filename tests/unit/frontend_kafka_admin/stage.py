@@ -16,8 +16,7 @@ from penstock.frontend.kafka.configs.broker_table import TOPIC_NAMES
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
-from penstock.metadata.topics.resource_configs import ResourceConfigs
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
 from penstock.model.identity import Caller
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.topic import Kind, QueueSettings, Topic

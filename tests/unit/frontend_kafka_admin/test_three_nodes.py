@@ -19,8 +19,7 @@ from penstock.manager.decisions import Policy
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.node.cluster.routes import ClusterRoutes
-from penstock.node.wiring.kafka_brokers import ClusterBrokers
-from penstock.node.wiring.kafka_cluster import ClusterChanges
+from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter
 from penstock.wire.kafka.generated import describe_quorum, update_features
@@ -52,7 +51,14 @@ class Three:
     def _admin(self, node: Node) -> Admin:
         absent: Any = None
         role: Any = SimpleNamespace(
-            view=node.view, routes=ClusterRoutes(node.view), manager=node.manager
+            store=node.line,
+            catalog=node.catalog,
+            policy=POLICY,
+            view=node.view,
+            routes=ClusterRoutes(node.view),
+            manager=node.manager,
+            admin=SimpleNamespace(seen=dict(node.view.nodes)),
+            replicators=SimpleNamespace(find=lambda _key: None),
         )
         context = KafkaContext(
             broker=absent,
@@ -70,16 +76,8 @@ class Three:
             ),
             meter=absent,
             entropy=secrets.token_bytes,
-            nodes=ClusterBrokers(role, node.catalog, account="", region=""),
-            joined=ClusterChanges(
-                node.line,
-                node.view,
-                node.catalog,
-                policy=POLICY,
-                manager=lambda: node.manager,
-                seen=dict(node.view.nodes),
-                replica=lambda _key: None,
-            ),
+            nodes=ClusterBrokers(role, node.catalog, ("", "")),
+            joined=ClusterChanges(role),
         )
         return Admin(context, node.catalog, HandClock())
 

@@ -13,8 +13,7 @@ from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import DecisionKind, Policy, Situation, Topics, placed
 from penstock.manager.in_cluster import Manager
 from penstock.manager.overview import risk_of_stopping
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     MANAGER_KEY,
@@ -24,7 +23,7 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store, Txn
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.errors import Overloaded, VersionConflict
@@ -54,8 +53,8 @@ async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
             await asyncio.sleep(0.005)
 
 
-class Line:
-    """A node's own line to the store, which can be cut, and can lose answers. Implements Store."""
+class Line(Store):
+    """A node's own line to the store, which can be cut, and can lose answers."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -89,15 +88,7 @@ class Line:
         self._check()
         return await self._store.delete(key, if_version=if_version)
 
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
+    async def commit(self, txn: Txn) -> int:
         self._check()
         self.txns += 1
         if self.cut_after is not None and self.txns > self.cut_after:
@@ -106,13 +97,7 @@ class Line:
         if self.requests_lost:
             self.requests_lost -= 1
             raise OutcomeUnknown("the request was lost")
-        revision = await self._store.txn(
-            compare=compare,
-            compare_created=compare_created,
-            puts=puts,
-            deletes=deletes,
-            lease=lease,
-        )
+        revision = await self._store.commit(txn)
         if self.answers_lost:
             self.answers_lost -= 1
             raise OutcomeUnknown("the answer was lost")

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from penstock.frontend.admin.ports import Upgrade
-from penstock.membership.cluster_level import LevelRefused
+from penstock.membership.cluster_view import LevelRefused
 from penstock.metadata.cluster_entries import LEVEL_KEY, LevelEntry, encode_entry
 from penstock.metadata.store import Store
 from penstock.model.errors import Conflict, InvalidRequest
 from penstock.model.levels import Levels
-from penstock.node.cluster import cluster_upgrade
+from penstock.node.cluster import cluster_admin
 
 from .cluster import FIRST, Cluster, Node, until
 
@@ -25,7 +25,7 @@ async def begun(cluster: Cluster, *levels: Levels) -> list[Node]:
 
 
 def upgrade(node: Node) -> Callable[..., Awaitable[Upgrade]]:
-    return partial(cluster_upgrade.upgrade, node.line, node.level)
+    return partial(cluster_admin.upgrade, node.line, node.level)
 
 
 @pytest.mark.parametrize("store", ["sqlite", "etcd"], indirect=True)

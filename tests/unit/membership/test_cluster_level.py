@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.membership.cluster_level import ClusterLevel, LevelRefused
+from penstock.membership.cluster_view import ClusterLevel, LevelRefused
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,
@@ -22,10 +22,9 @@ from penstock.metadata.cluster_entries import (
     node_key,
     partition_key,
 )
-from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
+from penstock.metadata.store import Store, Txn
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import Levels
 from penstock.replication.row import PartitionRow

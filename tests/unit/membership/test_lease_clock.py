@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.membership.lease_clock import LeaseClock, LeaseClockConfig, boot_ms
-from penstock.metadata.lease_times import LeaseTimes
-from penstock.metadata.sqlite import SqliteStore
+from penstock.membership.registration import LeaseClock, LeaseClockConfig, boot_ms
+from penstock.metadata.sqlite import LeaseTimes, SqliteStore
 from penstock.metadata.store import LeaseGone
 
 QUICK = LeaseClockConfig(ttl_ms=4_000, every_ms=50, retry_ms=10)

@@ -58,8 +58,8 @@ async def test_R4_a_node_that_comes_back_is_another_one(tmp_path: Path) -> None:
         after = await again.register()
         assert after > before
         await until(lambda: view.incarnations.get(1) == after)
-        assert first._held._task is not None
-        first._held._task.cancel()
+        assert first._task is not None
+        first._task.cancel()
         await again.stop()
         await until(lambda: not view.nodes)
 

@@ -10,9 +10,9 @@ from tests.harness.server import stable_port
 from penstock.calls.internal.client import FirstReachable, InternalClient
 from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
+from penstock.metadata.serving.mirror import Member
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteConfig
-from penstock.metadata.serving.ring import Member
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import TOPICS_PREFIX

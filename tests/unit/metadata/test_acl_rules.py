@@ -10,10 +10,10 @@ from tests.unit.metadata.test_resource_configs import shared  # noqa: F401
 
 from penstock.metadata.security import acl_rules
 from penstock.metadata.security.acl_rules import AclRules, acl_key
-from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
+from penstock.metadata.store import Store, Txn
+from penstock.model import limits
 from penstock.model.acls import Acl
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.wire.internal.faults import OutcomeUnknown
@@ -132,7 +132,7 @@ async def test_an_unknown_outcome_is_settled_by_looking(
 
 
 async def test_rules_are_bounded(near: Node, far: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acl_rules, "ACLS_MAX", 5)
+    monkeypatch.setattr(limits, "ACLS_MAX", 5)
     await near.rules.add(OTHER, rules(3))
     await until(lambda: len(far.of(OTHER)) == 3)
     with pytest.raises(QuotaExceeded, match="have 3 of 5 access rules; 3 more"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata import prefix_watch
+from penstock.metadata import cache
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import StoreUnusable
 from penstock.metadata.topics import catalog
@@ -418,7 +418,7 @@ async def test_an_unreadable_entry_stops_the_start_with_its_name(store: SqliteSt
 async def test_an_unreadable_change_is_reported_until_it_is_repaired(
     here: StoredCatalog, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_watch, "RETRY_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(cache, "RETRY_SECONDS_MIN", 0.001)
     heard = Heard(here)
     key = topic_key(ACCOUNT, REGION, "a")
     await store.put(key, b"not json")

@@ -8,12 +8,11 @@ import pytest
 from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
 from tests.unit.metadata.test_resource_configs import shared  # noqa: F401
 
-from penstock.metadata.security import delegation_tokens
-from penstock.metadata.security.delegation_tokens import DelegationTokens, token_key
-from penstock.metadata.serving.calls import Txn
+from penstock.metadata.security.acl_rules import DelegationTokens, token_key
 from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
+from penstock.metadata.store import Store, Txn
+from penstock.model import limits
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.model.identity import DelegationToken
 from penstock.wire.internal.faults import OutcomeUnknown
@@ -123,7 +122,7 @@ async def test_an_unknown_outcome_is_settled_by_looking(
 
 
 async def test_tokens_are_bounded(near: DelegationTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegation_tokens, "TOKENS_MAX", 1)
+    monkeypatch.setattr(limits, "TOKENS_MAX", 1)
     await near.create(token(1))
     with pytest.raises(QuotaExceeded, match="1 of 1 delegation tokens"):
         await near.create(token(2, account=OTHER))

@@ -28,11 +28,10 @@ from penstock.metadata.cluster_entries import (
     partition_key,
     placement_key,
 )
-from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.entry_rules import RULES, check_txn, prefix_of
 from penstock.metadata.serving.remote_store import RemoteStore
-from penstock.metadata.store import Store
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.store import Store, Txn
+from penstock.metadata.topics.catalog import MoveTasks
 from penstock.model.errors import InvalidRequest, QuotaExceeded, VersionConflict
 from penstock.model.ports import MoveTask
 from penstock.replication.row import Change, PartitionRow

@@ -24,7 +24,7 @@ ANSWER = WatchAnswer(
 
 
 def watch(from_revision: int = 1) -> _Watch:
-    return _Watch(b"/", b"0", from_revision=from_revision, now=0.0)
+    return _Watch(b"/", b"0", from_revision, 0.0)
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.metadata.etcd import wire as wire
 from penstock.metadata.etcd.wire import Stored
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import StoreUnusable, Txn
 
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXTS = st.binary(max_size=200)
@@ -87,13 +87,8 @@ def test_a_watchs_answer_is_read_with_its_events(events: list[tuple[bool, Stored
 
 
 def test_a_transaction_says_its_comparisons_even_if_they_are_zero() -> None:
-    request = wire.encode_txn(
-        compare=[(b"/a", 0)],
-        compare_created=[(b"/b", 300)],
-        puts=[(b"/c", b"v")],
-        deletes=[b"/d"],
-        lease=5,
-    )
+    txn = Txn([("/a", 0)], [("/c", b"v")], ["/d"], [("/b", 300)], lease=5)
+    request = wire.encode_txn(txn, str.encode)
     fields = [(field, value) for field, _, value in wire.fields(request)]
     assert [field for field, _ in fields] == [1, 1, 2, 2, 3, 3]
     assert fields[0][1] == number(2, 2) + content(3, b"/a") + number(6, 0)

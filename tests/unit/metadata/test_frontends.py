@@ -14,15 +14,14 @@ from penstock.membership.frontends import (
     SILENT_BEATS_MAX,
     LiveFrontends,
 )
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.cluster_entries import FRONTENDS_MAX
 from penstock.metadata.cluster_entries import FRONTENDS_PREFIX as PREFIX
-from penstock.metadata.prefix_watch import PrefixWatch
 from penstock.metadata.serving import entry_rules
-from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.remote_store import RemoteStore
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
+from penstock.metadata.store import Store, Txn
 from penstock.model.errors import InvalidRequest, PenstockError
 from penstock.telemetry.clock import SystemClock
 

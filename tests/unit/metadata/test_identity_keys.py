@@ -215,15 +215,15 @@ async def test_a_use_that_could_not_be_written_is_written_later(
     for one in (made, gone):
         here.note_used(one.key, now_ms=600_000)
     await here.delete_key(gone.key.key_id)
-    txn = store.txn
+    commit = store.commit
 
-    async def full(**_: object) -> int:
+    async def full(_txn: object) -> int:
         raise DiskFull("full")
 
-    monkeypatch.setattr(store, "txn", full)
+    monkeypatch.setattr(store, "commit", full)
     with pytest.raises(DiskFull):
         await here.flush()
-    monkeypatch.setattr(store, "txn", txn)
+    monkeypatch.setattr(store, "commit", commit)
     assert await here.flush() == 1
     assert await here.flush() == 0
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.metadata.cluster import until
 
-from penstock.metadata.serving.mirror import HISTORY_BYTES_MAX, Keeps, Mirror
-from penstock.metadata.serving.ring import place_of
+from penstock.metadata.serving.mirror import HISTORY_BYTES_MAX, Keeps, Mirror, place_of
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Compacted, Entry, StoreUnusable
 
@@ -42,6 +41,7 @@ class Faulty:
         self.list_count = 0
         self.get, self.put = store.get, store.put
         self.delete, self.txn, self.close = store.delete, store.txn, store.close
+        self.commit = store.commit
         self.grant, self.keep_alive, self.revoke = store.grant, store.keep_alive, store.revoke
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:

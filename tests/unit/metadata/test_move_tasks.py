@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.topics.catalog import MoveTasks
 from penstock.model.ports import MoveTask
 
 

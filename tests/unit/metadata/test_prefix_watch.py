@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.metadata.prefix_watch import PrefixWatch
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Compacted, Store
 from penstock.model.errors import PenstockError

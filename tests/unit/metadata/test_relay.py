@@ -23,13 +23,17 @@ from tests.unit.metadata.cluster import (
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
+from penstock.metadata.serving.mirror import Member
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteStore
-from penstock.metadata.serving.ring import Member
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
-from penstock.metadata.store_id import store_id
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.producer_ids import BLOCK, StoredProducerIds
+from penstock.metadata.store import store_id
+from penstock.metadata.topics.catalog import (
+    PRODUCER_IDS_BLOCK,
+    StoredCatalog,
+    StoredProducerIds,
+    topic_key,
+)
 from penstock.model.errors import Overloaded, Throttled
 from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.calls import Caller, CallHandlers
@@ -114,14 +118,15 @@ async def test_a_mirror_says_for_how_long_it_has_heard_nothing(tmp_path: Path) -
         back: list[int] = []
         frontend.store.on_back(lambda: back.append(1))
         await cluster.nodes["m1"].cut_off()
-        await until(lambda: frontend.staleness_ms > 1_500)
+        await until(lambda: frontend.store.staleness_ms > 1_500)
         assert frontend.find(ACCOUNT, REGION, "orders") == topic
         assert frontend.trouble is not None
         with pytest.raises(Throttled):
             frontend.find(ACCOUNT, REGION, "unheard-of")
         # Nor does the mirror say that there is none: it might have been made since.
+        key = topic_key(ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
-            await frontend.resolve(ACCOUNT, REGION, "unheard-of")
+            await frontend._start(key, ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
             await frontend.create(make_topic("more"))
         await cluster.nodes["m1"].listen()
@@ -188,10 +193,10 @@ async def test_producer_ids_are_never_given_twice_by_nodes_that_share_a_service(
         makers = [StoredProducerIds(store) for store in stores]
 
         async def some(maker: StoredProducerIds) -> list[int]:
-            return [await maker.next_id() for _ in range(BLOCK + 10)]
+            return [await maker.next_id() for _ in range(PRODUCER_IDS_BLOCK + 10)]
 
         given = [one for ids in await asyncio.gather(*map(some, makers)) for one in ids]
-        assert len(set(given)) == len(given) == 3 * (BLOCK + 10)
+        assert len(set(given)) == len(given) == 3 * (PRODUCER_IDS_BLOCK + 10)
 
 
 async def test_a_store_has_one_name_for_good(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from tests.unit.metadata.cluster import QUICK, Cluster
 from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
 from tests.unit.metadata.stores import EtcdPlace
 
-from penstock.metadata.serving.calls import Txn
 from penstock.metadata.serving.entry_rules import check_txn
 from penstock.metadata.serving.remote_store import RemoteStore
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import KEY_BYTES_MAX, Store
+from penstock.metadata.store import KEY_BYTES_MAX, Store, Txn
 from penstock.metadata.topics import resource_configs
 from penstock.metadata.topics.resource_configs import (
     CONFIGS_PREFIX,

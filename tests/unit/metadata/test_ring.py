@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata.serving.ring import Member, Ring, place_of
+from penstock.metadata.serving.mirror import Member, Ring, place_of
 
 pytestmark = pytest.mark.slow
 KEYS = [f"/topics/{n % 7:012d}/us-east-1/queue-{n}" for n in range(20_000)]

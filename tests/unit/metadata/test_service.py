@@ -33,13 +33,11 @@ from penstock.metadata.serving.calls import (
     Listed,
     ListPage,
     Misdirected,
-    Txn,
     Watch,
 )
-from penstock.metadata.serving.mirror import merge_pages
-from penstock.metadata.serving.ring import Member
+from penstock.metadata.serving.mirror import Member, merge_pages
 from penstock.metadata.serving.service import MetadataConfig
-from penstock.metadata.store import ChangeKind, Compacted, Entry
+from penstock.metadata.store import ChangeKind, Compacted, Entry, Txn
 from penstock.metadata.topics.catalog import StoredCatalog, tomb_key, topic_key
 from penstock.model.errors import (
     Draining,

@@ -6,7 +6,7 @@ import sys
 ROUNDS, BLOCKS, BLOCK_BYTES, PAGE_BYTES = 20, 6, 2 * 1_048_576, 4_096
 PROGRAM = f"""
 import os, resource
-from penstock.node.process.allocator import keep_freed_blocks
+from penstock.node.process.resources import keep_freed_blocks
 source = os.open("/dev/zero", os.O_RDONLY)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

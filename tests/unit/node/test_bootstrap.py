@@ -11,13 +11,13 @@ from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
-from penstock.node.keys.bootstrap import (
+from penstock.node.keys.keyring import MasterKeyRing
+from penstock.node.wiring.security import (
     BootstrapImpossible,
     bootstrap,
     find_operator_key,
     is_operator_key,
 )
-from penstock.node.keys.keyring import MasterKeyRing
 
 ACCOUNT = "000000000000"
 OTHER = "111111111111"

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.model.troubles import CLOCK_SKEW_MS_MAX
-from penstock.node.cluster.clock_skew import ClockSkew
+from penstock.node.cluster.cluster_troubles import ClockSkew
 
 START, WRITE_MS = 1_800_000_000_000, 10_000
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,15 +18,16 @@ from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import DONE, REFUSED, UNKNOWN, RemoteBroker
 from penstock.manager.decisions import DecisionKind
 from penstock.manager.in_cluster import Manager
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey, encode_entry, node_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.calls import CancelMove
 from penstock.model.errors import InvalidRequest
 from penstock.model.levels import LEVEL_MAX, Levels
-from penstock.node.cluster.cluster_metrics import ClusterMetrics
-from penstock.node.cluster.cluster_peers import ClusterPeers
+from penstock.node.cluster.cluster_role import ClusterRole
+from penstock.node.cluster.cluster_troubles import cluster_samples
+from penstock.node.cluster.routes import ClusterPeers
+from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.election import Standing
 from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock
@@ -39,20 +41,23 @@ ROOT = Path(__file__).parents[3]
 Shown = dict[tuple[str, tuple[str, ...]], float]
 
 
+def setup_of(name: str) -> NodeSetup:
+    internal = SimpleNamespace(cluster="test")
+    parts = SimpleNamespace(
+        name=name,
+        config=SimpleNamespace(internal=internal),
+        certificates=SimpleNamespace(nodes=None),
+        worker_secret=None,
+    )
+    return cast(NodeSetup, parts)
+
+
 class Watched:
     """One node of a staged cluster with all that its metrics are about."""
 
     def __init__(self, found: Cluster, node: ClusterNode) -> None:
         self.level = ClusterLevel(found.store)
-        self.peers = ClusterPeers(
-            node.view,
-            own_name=str(node.number),
-            cluster="test",
-            certificates=None,
-            levels=Levels(),
-            secret=None,
-            spawn=lambda _client: None,
-        )
+        self.peers = ClusterPeers(node.view, setup_of(str(node.number)), Levels())
         self.manager = Manager(
             found.store,
             node.number,
@@ -64,17 +69,16 @@ class Watched:
             level=self.level,
         )
         self._meter = Meter()
-        self._meter.register_collector(
-            ClusterMetrics(
-                level=self.level,
-                listener=node.listener,
-                manager=self.manager,
-                membership=node.membership,
-                peers=self.peers,
-                replicators=node.replicators,
-                view=node.view,
-            ).samples
+        role = SimpleNamespace(
+            level=self.level,
+            listener=node.listener,
+            manager=self.manager,
+            membership=node.membership,
+            peers=self.peers,
+            replicators=node.replicators,
+            view=node.view,
         )
+        self._meter.register_collector(lambda: cluster_samples(cast(ClusterRole, role)))
 
     async def _nobody(
         self, node: int, _keys: Sequence[PartitionKey]
@@ -181,15 +185,7 @@ async def test_calls_are_counted_by_what_became_of_them(
     await store.put(node_key(2), encode_entry(entry))
     view = ClusterView(store)
     await view.start()
-    peers = ClusterPeers(
-        view,
-        own_name="n1",
-        cluster="test",
-        certificates=None,
-        levels=Levels(),
-        secret=None,
-        spawn=lambda _client: None,
-    )
+    peers = ClusterPeers(view, setup_of("n1"), Levels())
     there, nowhere = (
         RemoteBroker(
             partial(peers.caller, node),

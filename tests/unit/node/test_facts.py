@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,25 +14,25 @@ from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.counted import ACCOUNT, REGION, Ids, records
 from tests.unit.frontend.facts.test_usage_writer import Unreliable
 
-from penstock.metadata.topics.producer_ids import StoredProducerIds
+from penstock.metadata.topics.catalog import StoredProducerIds
 from penstock.model.calls import BrokerPort
 from penstock.node.configuration.config import Config, NodeConfig
 from penstock.node.process import facts as facts_module
 from penstock.node.process.facts import Facts
+from penstock.node.process.node_setup import NodeSetup
 
 TOPICS = ("__usage", "__telemetry", "__audit")
 
 
 def facts_on(stage: Stage, broker: object, folder: Path) -> Facts:
-    return Facts(
-        Config(node=NodeConfig(account=ACCOUNT, region=REGION, data=str(folder))),
-        node="n1",
-        broker=cast(BrokerPort, broker),
-        catalog=stage.catalog,
-        producer_ids=cast(StoredProducerIds, Ids()),
+    setup = SimpleNamespace(
+        config=Config(node=NodeConfig(account=ACCOUNT, region=REGION, data=str(folder))),
+        name="n1",
         clock=stage.clock,
         entropy=secrets.token_bytes,
     )
+    ids = cast(StoredProducerIds, Ids())
+    return Facts(cast(NodeSetup, setup), cast(BrokerPort, broker), stage.catalog, ids)
 
 
 async def test_a_stop_writes_the_end_of_all_three(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from penstock.node.keys import keyring
 from penstock.node.keys.keyring import (
     KMS_NAME,
     MASTER_NAME,
+    REPLY_BYTES_MAX,
+    CommandKms,
     KeyRingUnusable,
+    KmsFailed,
     MasterKeyRing,
     open_key_ring,
     start_key_ring,
 )
-from penstock.node.keys.kms import REPLY_BYTES_MAX, CommandKms, KmsFailed
 
 FIRST = bytes(range(32))
 SECOND = bytes(range(32, 64))
@@ -233,14 +235,14 @@ async def test_a_service_unwraps_the_master_key_once_per_start(tmp_path: Path) -
     assert log.read_text().split() == ["wrap", "unwrap"]
 
 
-def test_answers_are_kept(tmp_path: Path) -> None:
+def test_a_command_wraps_and_unwraps(tmp_path: Path) -> None:
     log = tmp_path / "log"
     kms = CommandKms(command_of(tmp_path, SERVICE, str(log)))
     wrapped = kms.wrap(b"secret", context=b"c")
     assert wrapped == bytes(255 - byte for byte in b"secret")
     assert kms.unwrap(wrapped, context=b"c") == b"secret"
-    assert kms.unwrap(b"\xff", context=b"c") == kms.unwrap(b"\xff", context=b"c") == b"\x00"
-    assert log.read_text().split() == ["wrap", "unwrap"]
+    assert kms.unwrap(b"\xff", context=b"c") == b"\x00"
+    assert log.read_text().split() == ["wrap", "unwrap", "unwrap"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.model.topic import Kind, Topic
-from penstock.node.process.memory import MemoryKeeper
+from penstock.node.process.resources import MemoryKeeper
 
 SETTLE_S = 0.01
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.process.open_files import (
+from penstock.node.process.resources import (
     FILES_PER_PARTITION,
     TooFewFiles,
     check_room,

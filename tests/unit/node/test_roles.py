@@ -7,16 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.node.configuration.addresses import (
+from penstock.node.configuration.cluster_config import (
+    ALL,
+    ATTACHED,
+    EVERYTHING,
+    SERVICE,
     NodeAddress,
     check_members,
     check_node_addresses,
     parse_node_addresses,
+    parse_roles,
 )
 from penstock.node.configuration.config import Config, ConfigInvalid, load
 from penstock.node.configuration.exposure import ExposureRefused, check_internal
-from penstock.node.configuration.roles import ALL, ATTACHED, EVERYTHING, SERVICE, parse_roles
-from penstock.node.metadata.service_peers import ExpectedStore, store_feature
+from penstock.node.metadata.metadata_link import STORE_FEATURE, ExpectedStore
 from penstock.wire.internal.faults import HelloRefused
 from penstock.wire.internal.frame import Hello
 
@@ -129,10 +133,10 @@ def test_a_node_belongs_to_the_first_store_it_has_met(tmp_path: Path) -> None:
         ExpectedStore(tmp_path).check(hello("other=1"))
     pin = ExpectedStore(tmp_path)
     assert pin.store_id == ""
-    pin.check(hello(store_feature("first")))
-    pin.check(hello(store_feature("first")))
+    pin.check(hello(STORE_FEATURE + "first"))
+    pin.check(hello(STORE_FEATURE + "first"))
     after_a_restart = ExpectedStore(tmp_path)
     assert after_a_restart.store_id == "first"
     for one in (pin, after_a_restart):
         with pytest.raises(HelloRefused, match=r"another store \(second\)"):
-            one.check(hello(store_feature("second")))
+            one.check(hello(STORE_FEATURE + "second"))

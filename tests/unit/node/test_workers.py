@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from penstock.model.errors import SetupError
 from penstock.node import worker_plan as plan
 from penstock.node.configuration.config import Config, ConfigInvalid, load
-from penstock.node.keys.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
 from penstock.node.process.folder import FolderUnusable
-from penstock.node.process.service_manager import ServiceManager
-from penstock.node.worker_plan import PAUSE_MS_MAX, PAUSE_MS_MIN, STEADY_MS, Addresses, Pauses
+from penstock.node.process.node_setup import SecretMissing, draw_secret, pipe_with, receive_secret
+from penstock.node.process.start_errors import ServiceManager
+from penstock.node.worker_plan import (
+    PAUSE_MS_MAX,
+    PAUSE_MS_MIN,
+    STEADY_MS,
+    Addresses,
+    next_pause_ms,
+)
 from penstock.node.workers import Child, NotStarted, Supervisor, _hold, _hold_addresses
 
 AT = Addresses(
@@ -216,10 +222,9 @@ def test_without_kafka_no_worker_serves_it() -> None:
 @given(st.lists(st.integers(0, 2 * STEADY_MS), min_size=1, max_size=40))
 @settings(max_examples=50)
 def test_pauses_grow_until_a_process_has_served_for_a_while(served: list[int]) -> None:
-    pauses = Pauses()
     before = 0
     for served_ms in served:
-        pause_ms = pauses.next_ms(served_ms)
+        pause_ms = next_pause_ms(before, served_ms)
         assert PAUSE_MS_MIN <= pause_ms <= PAUSE_MS_MAX
         if served_ms >= STEADY_MS or not before:
             assert pause_ms == PAUSE_MS_MIN

@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 from penstock.frontend.kafka.errors import api_error
-from penstock.metadata.etcd import faults as etcd_faults
+from penstock.metadata.etcd.links import AnswerTooLarge
 from penstock.metadata.store import StoreOutcomeUnknown, StoreUnreachable
 from penstock.model import errors
 from penstock.wire.aws.faults import FAULTS, Fault, fault, fault_of, invalid_value, missing
@@ -159,7 +159,7 @@ def test_trouble_of_ours_is_a_503_that_shows_no_path(error: errors.PenstockError
         ),
         (StoreOutcomeUnknown("etcd at 10.0.0.5:2379: lost"), "Metadata store not reachable"),
         (
-            etcd_faults.AnswerTooLarge("etcd at 10.0.0.5:2379: large"),
+            AnswerTooLarge("etcd at 10.0.0.5:2379: large"),
             "Metadata store not reachable",
         ),
     ],

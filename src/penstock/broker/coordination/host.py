@@ -16,7 +16,7 @@ from penstock.broker.coordination.row_log import RowLog, RowUnreadable
 from penstock.broker.coordination.runtime import CoordinatorRuntime
 from penstock.cursor.coordinator_calls import CoordinatorCall, Handlers, R
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
-from penstock.metadata.topics.internal_topic import make_internal_topic
+from penstock.metadata.topics.catalog import make_internal_topic
 from penstock.model.calls import BrokerPort
 from penstock.model.limits import MIB
 from penstock.model.ports import Catalog, Clock

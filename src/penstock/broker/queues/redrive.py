@@ -20,7 +20,7 @@ from penstock.broker.context.context import BackupHold
 from penstock.broker.leases.leases import Leases
 from penstock.cursor.leases.events import AckReason, Pick
 from penstock.cursor.leases.redrive import dead_letter
-from penstock.metadata.topics.move_tasks import UNFINISHED, MoveTasks
+from penstock.metadata.topics.catalog import UNFINISHED, MoveTasks
 from penstock.model.calls import Ack, Append, BrokerPort, Extend, Lease
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.message import Claim, Delivery, Message

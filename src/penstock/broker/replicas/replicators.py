@@ -24,8 +24,7 @@ from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.membership.cluster_view import ClusterView
-from penstock.membership.registered_at import RegisteredAt
-from penstock.membership.registration import Membership
+from penstock.membership.registration import Membership, RegisteredAt
 from penstock.metadata.cluster_entries import PARTITIONS_PREFIX, PartitionKey, decode_row
 from penstock.metadata.cluster_entries import partition_of as key_of
 from penstock.metadata.store import Store

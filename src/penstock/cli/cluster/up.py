@@ -71,15 +71,15 @@ def up(
 
     Data and ports are kept in a folder: the next `up` continues with the same cluster.
     """
-    from penstock.node.process import file_modes
+    from penstock.node.process.folder import repair, set_umask
 
-    file_modes.set_umask()
+    set_umask()
     program = None if etcd else shutil.which(ETCD)
     folder = Folder(Path(data))
     is_etcd_given = bool(etcd or (folder.is_there and folder.layout().etcd))
     _check_installed(program, is_etcd_given=is_etcd_given)
     folder.lock()
-    file_modes.repair(folder.path, but=folder.master_file.name)
+    repair(folder.path, but=folder.master_file.name)
     layout = folder.prepare(nodes=nodes, base=port_base, etcd=etcd)
     with StopSignals() as signals:
         local = LocalCluster(session, folder, layout, signals, is_detached=detach)

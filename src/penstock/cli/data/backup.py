@@ -55,7 +55,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     """
     from penstock.backup.writing import Pace, write_backup
     from penstock.cli.data.backup_source import AdminSource
-    from penstock.node.process.file_modes import set_umask
+    from penstock.node.process.folder import set_umask
 
     set_umask()
     quiet = session.settings.quiet
@@ -74,8 +74,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def list_backups(session: Session, folder: Path) -> None:
     """List the backups in a folder, oldest first."""
-    from penstock.backup.files import backups_in, partials_in, read_manifest
-    from penstock.backup.manifest import BackupUnusable
+    from penstock.backup.manifest import BackupUnusable, backups_in, partials_in, read_manifest
 
     rows = []
     for one in backups_in(folder):
@@ -95,9 +94,8 @@ def verify(session: Session, folder: Path) -> None:
 
     Exit code 8 if a file is missing, changed or unexpected.
     """
-    from penstock.backup.files import backups_in
-    from penstock.backup.files import verify as verify_one
-    from penstock.backup.manifest import MANIFEST_NAME
+    from penstock.backup.manifest import MANIFEST_NAME, backups_in
+    from penstock.backup.manifest import verify as verify_one
 
     chosen = [folder]
     if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
@@ -135,11 +133,10 @@ def restore(
     With --node and --etcd the folder is for one node of a new cluster: start this node first, then
     the other nodes, which copy the data from it.
     """
-    from penstock.backup.files import read_manifest
+    from penstock.backup.manifest import read_manifest
     from penstock.node.configuration import config as node_config
     from penstock.node.configuration.settings import ConfigInvalid
-    from penstock.node.process.file_modes import set_umask
-    from penstock.node.process.folder import FolderUnusable
+    from penstock.node.process.folder import FolderUnusable, set_umask
     from penstock.node.restoring import restore as restore_all
 
     set_umask()
@@ -174,8 +171,7 @@ def restore(
 
 def _one(folder: Path) -> Path:
     """Return the folder if it is a backup. Raises Failure if it contains several backups."""
-    from penstock.backup.files import backups_in
-    from penstock.backup.manifest import MANIFEST_NAME
+    from penstock.backup.manifest import MANIFEST_NAME, backups_in
 
     if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
         names = [one.name for one in backups_in(folder)]

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.access.no_identities import NoIdentities
+from penstock.access.decisions import NoIdentities
 from penstock.frontend.admin.request import Call
 from penstock.frontend.facts.audit import make_entry
 from penstock.model.names import queue_arn

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from penstock.metadata.topics.internal_topic import make_internal_topic
+from penstock.metadata.topics.catalog import make_internal_topic
 from penstock.model.calls import AppendBatches, AppendMarker, BrokerPort, Ends, Fetch
 from penstock.model.errors import Overloaded, PenstockError, ProducerRefused, TopicExists
 from penstock.model.limits import BATCH_BYTES_MAX, KIB

@@ -12,8 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.access.decisions import Decisions
-from penstock.access.no_identities import NoIdentities
+from penstock.access.decisions import Decisions, NoIdentities
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import AuditTrail
@@ -30,7 +29,7 @@ from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.model.calls import BrokerPort
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.levels import LEVEL_MAX

@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.access.decisions import Postponed, Question
-from penstock.access.no_identities import NoIdentities
+from penstock.access.decisions import NoIdentities, Postponed, Question
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.facts.usage import Meter, UsageTable

@@ -1,4 +1,5 @@
-"""Connections to an etcd cluster: one at a time, to any member that replies.
+"""Connections to an etcd cluster: one at a time, to any member that replies; and the meaning of
+errors: whether another member may succeed, and whether a requested change may have happened.
 
 A member is usable when it has replied to a read, for which it needs a leader, and the leader a
 majority; an open connection proves little, because the kernel accepts connections for a stopped
@@ -6,23 +7,29 @@ process. A caller that finds a member unusable reports it (``failed``); then ano
 tried, those that failed longest ago first. All callers wait for the same connection attempt.
 
 Calls, watches and keep-alives each use separate ``Links``, and so separate connections: a burst of
-watched changes must not delay the keep-alive that keeps the node in the cluster.
-"""
+watched changes must not delay the keep-alive that keeps the node in the cluster."""
+
+import os
+
+# Read when the library is first imported. By default it writes to stderr, as the node's log does,
+# whenever a connection fails; the errors raised here contain all of that.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from penstock.metadata.etcd.etcd_grpc import ChannelConnectivity, aio, ssl_channel_credentials
-from penstock.metadata.etcd.faults import Fault, fault_of
+import grpc
+from grpc import aio as aio
+
 from penstock.metadata.etcd.wire import encode_range
-from penstock.metadata.store import StoreUnreachable, StoreUnusable
-from penstock.model.errors import PenstockError
+from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, StoreUnusable
+from penstock.model.errors import DiskFull, InvalidRequest, PenstockError, Throttled
 
 MIB: Final = 1_048_576
 # etcd sends a reply in one piece. A page of a list, or a reply of a watch, fits several times.
@@ -33,8 +40,76 @@ PAUSE_SECONDS_MIN: Final = 0.05  # after all members failed
 PAUSE_SECONDS_MAX: Final = 1.0
 # A member without a leader refuses such calls at once, instead of replying when it has one.
 WITH_LEADER: Final = (("hasleader", "true"),)
+TEXT_CHARS_MAX: Final = 300  # of an error
+_OWN: Final = "etcdserver: "
 
 log = logging.getLogger(__name__)
+
+
+class Fault(NamedTuple):
+    error: PenstockError  # its text is one line
+    is_final: bool = False  # every member would reply the same
+    is_unknown: bool = False  # the request may have been carried out
+
+
+class HistoryGone(Compacted):
+    """A requested revision is no longer kept; etcd does not report which ones are."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class AnswerTooLarge(StoreUnreachable):
+    """The reply is too large for this side; a smaller request may succeed."""
+
+
+_FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
+    "requested lease not found": lambda _text: LeaseGone(0),
+    "mvcc: required revision has been compacted": lambda _text: HistoryGone(),
+    "mvcc: database space exceeded": lambda _text: DiskFull("the database of etcd is full"),
+    "too many requests": Throttled,
+    "request is too large": InvalidRequest,
+    "too many operations in txn request": InvalidRequest,
+    "duplicate key given in txn request": InvalidRequest,
+}
+# Checked by etcd before anything else, because every call requires a member with a leader.
+_NO_LEADER: Final = "no leader"
+# All members refuse such a call alike, and a server that is not etcd carries out nothing.
+_REFUSALS: Final = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+
+
+def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
+    """etcd identifies its errors by their texts. The codes are those of gRPC, whose library also
+    uses them for lost connections. An unknown error is the worst case: unknown outcome."""
+    details = one_line(error.details() or error.code().name)
+    text = f"etcd at {endpoint}: {details}"
+    if details.startswith(_OWN):
+        own = details[len(_OWN) :]
+        make = _FINAL.get(own)
+        if make is not None:
+            return Fault(make(text), is_final=True)
+        if own == _NO_LEADER:
+            return Fault(StoreUnreachable(text))
+    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Fault(AnswerTooLarge(text), is_final=True)
+    if error.code() in _REFUSALS:
+        return Fault(StoreUnusable(text), is_final=True)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        text = f"etcd at {endpoint}: timeout"
+    return Fault(StoreUnreachable(text), is_unknown=True)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())[:TEXT_CHARS_MAX]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +166,7 @@ class Link:
             return await self._methods[method](request, timeout=seconds, metadata=WITH_LEADER)
 
     async def keep_alive(self, request: bytes, *, seconds: float) -> bytes:
-        """Send one keep-alive on a new stream. Keep-alives are rare, so there is no need to
-        preserve streams across connections. Raises Failed."""
+        """Send one keep-alive on a new stream, as they are rare. Raises Failed."""
         async with self.failing():
             stream = self._keep_alive(timeout=seconds, metadata=WITH_LEADER)
             try:
@@ -125,7 +199,7 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        return self.channel.get_state() is ChannelConnectivity.READY
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
@@ -149,7 +223,7 @@ def open_link(endpoint: str, config: EtcdConfig) -> Link:
     if config.ca_path is None:
         return Link(endpoint, aio.insecure_channel(endpoint, options=options))
     # Read for each connection, because certificates are replaced while a node runs.
-    credentials = ssl_channel_credentials(
+    credentials = grpc.ssl_channel_credentials(
         root_certificates=_file(config.ca_path),
         private_key=_file(config.key_path),
         certificate_chain=_file(config.cert_path),
@@ -234,35 +308,25 @@ class Links:
             await retired.channel.close()
 
     async def _connect(self) -> Link:
-        pause_seconds = PAUSE_SECONDS_MIN
+        pause_seconds, seconds = PAUSE_SECONDS_MIN, self._config.connect_ms / 1_000
         while True:
             for endpoint in sorted(self._failed_at, key=self._failed_at.__getitem__):
                 link = open_link(endpoint, self._config)
                 try:
-                    trouble = await self._look(link)
-                except BaseException:
-                    self._retire(link, grace=None)
-                    raise
-                if trouble is None:
+                    # A linearizable read: for some time after their leader has died, members still
+                    # forward requests to it, which are lost.
+                    await link.ask(Method.RANGE, self._probe, seconds=seconds)
                     return link
-                self.trouble = trouble
-                self._failed_at[endpoint] = self._loop.time()
-                self._retire(link, grace=None)
+                except BaseException as error:
+                    self._retire(link, grace=None)
+                    if not isinstance(error, Failed):
+                        raise
+                    if isinstance(error.fault.error, StoreUnusable):
+                        raise error.fault.error from error  # etcd refuses this node
+                    self.trouble = str(error)
+                    self._failed_at[endpoint] = self._loop.time()
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
-
-    async def _look(self, link: Link) -> str | None:
-        """Return what is wrong with a member, or None. Checked by a linearizable read: for some
-        time after their leader has died, members still forward requests to it, which are lost.
-        Raises StoreUnusable if etcd refuses this node."""
-        seconds = self._config.connect_ms / 1_000
-        try:
-            await link.ask(Method.RANGE, self._probe, seconds=seconds)
-        except Failed as failed:
-            if isinstance(failed.fault.error, StoreUnusable):
-                raise failed.fault.error from failed
-            return str(failed)
-        return None
 
     def _connected(self, connecting: asyncio.Task[Link]) -> None:
         if self._connecting is connecting:

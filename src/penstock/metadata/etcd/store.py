@@ -6,8 +6,7 @@ its timeout, but a transaction that was sent is not retried: if its reply is los
 raised. A transaction is sent only to a member that has shown that it has a leader, so that most
 failures have a known outcome.
 
-``links.py`` contains connections, ``watch.py`` watches, ``lease.py`` keep-alives, ``wire.py`` the
-encoding.
+``links.py`` contains connections, ``watch.py`` watches and keep-alives, ``wire.py`` the encoding.
 """
 
 import asyncio
@@ -17,22 +16,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from penstock.metadata.etcd.faults import AnswerTooLarge, HistoryGone
-from penstock.metadata.etcd.lease import KeepAlives
-from penstock.metadata.etcd.links import ENDPOINTS_MAX, EtcdConfig, Failed, Links, Method
-from penstock.metadata.etcd.watch import Event, Watches
-from penstock.metadata.etcd.wire import (
-    Ranged,
-    Stored,
-    TxnDone,
-    decode_grant,
-    decode_range,
-    decode_txn,
-    encode_grant,
-    encode_lease,
-    encode_range,
-    encode_txn,
+from penstock.metadata.etcd import wire
+from penstock.metadata.etcd.links import (
+    ENDPOINTS_MAX,
+    AnswerTooLarge,
+    EtcdConfig,
+    Failed,
+    HistoryGone,
+    Links,
+    Method,
 )
+from penstock.metadata.etcd.watch import Event, KeepAlives, Watches
 from penstock.metadata.store import (
     Change,
     ChangeKind,
@@ -41,6 +35,7 @@ from penstock.metadata.store import (
     Store,
     StoreOutcomeUnknown,
     StoreUnusable,
+    Txn,
     check_changes,
     check_ttl,
     conflict,
@@ -104,7 +99,9 @@ class EtcdStore(Store):
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     async def get(self, key: str) -> Entry | None:
-        ranged = decode_range(await self._call(Method.RANGE, encode_range(self._key(key))))
+        ranged = wire.decode_range(
+            await self._call(Method.RANGE, wire.encode_range(self._key(key)))
+        )
         return self._entry(ranged.entries[0]) if ranged.entries else None
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
@@ -122,9 +119,9 @@ class EtcdStore(Store):
             return [self._entry(one) for one in found], revision
         raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
 
-    async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[Stored], int]:
+    async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[wire.Stored], int]:
         """Read page by page, all at the revision of the first. Raises HistoryGone."""
-        found: list[Stored] = []
+        found: list[wire.Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:
             page = await self._page(start, end, limit=limit, revision=revision)
@@ -137,16 +134,16 @@ class EtcdStore(Store):
             fitting = PAGE_BYTES * len(page.entries) // max(1, size)
             limit = max(PAGE_ENTRIES_MIN, min(fitting, PAGE_ENTRIES_MAX, 4 * limit))
 
-    async def _page(self, start: bytes, end: bytes, *, limit: int, revision: int) -> Ranged:
-        request = encode_range(start, end, limit=limit, revision=revision)
+    async def _page(self, start: bytes, end: bytes, *, limit: int, revision: int) -> wire.Ranged:
+        request = wire.encode_range(start, end, limit=limit, revision=revision)
         try:
-            return decode_range(await self._call(Method.RANGE, request))
+            return wire.decode_range(await self._call(Method.RANGE, request))
         except AnswerTooLarge:
             # The next values are larger than expected. The smallest page always fits.
             if limit == PAGE_ENTRIES_MIN:
                 raise
-            request = encode_range(start, end, limit=PAGE_ENTRIES_MIN, revision=revision)
-            return decode_range(await self._call(Method.RANGE, request))
+            request = wire.encode_range(start, end, limit=PAGE_ENTRIES_MIN, revision=revision)
+            return wire.decode_range(await self._call(Method.RANGE, request))
 
     async def watch(
         self, prefix: str, *, from_revision: int
@@ -157,38 +154,22 @@ class EtcdStore(Store):
             async for events in following:
                 yield [self._change(event) for event in events]
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
-        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
-        request = encode_txn(
-            compare=[(self._key(key), version) for key, version in compare],
-            compare_created=[(self._key(key), created) for key, created in compare_created],
-            puts=[(self._key(key), value) for key, value in puts],
-            deletes=[self._key(key) for key in deletes],
-            lease=lease,
-        )
+    async def commit(self, txn: Txn) -> int:
+        check_changes(txn)
+        request = wire.encode_txn(txn, self._key)
         try:
-            done = decode_txn(await self._call(Method.TXN, request, is_repeatable=False))
+            done = wire.decode_txn(await self._call(Method.TXN, request, is_repeatable=False))
         except LeaseGone:
-            raise LeaseGone(lease) from None
+            raise LeaseGone(txn.lease) from None
         if not done.is_done:
-            raise _conflict_of(done, compare, compare_created)
+            raise _conflict_of(done, txn)
         return done.revision
 
     async def grant(self, ttl_ms: int) -> int:
         check_ttl(ttl_ms)
         # Retried if the reply is lost: an unknown lease ends by itself.
         seconds = -(-ttl_ms // 1_000)
-        lease = decode_grant(await self._call(Method.GRANT, encode_grant(seconds)))
+        lease = wire.decode_grant(await self._call(Method.GRANT, wire.encode_lease(seconds)))
         if lease == 0:
             raise StoreUnusable("etcd granted a lease without an id.")
         return lease
@@ -198,7 +179,7 @@ class EtcdStore(Store):
 
     async def revoke(self, lease: int) -> None:
         try:
-            await self._call(Method.REVOKE, encode_lease(lease))
+            await self._call(Method.REVOKE, wire.encode_lease(lease))
         except LeaseGone:
             pass
 
@@ -208,8 +189,6 @@ class EtcdStore(Store):
         await self._watches.close()
         await self._keep_alives.close()
         await self._calls.close()
-
-    # ── Calls ────────────────────────────────────────────────────────────────────────────────
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
         """Make a call, a repeatable one on one member after the other until the timeout. Raises
@@ -253,7 +232,7 @@ class EtcdStore(Store):
         # With a slash: the namespace alone may be the beginning of another one.
         return prefix_range(self._config.namespace + (prefix or "/"))
 
-    def _entry(self, stored: Stored) -> Entry:
+    def _entry(self, stored: wire.Stored) -> Entry:
         return Entry(self._name(stored.key), stored.value, stored.version, stored.create_revision)
 
     def _change(self, event: Event) -> Change:
@@ -268,18 +247,14 @@ class EtcdStore(Store):
             raise StoreUnusable(f"etcd has a key that is not UTF-8: {key!r}") from error
 
 
-def _conflict_of(
-    done: TxnDone,
-    compare: Sequence[tuple[str, int]],
-    compare_created: Sequence[tuple[str, int]],
-) -> VersionConflict:
+def _conflict_of(done: wire.TxnDone, txn: Txn) -> VersionConflict:
     """Return the first comparison that failed, by the state of the keys at that moment."""
     found = iter(done.found)
-    for key, version in compare:
+    for key, version in txn.compare:
         actual = next((one.version for one in next(found, ())), 0)
         if actual != version:
             return conflict(key, actual=actual, expected=version)
-    for key, created in compare_created:
+    for key, created in txn.compare_created:
         actual = next((one.create_revision for one in next(found, ())), 0)
         if actual != created:
             return conflict(key, actual=actual, expected=created, what="of create revision")

@@ -1,4 +1,4 @@
-"""Watches of etcd keys that survive the loss of members, without a gap.
+"""Watches of etcd keys without a gap, and leases kept alive, although members fail.
 
 Each watch has a separate stream and remembers its next revision; when the stream or the member is
 lost, the watch restarts there, on any member that replies. Three properties of etcd matter:
@@ -11,19 +11,30 @@ lost, the watch restarts there, on any member that replies. Three properties of 
   3.5.8 may send one that is ahead of changes not sent yet. Periodic notifications of a watch are in
   order with its changes, and are used.
 - A large reply comes in fragments, which may split a revision: the last revision of a fragment is
-  kept back until the rest has arrived.
-"""
+  kept back until the rest has arrived."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, Final
 
-from penstock.metadata.etcd.etcd_grpc import aio
-from penstock.metadata.etcd.faults import Fault, one_line
-from penstock.metadata.etcd.links import WITH_LEADER, EtcdConfig, Failed, Link, Links, abandon
-from penstock.metadata.etcd.wire import PROGRESS, Stored, WatchAnswer, decode_watch, encode_watch
-from penstock.metadata.store import Compacted, StoreUnreachable, StoreUnusable
+from penstock.metadata.etcd import wire
+from penstock.metadata.etcd.links import (
+    WITH_LEADER,
+    EtcdConfig,
+    Failed,
+    Fault,
+    Link,
+    Links,
+    abandon,
+    aio,
+    one_line,
+    open_link,
+)
+from penstock.metadata.etcd.wire import Stored, WatchAnswer
+from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, Throttled
 from penstock.wire.internal.faults import Unreachable
 
@@ -32,22 +43,23 @@ Event = tuple[bool, Stored]  # True: a put
 WATCHES_MAX: Final = 1_000  # each is a stream; a node watches a dozen prefixes
 RETRY_SECONDS_MIN: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
+ROUND_SECONDS: Final = 0.1  # pause when all members have refused, which may be at once
 _REFUSED: Final = ("permission denied", "auth token", "user name is empty")
 
 
+@dataclass(eq=False, slots=True)
 class _Watch:
     """One watch: its next revision, and when it last received anything."""
 
-    def __init__(self, start: bytes, end: bytes, *, from_revision: int, now: float) -> None:
-        self.start = start
-        self.end = end
-        self.from_revision = from_revision
-        self.heard_at = now
-        self._kept_back: list[Event] = []
+    start: bytes
+    end: bytes
+    from_revision: int
+    heard_at: float
+    _kept_back: list[Event] = field(default_factory=list)
 
     def begin(self) -> bytes:
         self._kept_back.clear()
-        return encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
+        return wire.encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
 
     def take(self, answer: WatchAnswer) -> Sequence[Event]:
         """Return the changes that are complete with this reply, in order."""
@@ -89,11 +101,11 @@ class Watches:
     async def follow(
         self, start: bytes, end: bytes, *, from_revision: int
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """Yield changes of keys from start to end, as ``store.Store.watch``. Raises Compacted;
-        StoreUnusable if etcd refuses; Throttled."""
+        """Like ``store.Store.watch``. Raises Compacted, StoreUnusable if etcd refuses,
+        Throttled."""
         if len(self._watches) >= WATCHES_MAX:
             raise Throttled("Too many etcd watches are open.")
-        watch = _Watch(start, end, from_revision=from_revision, now=self._loop.time())
+        watch = _Watch(start, end, from_revision, self._loop.time())
         self._watches.add(watch)
         retry_seconds = RETRY_SECONDS_MIN
         try:
@@ -114,7 +126,10 @@ class Watches:
                     if self._closed.is_set():
                         return
                     raise
-                await self._pause(retry_seconds)
+                # A random time, so that nodes do not reconnect all at once; ends with the store.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(retry_seconds * (0.5 + self._chance() / 2)):
+                        await self._closed.wait()
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
         finally:
             self._watches.discard(watch)
@@ -134,7 +149,7 @@ class Watches:
                     raise Failed(Fault(StoreUnreachable(text)))
                 data, read = read.result(), None
                 watch.heard_at = self._loop.time()
-                answer = decode_watch(data)
+                answer = wire.decode_watch(data)
                 if answer.is_cancelled:
                     raise _end_of(answer, link)
                 events = watch.take(answer)
@@ -159,17 +174,9 @@ class Watches:
                 return False
             try:
                 async with link.failing(), asyncio.timeout(left):
-                    await stream.write(PROGRESS)
+                    await stream.write(wire.PROGRESS)
             except TimeoutError:
                 return False
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait a random time, so that nodes do not reconnect all at once; ends with the store."""
-        try:
-            async with asyncio.timeout(seconds * (0.5 + self._chance() / 2)):
-                await self._closed.wait()
-        except TimeoutError:
-            pass
 
     async def close(self) -> None:
         self._closed.set()
@@ -192,3 +199,86 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
     if any(refused in text for refused in _REFUSED):
         return StoreUnusable(text)
     return Failed(Fault(StoreUnreachable(text)))
+
+
+class KeepAlives:
+    """Each keep-alive is a separate request, first to the member that replied last. If there is no
+    reply for a while, it is also sent to the next member, and so on in a cycle; the first reply
+    counts. It is a cycle because a member forwards the request to its leader: a request to a leader
+    that has died is never answered, while a later one reaches the new leader. A node must not be
+    declared dead because one member is, so there is one connection to each member, for keep-alives
+    only. ``membership/registration.py`` decides when the next one is due."""
+
+    def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._order = sorted(config.endpoints, key=lambda _one: chance())  # the order of requests
+        self._links: dict[str, Link] = {}
+        self._is_closed = False
+
+    async def keep_alive(self, lease: int) -> int:
+        """Return the ms that the lease lasts. Raises LeaseGone, or Unreachable without a reply."""
+        if self._is_closed:
+            raise StoreUnusable("The metadata store is closed.")
+        until = self._loop.time() + self._config.keep_alive_ms / 1_000
+        request = wire.encode_lease(lease)
+        turns = cycle(tuple(self._order))
+        failure_count = 0
+        pending: dict[asyncio.Task[bytes], str] = {}
+        trouble: PenstockError = StoreUnreachable("etcd did not reply in time.")
+        try:
+            while (left := until - self._loop.time()) > 0:
+                endpoint = next(turns)
+                pending[self._begin(endpoint, request, left)] = endpoint
+                done, _ = await asyncio.wait(
+                    pending,
+                    timeout=min(left, self._config.hedge_ms / 1_000),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    endpoint = pending.pop(task)
+                    answer = await self._answer(task, endpoint)
+                    if isinstance(answer, bytes):
+                        left_ms = wire.decode_keep_alive(answer) * 1_000
+                        self._order.remove(endpoint)
+                        self._order.insert(0, endpoint)
+                        if left_ms <= 0:
+                            raise LeaseGone(lease)
+                        return left_ms
+                    trouble = answer
+                    failure_count += 1
+                    if failure_count % len(self._order) == 0:
+                        await asyncio.sleep(ROUND_SECONDS)
+            # A member that lags may not know a new lease: only the last reply counts.
+            if isinstance(trouble, LeaseGone):
+                raise LeaseGone(lease)
+            raise StoreUnreachable(str(trouble))
+        finally:
+            await abandon(pending)
+
+    def _begin(self, endpoint: str, request: bytes, seconds: float) -> asyncio.Task[bytes]:
+        link = self._links.get(endpoint)
+        if link is None:
+            link = self._links[endpoint] = open_link(endpoint, self._config)
+        return self._loop.create_task(
+            link.keep_alive(request, seconds=seconds), name=f"keep-alive by {endpoint}"
+        )
+
+    async def _answer(self, task: asyncio.Task[bytes], endpoint: str) -> bytes | PenstockError:
+        """Return a member's reply or error. Raises errors that every member would return."""
+        try:
+            return task.result()
+        except Failed as failed:
+            # After any error the next request uses a new connection.
+            link = self._links.pop(endpoint, None)
+            if link is not None:
+                await link.channel.close()
+            if failed.fault.is_final and not isinstance(failed.fault.error, LeaseGone):
+                raise failed.fault.error from failed
+            return failed.fault.error
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for link in self._links.values():
+            await link.channel.close()
+        self._links.clear()

@@ -1,21 +1,19 @@
 """Encoding and decoding of the few messages of etcd's API that the store needs. Pure.
 
-The messages are protocol buffers: fields of a number and a typed value, in any order; unknown
-fields are skipped. Written by hand, because a dozen messages do not justify a compiler and a
-run-time library with their versions: ``docs/adr/0023-etcd-client.md``. Field numbers are those of
-etcd 3 (``rpc.proto``, ``kv.proto``); a field with its default value is not sent. Keys and values
-are bytes here; ``store.py`` converts names and errors.
+Written by hand, because a dozen messages do not justify a compiler and a run-time library with
+their versions: ``docs/adr/0023-etcd-client.md``. The messages are protocol buffers: fields in any
+order; unknown ones are skipped, and one with its default value is not sent. Field numbers are those
+of etcd 3 (``rpc.proto``, ``kv.proto``). Keys and values are bytes here.
 
     field    = tag, value         tag = number << 3 | kind, a varint
     kind 0   = varint             seven bits per byte, lowest first; ten bytes if negative
     kind 2   = length, bytes      strings, bytes, messages
-    kinds 1 and 5, eight and four bytes, are skipped: no field that is read here has them
-"""
+    kinds 1 and 5, eight and four bytes, are skipped: no field that is read here has them"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import StoreUnusable, Txn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,72 +83,44 @@ def _bytes(number: int, value: bytes) -> bytes:
 
 
 def encode_range(
-    start: bytes,
-    end: bytes = b"",
-    *,
-    limit: int = 0,
-    revision: int = 0,
-    is_keys_only: bool = False,
+    start: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0, is_keys_only: bool = False
 ) -> bytes:
     """Encode a linearizable read (``serializable``, 7, is not set), of one key without ``end``."""
-    return b"".join(
-        (
-            _bytes(1, start),
-            _bytes(2, end) if end else b"",
-            _int(3, limit),
-            _int(4, revision),
-            _int(8, is_keys_only),
-        )
-    )
+    until = _bytes(2, end) if end else b""
+    options = _int(3, limit) + _int(4, revision) + _int(8, is_keys_only)
+    return _bytes(1, start) + until + options
 
 
-def encode_txn(
-    *,
-    compare: Sequence[tuple[bytes, int]],
-    compare_created: Sequence[tuple[bytes, int]],
-    puts: Sequence[tuple[bytes, bytes]],
-    deletes: Sequence[bytes],
-    lease: int,
-) -> bytes:
-    """Encode a transaction. If a comparison fails, it reads all compared keys, to find which."""
+def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
+    """Encode a transaction; ``name`` returns the key in etcd. If a comparison fails, it reads all
+    compared keys, to find which."""
     parts: list[bytes] = []
-    for target, union, keys in ((2, 6, compare), (1, 5, compare_created)):  # MOD, CREATE
+    for target, union, keys in ((2, 6, txn.compare), (1, 5, txn.compare_created)):  # MOD, CREATE
         for key, revision in keys:
             # The result is EQUAL, the default. A revision of 0 must be sent: it is in a union.
             expected = varint(union << 3) + varint(revision)
-            parts.append(_bytes(1, _int(2, target) + _bytes(3, key) + expected))
-    for key, value in puts:
-        put = _bytes(1, key) + _bytes(2, value) + _int(3, lease)
+            parts.append(_bytes(1, _int(2, target) + _bytes(3, name(key)) + expected))
+    for key, value in txn.puts:
+        put = _bytes(1, name(key)) + _bytes(2, value) + _int(3, txn.lease)
         parts.append(_bytes(2, _bytes(2, put)))
-    parts += (_bytes(2, _bytes(3, _bytes(1, key))) for key in deletes)
-    for key, _ in (*compare, *compare_created):
-        parts.append(_bytes(3, _bytes(1, encode_range(key, is_keys_only=True))))
+    parts += (_bytes(2, _bytes(3, _bytes(1, name(key)))) for key in txn.deletes)
+    for key, _ in (*txn.compare, *txn.compare_created):
+        parts.append(_bytes(3, _bytes(1, encode_range(name(key), is_keys_only=True))))
     return b"".join(parts)
 
 
 def encode_watch(start: bytes, end: bytes, *, from_revision: int) -> bytes:
-    create = b"".join(
-        (
-            _bytes(1, start),
-            _bytes(2, end),
-            _int(3, from_revision),
-            _int(4, 1),  # progress_notify: report the revision periodically
-            _int(8, 1),  # fragment: split large replies
-        )
-    )
-    return _bytes(1, create)
+    # 4, progress_notify: report the revision periodically; 8, fragment: split large replies
+    options = _int(3, from_revision) + _int(4, 1) + _int(8, 1)
+    return _bytes(1, _bytes(1, start) + _bytes(2, end) + options)
 
 
 PROGRESS: Final = _bytes(3, b"")  # requests a sign of life from a watch's stream
 
 
-def encode_grant(ttl_seconds: int) -> bytes:
-    return _int(1, ttl_seconds)
-
-
-def encode_lease(lease: int) -> bytes:
-    """Encode a request to keep a lease alive or to revoke it."""
-    return _int(1, lease)
+def encode_lease(number: int) -> bytes:
+    """Encode a request to keep a lease alive or to revoke it, or for one of so many seconds."""
+    return _int(1, number)
 
 
 # ── Reading ──────────────────────────────────────────────────────────────────────────────────
@@ -216,8 +186,23 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
             raise ValueError(f"unknown wire type {kind}")
 
 
-def _revision(header: bytes) -> int:
-    return next((_signed(number) for field, number, _ in fields(header) if field == 3), 0)
+def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
+    """Return the last number and all bytes of each field."""
+    numbers: dict[int, int] = {}
+    parts: dict[int, list[bytes]] = {}
+    for field, number, content in fields(data):
+        numbers[field] = _signed(number)
+        parts.setdefault(field, []).append(content)
+    return numbers, parts
+
+
+def _last(parts: Mapping[int, Sequence[bytes]], field: int) -> bytes:
+    return parts[field][-1] if field in parts else b""
+
+
+def _revision(parts: Mapping[int, Sequence[bytes]]) -> int:
+    """Return the revision in the header of a reply."""
+    return _parsed(_last(parts, 1))[0].get(3, 0)
 
 
 def _stored(data: bytes) -> Stored:
@@ -242,97 +227,54 @@ def _stored(data: bytes) -> Stored:
             elif tag == 0x10:  # create_revision (2)
                 created = number
         else:
-            return _stored_of_another_version(data)
+            numbers, parts = _parsed(data)  # an entry with unknown fields
+            return Stored(_last(parts, 1), _last(parts, 5), numbers.get(3, 0), numbers.get(2, 0))
     return Stored(key, value, version, created)
-
-
-def _stored_of_another_version(data: bytes) -> Stored:
-    """Decode an entry that has unknown fields."""
-    key = value = b""
-    revisions = {2: 0, 3: 0}
-    for field, number, content in fields(data):
-        if field == 1:
-            key = content
-        elif field == 5:
-            value = content
-        elif field in revisions:
-            revisions[field] = number
-    return Stored(key, value, revisions[3], revisions[2])
 
 
 @_read
 def decode_range(data: bytes) -> Ranged:
-    revision, is_more = 0, False
-    entries: list[Stored] = []
-    for field, number, content in fields(data):
-        if field == 2:
-            entries.append(_stored(content))
-        elif field == 1:
-            revision = _revision(content)
-        elif field == 3:
-            is_more = bool(number)
-    return Ranged(revision, entries, is_more)
+    numbers, parts = _parsed(data)
+    return Ranged(_revision(parts), [*map(_stored, parts.get(2, ()))], bool(numbers.get(3)))
 
 
 @_read
 def decode_txn(data: bytes) -> TxnDone:
-    revision, is_done = 0, False
-    found: list[Sequence[Stored]] = []
-    for field, number, content in fields(data):
-        if field == 1:
-            revision = _revision(content)
-        elif field == 2:
-            is_done = bool(number)
-        elif field == 3:
-            found += (decode_range(op).entries for kind, _, op in fields(content) if kind == 1)
-    return TxnDone(revision, is_done, found)
+    numbers, parts = _parsed(data)
+    ranges = (one for reply in parts.get(3, ()) for one in _parsed(reply)[1].get(1, ()))
+    found = [decode_range(one).entries for one in ranges]
+    return TxnDone(_revision(parts), bool(numbers.get(2)), found)
 
 
 @_read
 def decode_watch(data: bytes) -> WatchAnswer:
-    numbers = dict.fromkeys((2, 3, 4, 5, 7), 0)
-    revision, reason = 0, ""
-    events: list[tuple[bool, Stored]] = []
-    for field, number, content in fields(data):
-        if field == 11:
-            events.append(_event(content))
-        elif field in numbers:
-            numbers[field] = _signed(number)
-        elif field == 1:
-            revision = _revision(content)
-        elif field == 6:
-            reason = content.decode("utf-8", "replace")
+    numbers, parts = _parsed(data)
     return WatchAnswer(
-        revision,
-        watch_id=numbers[2],
-        is_created=bool(numbers[3]),
-        is_cancelled=bool(numbers[4]),
-        compacted=numbers[5],
-        reason=reason,
-        is_fragment=bool(numbers[7]),
-        events=events,
+        _revision(parts),
+        watch_id=numbers.get(2, 0),
+        is_created=bool(numbers.get(3)),
+        is_cancelled=bool(numbers.get(4)),
+        compacted=numbers.get(5, 0),
+        reason=_last(parts, 6).decode("utf-8", "replace"),
+        is_fragment=bool(numbers.get(7)),
+        events=[_event(one) for one in parts.get(11, ())],
     )
 
 
 def _event(data: bytes) -> tuple[bool, Stored]:
-    is_put, stored = True, None
-    for field, number, content in fields(data):
-        if field == 1:
-            is_put = number == 0
-        elif field == 2:
-            stored = _stored(content)
-    if stored is None:
+    numbers, parts = _parsed(data)
+    if 2 not in parts:
         raise ValueError("an event has no key")
-    return is_put, stored
+    return not numbers.get(1), _stored(parts[2][-1])
 
 
 @_read
 def decode_grant(data: bytes) -> int:
     """Return the lease."""
-    return next((_signed(number) for field, number, _ in fields(data) if field == 2), 0)
+    return _parsed(data)[0].get(2, 0)
 
 
 @_read
 def decode_keep_alive(data: bytes) -> int:
     """Return the seconds that the lease lasts from now; 0 if it has ended."""
-    return next((_signed(number) for field, number, _ in fields(data) if field == 3), 0)
+    return _parsed(data)[0].get(3, 0)

@@ -1,13 +1,16 @@
-"""Kafka's access rules in the metadata store, one entry each.
+"""Kafka's access rules and delegation tokens in the metadata store, one entry each. Every node has
+all of them in memory, updated by a watch.
 
     /acls/{account}/{SHA-256 of the value}    the rule as JSON
+    /tokens/{token id}                        the token as JSON, without its secret
 
-An entry is written once and never changed, and its key follows from its value: adding a rule that
-exists changes nothing, and changes of different rules never conflict. Every node has all rules in
-memory, indexed per tenant (``model/acls.py``); a watch updates them.
-"""
+The entry of a rule is never changed, and its key follows from its value: adding a rule that exists
+changes nothing, and changes of different rules never conflict. The secret of a token, its HMAC, is
+computed from the token id and a key that all nodes share."""
 
 import hashlib
+import hmac
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
@@ -15,16 +18,19 @@ import msgspec
 
 from penstock.metadata.cache import TRIES_MAX, Cache
 from penstock.metadata.store import Store
+from penstock.model import limits
 from penstock.model.acls import Acl, AclIndex
 from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
-from penstock.model.limits import ACL_TEXT_CHARS_MAX, ACLS_MAX, ACLS_PER_TENANT_MAX
+from penstock.model.identity import DelegationToken
 from penstock.model.names import is_account
 from penstock.wire.internal.faults import OutcomeUnknown
 
 ACLS_PREFIX: Final = "/acls/"
+TOKENS_PREFIX: Final = "/tokens/"
 RULES_PER_TXN_MAX: Final = 32  # at most 20 KB each: well below the size limit of a transaction
 
-_decode = msgspec.json.Decoder(Acl).decode
+_decode_acl = msgspec.json.Decoder(Acl).decode
+_decode_token = msgspec.json.Decoder(DelegationToken).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,9 +48,11 @@ def account_of(key: str) -> str:
 
 def decode_acl(value: bytes) -> Acl:
     """Raises ValueError for a value that a node never writes."""
-    rule = _decode(value)
-    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > ACL_TEXT_CHARS_MAX:
-        raise ValueError(f"texts of an access rule have at most {ACL_TEXT_CHARS_MAX} characters")
+    rule = _decode_acl(value)
+    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > limits.ACL_TEXT_CHARS_MAX:
+        raise ValueError(
+            f"texts of an access rule have at most {limits.ACL_TEXT_CHARS_MAX} characters"
+        )
     return rule
 
 
@@ -60,8 +68,7 @@ class AclRules(Cache[Acl]):
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Add rules. Those that exist stay as they are. Raises QuotaExceeded if not all of them
-        fit, and adds none then; Throttled if changes of other nodes keep conflicting."""
+        """Raises QuotaExceeded, and adds none, if not all fit; Throttled after many conflicts."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -69,8 +76,7 @@ class AclRules(Cache[Acl]):
             await self._write_all(account, some, is_put=True)
 
     async def remove(self, account: str, rules: Collection[Acl]) -> None:
-        """Remove rules. Those that do not exist are ignored. Raises Throttled if changes of other
-        nodes keep conflicting."""
+        """Rules that do not exist are ignored. Raises Throttled after many conflicts."""
         for some in _portions(list(rules)):
             await self._write_all(account, some, is_put=False)
 
@@ -80,14 +86,14 @@ class AclRules(Cache[Acl]):
     def _check_room(self, account: str, added: int) -> None:
         """Counts rules in memory, not in the store: nodes that add at once may exceed a bound."""
         used = len(self.of(account) or ())
-        if added and used + added > ACLS_PER_TENANT_MAX:
+        if added and used + added > limits.ACLS_PER_TENANT_MAX:
             raise QuotaExceeded(
-                f"This tenant has {used:,} of {ACLS_PER_TENANT_MAX:,} access rules; {added:,}"
-                " more exceed the limit. Delete some."
+                f"This tenant has {used:,} of {limits.ACLS_PER_TENANT_MAX:,} access rules;"
+                f" {added:,} more exceed the limit. Delete some."
             )
-        if added and len(self) + added > ACLS_MAX:
+        if added and len(self) + added > limits.ACLS_MAX:
             raise QuotaExceeded(
-                f"All tenants together have {len(self):,} of {ACLS_MAX:,} access rules;"
+                f"All tenants together have {len(self):,} of {limits.ACLS_MAX:,} access rules;"
                 f" {added:,} more exceed the limit. Delete some."
             )
 
@@ -129,3 +135,112 @@ class AclRules(Cache[Acl]):
 def _portions(rules: Sequence[Acl]) -> Iterator[Sequence[Acl]]:
     for start in range(0, len(rules), RULES_PER_TXN_MAX):
         yield rules[start : start + RULES_PER_TXN_MAX]
+
+
+_ID = re.compile(r"[A-Za-z0-9_-]{22}\Z")
+Change = Callable[[DelegationToken], DelegationToken | None]
+
+
+def token_key(token_id: str) -> str:
+    return f"{TOKENS_PREFIX}{token_id}"
+
+
+def decode_token(value: bytes) -> DelegationToken:
+    """Raises ValueError for a value that a node never writes."""
+    token = _decode_token(value)
+    names = (token.owner, token.requester, *token.renewers)
+    if not is_account(token.account) or _ID.match(token.token_id) is None:
+        raise ValueError("a delegation token needs an account and an id of 22 characters")
+    if (
+        len(token.renewers) > limits.TOKEN_RENEWERS_MAX
+        or max(map(len, names)) > limits.ACL_TEXT_CHARS_MAX
+    ):
+        raise ValueError("a delegation token has too many renewers, or a name that is too long")
+    return token
+
+
+class DelegationTokens(Cache[DelegationToken]):
+    def __init__(self, store: Store, secret: bytes) -> None:
+        """``secret``: the key of all HMACs, the same on every node."""
+        super().__init__(store, TOKENS_PREFIX, decode=decode_token, on_change=self._on_token_change)
+        self._secret = secret
+        self._by_account: dict[str, dict[str, DelegationToken]] = {}
+        self._by_hmac: dict[bytes, DelegationToken] = {}
+
+    def find(self, token_id: str) -> DelegationToken | None:
+        return self.get(token_key(token_id))
+
+    def find_by_hmac(self, account: str, value: bytes) -> DelegationToken | None:
+        """Return the token of the tenant that has this HMAC, or None."""
+        token = self._by_hmac.get(value)
+        return token if token is not None and token.account == account else None
+
+    def of(self, account: str) -> Collection[DelegationToken]:
+        return self._by_account.get(account, {}).values()
+
+    def hmac_of(self, token_id: str) -> bytes:
+        return hmac.digest(self._secret, token_id.encode(), "sha512")
+
+    async def create(self, token: DelegationToken) -> None:
+        """Store a new token. Raises QuotaExceeded if the tenant or the server has the maximum."""
+        self._check_room(token.account)
+        key = token_key(token.token_id)
+        try:
+            await self.write(key, token, if_version=0)
+        except OutcomeUnknown:  # ids are random: no other node writes this key
+            found, _ = await self.refresh(key)
+            if found is None:
+                raise
+
+    async def change(self, token_id: str, change: Change) -> DelegationToken | None:
+        """Apply a pure function to the newest value and store its result; None deletes the token.
+        Returns None if the token does not exist. Raises the errors of ``change``, and Throttled if
+        changes of other nodes keep conflicting."""
+        found: DelegationToken | None = None
+
+        def step(before: DelegationToken | None) -> DelegationToken | None:
+            nonlocal found
+            after = None if before is None else change(before)
+            found = after or before
+            return after
+
+        await self.update(token_key(token_id), step, what="The delegation token")
+        return found
+
+    async def sweep(self, *, now_ms: int) -> int:
+        """Delete expired tokens and return their number."""
+        expired = [token for token in self.values() if token.is_expired(now_ms=now_ms)]
+
+        def left(token: DelegationToken) -> DelegationToken | None:
+            return None if token.is_expired(now_ms=now_ms) else token
+
+        for token in expired:
+            await self.change(token.token_id, left)
+        return len(expired)
+
+    def _check_room(self, account: str) -> None:
+        """Counts tokens in memory, not in the store: nodes that add at once may exceed a bound."""
+        used, most = len(self.of(account)), limits.TOKENS_MAX
+        if used >= limits.TOKENS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"This tenant has {used:,} of {limits.TOKENS_PER_TENANT_MAX:,} delegation tokens:"
+                " expire some, or wait until they have expired."
+            )
+        if len(self) >= most:
+            raise QuotaExceeded(
+                f"All tenants together have {most:,} of {most:,} delegation tokens:"
+                " expire some, or wait until they have expired."
+            )
+
+    def _on_token_change(
+        self, _key: str, before: DelegationToken | None, after: DelegationToken | None
+    ) -> None:
+        if before is not None:
+            tokens = self._by_account[before.account]
+            del tokens[before.token_id]
+            if not tokens:
+                del self._by_account[before.account]
+            del self._by_hmac[self.hmac_of(before.token_id)]
+        if after is not None:
+            self._by_account.setdefault(after.account, {})[after.token_id] = after
+            self._by_hmac[self.hmac_of(after.token_id)] = after

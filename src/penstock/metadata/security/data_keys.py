@@ -1,27 +1,24 @@
 """Data keys, which encrypt the messages of encrypted topics.
 
-Keys in the store:
-
     /datakeys/{topic_id}/{key id}   the key, wrapped by the key ring, and how much of it is used
 
 A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
 day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
-queue names another KMS key. Messages per key are counted in blocks: before a node uses a key, it
-reserves a block in the store. So the count survives restarts and covers several nodes, and the
-store is written once a day or once per sixteen million messages.
+queue names another KMS key. Messages per key are counted in blocks, which a node reserves in the
+store before it uses a key: so the count survives restarts and covers several nodes, and the store
+is written once a day or once per sixteen million messages.
 
 A key is removed when no message encrypted with it can exist: after its last block, the topic's
 retention and a further period, because a message lives on as a dead letter and may be moved back
 and die again. The keys of a deleted topic are kept for that period too.
 
-Reads are served from memory, as for all metadata: a frontend calls ``take`` and ``find`` for each
-message, and waits for the store (``reserve``, ``learn``) only if there is no key yet, or if the key
-was just made by another node.
-"""
+Reads are served from memory: a frontend calls ``take`` and ``find`` for each message, and waits for
+the store (``reserve``, ``learn``) only if there is no key yet, or if another node just made it."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Final
@@ -91,18 +88,15 @@ class DataKey:
         return f"DataKey({self.place.hex()})"
 
 
+@dataclass(slots=True)
 class _Block:
     """The uses of a key that are left to this node."""
 
-    __slots__ = ("key", "label", "left", "renew_at_ms", "until_ms")
-
-    def __init__(self, key: DataKey, label: str, now_ms: int) -> None:
-        """``now_ms``: monotonic."""
-        self.key = key
-        self.label = label
-        self.left = BLOCK_USES
-        self.until_ms = now_ms + RESERVED_MS
-        self.renew_at_ms = self.until_ms - RENEW_BEFORE_MS
+    key: DataKey
+    label: str
+    until_ms: int  # monotonic
+    renew_at_ms: int
+    left: int = BLOCK_USES
 
 
 def data_key_key(topic_id: str, key_id: str) -> str:
@@ -119,10 +113,6 @@ def _label_of(topic: Topic) -> str:
     return blake2b(name.encode(), digest_size=8).hexdigest() if name else ""
 
 
-def retention_ms_of(topic: Topic) -> int | None:
-    return settings_of(topic).retention_ms
-
-
 class DataKeys:
     def __init__(
         self,
@@ -135,7 +125,9 @@ class DataKeys:
     ) -> None:
         """``entropy(n)`` returns n random bytes from the kernel."""
         # The longest retention of a topic on any node. Set when the nodes' configs are known.
-        self.retention_ms_of: Callable[[Topic], int | None] = retention_ms_of
+        self.retention_ms_of: Callable[[Topic], int | None] = lambda topic: (
+            settings_of(topic).retention_ms
+        )
         self._store = store
         self._ring = ring
         self._catalog = catalog
@@ -152,8 +144,7 @@ class DataKeys:
         self._swept_at_ms = 0
 
     async def start(self) -> None:
-        """Load all keys into memory. A key that cannot be unwrapped is not fatal: its messages wait
-        until the right master key is configured."""
+        """Load all keys. One that cannot be unwrapped is not fatal: its messages wait."""
         await self._entries.start()
         for topic_id in self._ids:
             for at, entry in self._of_topic(topic_id):
@@ -324,18 +315,21 @@ class DataKeys:
         return self._keep(DataKey(bytes.fromhex(topic_id + key_id), topic.account, secret))
 
     def _hold(self, topic: Topic, label: str, key: DataKey) -> None:
-        self._blocks[topic.topic_id] = _Block(key, label, self._clock.mono_ms())
+        until_ms = self._clock.mono_ms() + RESERVED_MS
+        self._blocks[topic.topic_id] = _Block(key, label, until_ms, until_ms - RENEW_BEFORE_MS)
 
     # ── Removal ──────────────────────────────────────────────────────────────────────────────
 
     async def sweep(self) -> int:
-        """Remove keys that no message can need any more, and return their number. May be called
-        often: it does something once an hour."""
+        """Remove keys that no message can need, once an hour, and return their number."""
         now_ms = self._clock.wall_ms()
         if 0 <= now_ms - self._swept_at_ms < SWEEP_INTERVAL_MS:
             return 0
         self._swept_at_ms = now_ms
-        self._forget_blocks()
+        mono_ms = self._clock.mono_ms()
+        for topic_id, block in list(self._blocks.items()):
+            if mono_ms >= block.until_ms or self._catalog.find_id(topic_id) is None:
+                del self._blocks[topic_id]
         changes = [
             (at, after)
             for topic_id in self._ids
@@ -365,12 +359,6 @@ class DataKeys:
                 return None
         return msgspec.structs.replace(entry, orphaned_at_ms=0)
 
-    def _forget_blocks(self) -> None:
-        now_ms = self._clock.mono_ms()
-        for topic_id, block in list(self._blocks.items()):
-            if now_ms >= block.until_ms or self._catalog.find_id(topic_id) is None:
-                del self._blocks[topic_id]
-
     async def _write(self, changes: Sequence[tuple[str, DataKeyEntry | None]]) -> int:
         compare = [(at, self._entries.version(at)) for at, _ in changes]
         puts = [(at, _encode(entry)) for at, entry in changes if entry is not None]
@@ -382,8 +370,6 @@ class DataKeys:
         for at, entry in changes:
             self._entries.apply(at, entry, version=version)
         return len(deletes)
-
-    # ── Another master key ───────────────────────────────────────────────────────────────────
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Wrap every data key with the present master key. ``rewrap(wrapped, context)`` returns the
@@ -407,8 +393,6 @@ class DataKeys:
             if await self._put(at, msgspec.structs.replace(entry, wrapped=wrapped)):
                 return 1
         raise Throttled("A data key is being changed by another node; retry.")
-
-    # ── Entries ──────────────────────────────────────────────────────────────────────────────
 
     def _of_topic(self, topic_id: str) -> Iterator[tuple[str, DataKeyEntry]]:
         for key_id in tuple(self._ids.get(topic_id, ())):

@@ -1,9 +1,9 @@
 """Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
 that change them.
 
-Reads are in ``identity_memory.py``. A change is written to the store first, compared with the
+A change is written to the store first, compared with the
 version it is based on and retried after a conflict; it is visible here when the call returns.
-Entries, names and bounds are in ``identity_entries.py``. Before deleting a tenant, the caller must
+Entries, bounds and reads are in ``identity_entries.py``. Before deleting a tenant, the caller must
 check that the tenant has no queues; the admin API decides who may make these calls.
 """
 
@@ -15,15 +15,7 @@ import msgspec
 from penstock.access.evaluation import Kind, compile_policy
 from penstock.metadata.cache import TRIES_MAX, Cache
 from penstock.metadata.security import identity_entries as entries
-from penstock.metadata.security.identity_entries import (
-    TenantEntry,
-    UserEntry,
-    key_key,
-    scram_key,
-    tenant_key,
-    user_key,
-)
-from penstock.metadata.security.identity_memory import IdentityMemory, convert_scram
+from penstock.metadata.security.identity_entries import TenantEntry, UserEntry
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.acls import Acl
 from penstock.model.errors import Conflict, Damaged, NotFound, Throttled, VersionConflict
@@ -52,7 +44,7 @@ class Resealed(msgspec.Struct, frozen=True):
     unreadable: int  # wrapped by an unknown master key
 
 
-class StoredIdentities(IdentityMemory):
+class StoredIdentities(entries.IdentityMemory):
     """Implements ``model.ports.Identities`` over any store."""
 
     def __init__(self, store: Store, ring: KeyRing, *, entropy: Callable[[int], bytes]) -> None:
@@ -71,7 +63,7 @@ class StoredIdentities(IdentityMemory):
 
     async def create_tenant(self, tenant: Tenant) -> Tenant:
         entries.check_tenant(tenant)
-        at = tenant_key(tenant.account)
+        at = entries.tenant_key(tenant.account)
 
         async def step(is_behind: bool) -> Tenant:
             if is_behind and (await self._tenants.refresh(at))[1]:
@@ -93,13 +85,12 @@ class StoredIdentities(IdentityMemory):
                 self._check_tenant_name(after)
             return msgspec.structs.replace(entry, tenant=after)
 
-        at, what = tenant_key(account), f"tenant {account}"
+        at, what = entries.tenant_key(account), f"tenant {account}"
         return (await self._change(self._tenants, at, what, changed)).tenant
 
     async def delete_tenant(self, account: str) -> None:
-        """Delete a tenant and its access rules. Raises Conflict if the tenant has users. The caller
-        must have checked that it has no queues."""
-        at = tenant_key(account)
+        """Delete a tenant, which has no queues, and its rules. Raises Conflict if it has users."""
+        at = entries.tenant_key(account)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._tenant_entry(account, is_behind)
@@ -124,13 +115,13 @@ class StoredIdentities(IdentityMemory):
         """Create a user, with a password if one is given: both or none."""
         entries.check_user_name(user.name)
         _check_policies(user, before={})
-        at, tenant_at = user_key(user.account, user.name), tenant_key(user.account)
+        at, tenant_at = entries.user_key(user.account, user.name), entries.tenant_key(user.account)
         made = UserEntry(user)
         writes = []
         if scram is not None:
             entries.check_scram(scram)
-            scram_at = scram_key(user.account, user.name, scram.mechanism)
-            sealed = convert_scram(scram, scram_at, self._ring.wrap)
+            scram_at = entries.scram_key(user.account, user.name, scram.mechanism)
+            sealed = entries.convert_scram(scram, scram_at, self._ring.wrap)
             made = UserEntry(user, mechanisms=(scram.mechanism,))
             writes.append((self._scrams, scram_at, sealed))
 
@@ -163,7 +154,7 @@ class StoredIdentities(IdentityMemory):
                 _check_policies(after, before=entry.user.policies)
             return msgspec.structs.replace(entry, user=after)
 
-        at, what = user_key(account, name), f"user {name} in the tenant {account}"
+        at, what = entries.user_key(account, name), f"user {name} in the tenant {account}"
         return (await self._change(self._users, at, what, changed)).user
 
     async def put_policy(self, account: str, user: str, policy: str, text: str) -> User:
@@ -183,14 +174,16 @@ class StoredIdentities(IdentityMemory):
 
     async def delete_user(self, account: str, name: str) -> None:
         """Delete a user with its keys and passwords, in one transaction."""
-        at, tenant_at = user_key(account, name), tenant_key(account)
+        at, tenant_at = entries.user_key(account, name), entries.tenant_key(account)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._user_entry(account, name, is_behind)
             tenant, tenant_version = await self._tenant_entry(account, is_behind)
             counted = msgspec.structs.replace(tenant, user_count=tenant.user_count - 1)
-            keys = [(self._keys, key_key(key_id), None) for key_id in entry.key_ids]
-            scrams = [(self._scrams, scram_key(account, name, m), None) for m in entry.mechanisms]
+            keys = [(self._keys, entries.key_key(key_id), None) for key_id in entry.key_ids]
+            scrams = [
+                (self._scrams, entries.scram_key(account, name, m), None) for m in entry.mechanisms
+            ]
             await self._commit(
                 ((at, version), (tenant_at, tenant_version)),
                 ((self._users, at, None), *keys, *scrams, (self._tenants, tenant_at, counted)),
@@ -210,7 +203,7 @@ class StoredIdentities(IdentityMemory):
             secret = entries.new_secret(self._entropy(entries.SECRET_ENTROPY_BYTES))
         else:
             entries.check_key(key_id, secret)
-        at = user_key(account, user)
+        at = entries.user_key(account, user)
 
         async def step(is_behind: bool) -> NewKey:
             entry, version = await self._user_entry(account, user, is_behind)
@@ -220,15 +213,14 @@ class StoredIdentities(IdentityMemory):
                     " Delete an unused key."
                 )
             chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
-            key_at = key_key(chosen)
+            key_at = entries.key_key(chosen)
             if not is_drawn and (await self._keys.refresh(key_at))[1]:
                 raise Conflict(f"The key {chosen} exists already.")
             sealed = self._ring.wrap(secret.encode(), context=key_at.encode())
             key = AccessKey(chosen, account, user, sealed, now_ms)
             named = msgspec.structs.replace(entry, key_ids=(*entry.key_ids, chosen))
             await self._commit(
-                ((at, version), (key_at, 0)),
-                ((self._users, at, named), (self._keys, key_at, key)),
+                ((at, version), (key_at, 0)), ((self._users, at, named), (self._keys, key_at, key))
             )
             return NewKey(key, secret)
 
@@ -249,13 +241,13 @@ class StoredIdentities(IdentityMemory):
     async def delete_key(self, key_id: str) -> None:
         async def step(is_behind: bool) -> None:
             key, key_version = await self._key_entry(key_id, is_behind)
-            at = user_key(key.account, key.user)
+            at = entries.user_key(key.account, key.user)
             entry, version = await self._user_entry(key.account, key.user, is_behind)
             kept = tuple(other for other in entry.key_ids if other != key_id)
             named = msgspec.structs.replace(entry, key_ids=kept)
             await self._commit(
-                ((at, version), (key_key(key_id), key_version)),
-                ((self._users, at, named), (self._keys, key_key(key_id), None)),
+                ((at, version), (entries.key_key(key_id), key_version)),
+                ((self._users, at, named), (self._keys, entries.key_key(key_id), None)),
             )
 
         await _again(f"The key {key_id}", step)
@@ -267,8 +259,7 @@ class StoredIdentities(IdentityMemory):
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Store which keys were used, and return their number. May be called often: a key is
-        written at most once a minute."""
+        """Store which keys were used, each at most once a minute, and return their number."""
         used, self._used = self._used, {}
         ids = list(used)
         count = 0
@@ -286,7 +277,7 @@ class StoredIdentities(IdentityMemory):
             key = self._live_keys.get(key_id)
             if key is None or key.last_used_at_ms >= at_ms:
                 continue  # deleted, or written by another node
-            at = key_key(key_id)
+            at = entries.key_key(key_id)
             compare.append((at, self._keys.version(at)))
             after = msgspec.structs.replace(key, last_used_at_ms=at_ms)
             changes.append((self._keys, at, after))
@@ -305,27 +296,24 @@ class StoredIdentities(IdentityMemory):
         for key_id, at_ms in used.items():
             self._used.setdefault(key_id, at_ms)
 
-    # ── Changing passwords ───────────────────────────────────────────────────────────────────
-
     async def put_scram(self, credential: ScramCredential) -> None:
         entries.check_scram(credential)
         account, name, mechanism = credential.account, credential.user, credential.mechanism
-        at, scram_at = user_key(account, name), scram_key(account, name, mechanism)
-        sealed = convert_scram(credential, scram_at, self._ring.wrap)
+        at, scram_at = entries.user_key(account, name), entries.scram_key(account, name, mechanism)
+        sealed = entries.convert_scram(credential, scram_at, self._ring.wrap)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._user_entry(account, name, is_behind)
             named = tuple(sorted({*entry.mechanisms, mechanism}))
             after = msgspec.structs.replace(entry, mechanisms=named)
             await self._commit(
-                ((at, version),),
-                ((self._users, at, after), (self._scrams, scram_at, sealed)),
+                ((at, version),), ((self._users, at, after), (self._scrams, scram_at, sealed))
             )
 
         await _again(f"The user {name}", step)
 
     async def delete_scram(self, account: str, name: str, mechanism: str) -> None:
-        at, scram_at = user_key(account, name), scram_key(account, name, mechanism)
+        at, scram_at = entries.user_key(account, name), entries.scram_key(account, name, mechanism)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._user_entry(account, name, is_behind)
@@ -338,8 +326,6 @@ class StoredIdentities(IdentityMemory):
             )
 
         await _again(f"The user {name}", step)
-
-    # ── Changing access rules ────────────────────────────────────────────────────────────────
 
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
         """Add access rules. Raises QuotaExceeded, and adds none, if not all of them fit."""
@@ -364,10 +350,10 @@ class StoredIdentities(IdentityMemory):
             except Damaged:
                 unreadable += 1
         for sealed in list(self._scrams.values()):
-            at = scram_key(sealed.account, sealed.user, sealed.mechanism)
+            at = entries.scram_key(sealed.account, sealed.user, sealed.mechanism)
             version = self._scrams.version(at)
             try:
-                after = convert_scram(sealed, at, again)
+                after = entries.convert_scram(sealed, at, again)
             except Damaged:
                 unreadable += 1
                 continue
@@ -380,7 +366,7 @@ class StoredIdentities(IdentityMemory):
         return Resealed(count, unreadable)
 
     async def _reseal_key(self, key: AccessKey, rewrap: Callable[[bytes, bytes], bytes]) -> int:
-        sealed = rewrap(key.sealed_secret, key_key(key.key_id).encode())
+        sealed = rewrap(key.sealed_secret, entries.key_key(key.key_id).encode())
         if sealed == key.sealed_secret:
             return 0
         try:
@@ -418,18 +404,20 @@ class StoredIdentities(IdentityMemory):
         return await _again(f"The {what}", step)
 
     async def _change_key(self, key_id: str, change: Callable[[AccessKey], AccessKey]) -> AccessKey:
-        return await self._change(self._keys, key_key(key_id), f"key {key_id}", change)
+        return await self._change(self._keys, entries.key_key(key_id), f"key {key_id}", change)
 
     async def _tenant_entry(self, account: str, is_behind: bool) -> tuple[TenantEntry, int]:
         missing = f"There is no tenant {account}."
-        return await _newest(self._tenants, tenant_key(account), is_behind, missing)
+        return await _newest(self._tenants, entries.tenant_key(account), is_behind, missing)
 
     async def _user_entry(self, account: str, name: str, is_behind: bool) -> tuple[UserEntry, int]:
         missing = f"There is no user {name} in the tenant {account}."
-        return await _newest(self._users, user_key(account, name), is_behind, missing)
+        return await _newest(self._users, entries.user_key(account, name), is_behind, missing)
 
     async def _key_entry(self, key_id: str, is_behind: bool) -> tuple[AccessKey, int]:
-        return await _newest(self._keys, key_key(key_id), is_behind, f"There is no key {key_id}.")
+        return await _newest(
+            self._keys, entries.key_key(key_id), is_behind, f"There is no key {key_id}."
+        )
 
 
 def _check_policies(user: User, *, before: Mapping[str, str]) -> None:

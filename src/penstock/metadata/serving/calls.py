@@ -1,23 +1,18 @@
 """The calls of the metadata role: the operations of the store, for the keys that are served.
 
-Frontends change entries by compare-and-swap, because functions cannot be sent: read a value with
-its version, change it locally, put it if the version is unchanged, and retry otherwise. So a few
-calls are enough for every change, and the rules for a topic's settings stay with the caller. A
-watch is a long poll: a watcher requests changes from where the last reply ended, so a slow watcher
-uses no memory of the service. Leases belong to the store: the holder of a lease may keep it alive
-through any node.
-"""
+Frontends change entries by compare-and-swap, because functions cannot be sent: so a few calls are
+enough for every change, and the rules for a topic's settings stay with the caller. A watch is a
+long poll: a watcher requests changes from where the last reply ended, so a slow watcher uses no
+memory of the service. The holder of a lease may keep it alive through any node."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
-from penstock.metadata.store import Change, Compacted, Entry, LeaseGone, StoreUnusable
+from penstock.metadata.store import Change, Compacted, Entry, Lease, LeaseGone, StoreUnusable, Txn
 from penstock.model.errors import Overloaded
 from penstock.wire.internal.calls import Call, Nothing
-
-Lease = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Misdirected(Overloaded):
@@ -58,14 +53,6 @@ class FindId(msgspec.Struct, frozen=True, array_like=True):
     ring: str = ""  # forwarded: as in ListPage
 
 
-class Txn(msgspec.Struct, frozen=True, array_like=True):
-    compare: Sequence[tuple[str, int]]
-    puts: Sequence[tuple[str, bytes]] = ()
-    deletes: Sequence[str] = ()
-    compare_created: Sequence[tuple[str, int]] = ()
-    lease: Lease = 0  # of all puts
-
-
 class Written(msgspec.Struct, frozen=True, array_like=True):
     revision: int
 
@@ -87,20 +74,12 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     ttl_ms: int
 
 
-class Granted(msgspec.Struct, frozen=True, array_like=True):
-    lease: Lease
-
-
-class KeepAlive(msgspec.Struct, frozen=True, array_like=True):
+class OfLease(msgspec.Struct, frozen=True, array_like=True):
     lease: Lease
 
 
 class KeptAlive(msgspec.Struct, frozen=True, array_like=True):
     left_ms: int
-
-
-class Revoke(msgspec.Struct, frozen=True, array_like=True):
-    lease: Lease
 
 
 _ERRORS: Final = (Compacted, StoreUnusable, Misdirected, LeaseGone)
@@ -111,8 +90,10 @@ FIND_ID: Final = Call(0x0103, "metadata.find_id", FindId, Got, is_idempotent=Tru
 TXN: Final = Call(0x0104, "metadata.txn", Txn, Written, is_idempotent=False, errors=_ERRORS)
 WATCH: Final = Call(0x0105, "metadata.watch", Watch, Watched, is_idempotent=True, errors=_ERRORS)
 # A lease whose reply was lost ends by itself, so a second grant is harmless.
-GRANT: Final = Call(0x0106, "metadata.grant", Grant, Granted, is_idempotent=True, errors=_ERRORS)
+GRANT: Final = Call(0x0106, "metadata.grant", Grant, OfLease, is_idempotent=True, errors=_ERRORS)
 KEEP_ALIVE: Final = Call(
-    0x0107, "metadata.keep_alive", KeepAlive, KeptAlive, is_idempotent=True, errors=_ERRORS
+    0x0107, "metadata.keep_alive", OfLease, KeptAlive, is_idempotent=True, errors=_ERRORS
 )
-REVOKE: Final = Call(0x0108, "metadata.revoke", Revoke, Nothing, is_idempotent=True, errors=_ERRORS)
+REVOKE: Final = Call(
+    0x0108, "metadata.revoke", OfLease, Nothing, is_idempotent=True, errors=_ERRORS
+)

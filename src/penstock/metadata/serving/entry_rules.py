@@ -3,45 +3,39 @@ Pure.
 
 A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
 nor change entries that it has not read: every value must match its key, and every changed key must
-be compared. Three changes need no comparison of their key, because another key is compared: a
-tombstone (its topic), a password and the removal of a key (their user's entry, which names both). A
-topic is deleted only together with writing its tombstone; without one its data would never be
-removed.
+be compared, by its version or its create revision. Three changes need no comparison of their key,
+because another key is compared: a tombstone (its topic), a password and the removal of a key (their
+user's entry, which names both). A topic is deleted only together with writing its tombstone;
+without one its data would never be removed.
 
-A comparison is of the version or of the create revision; nodes and managers use the latter.
 Operators' requests and tasks may overwrite any value; a node's entry may be removed by any node,
 because a live node registers again. Entries that show that a process is alive must have a lease;
-entries that must survive, such as partition rows and requests, must not.
-
-A transaction changes one family of entries: topics, identities, data keys, producer ids, frontends,
-tasks that move dead letters, configs of resources, access rules, delegation tokens, or the cluster
-with its nodes, rows, manager and requests.
-"""
+entries that must survive, such as partition rows and requests, must not. A transaction changes one
+family of entries."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from penstock.metadata import cluster_entries as cluster
+from penstock.metadata.security import acl_rules as acls
 from penstock.metadata.security import identity_entries as identities
-from penstock.metadata.security.acl_rules import ACLS_PREFIX, account_of, acl_key, decode_acl
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX, decode_data_key
-from penstock.metadata.security.delegation_tokens import TOKENS_PREFIX, decode_token, token_key
-from penstock.metadata.serving.calls import Txn
-from penstock.metadata.store import CHANGES_PER_TXN_MAX
-from penstock.metadata.topics import producer_ids
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Txn
 from penstock.metadata.topics.catalog import (
+    MOVES_PREFIX,
+    PRODUCER_IDS_KEY,
     TOMBS_PREFIX,
     TOMBSTONES_MAX,
     TOPICS_MAX,
     TOPICS_PREFIX,
+    move_key,
     tomb_key,
     topic_key,
 )
-from penstock.metadata.topics.move_tasks import MOVES_PREFIX, move_key
 from penstock.metadata.topics.resource_configs import (
     CONFIGS_PREFIX,
     config_key,
@@ -66,23 +60,11 @@ _FRONTEND_KEY = re.compile(rf"{cluster.FRONTENDS_PREFIX}[0-9a-f]{{32}}\Z")
 _DATA_KEY = re.compile(rf"{DATA_KEYS_PREFIX}[0-9a-f]{{32}}/[0-9a-f]{{16}}\Z")
 
 
-class Family(Enum):
-    """Entries that may change in one transaction."""
-
-    TOPICS = "topics"
-    IDENTITIES = "identities"
-    DATA_KEYS = "data keys"
-    PRODUCER_IDS = "producer ids"
-    FRONTENDS = "frontends"
-    MOVES = "moves"
-    CONFIGS = "configs"
-    ACLS = "access rules"
-    TOKENS = "delegation tokens"
-    CLUSTER = "cluster"
+CLUSTER: Final = "cluster"  # the family of nodes, rows, manager and requests
 
 
 class Rule(NamedTuple):
-    family: Family
+    family: str  # entries of one may change in one transaction
     key_of: Callable[[str, bytes], str]  # returns the key where a value belongs, given its key
     entries_max: int
     follows: str = ""  # prefix of the entries that may be compared instead
@@ -168,7 +150,7 @@ def _frontend_key(key: str, value: bytes) -> str:
 def _producer_ids_key(key: str, value: bytes) -> str:
     if not (value.isdigit() and len(value) <= 19 and int(value) <= PRODUCER_ID_MAX):
         raise InvalidRequest(f"{key}: the value must be a number from 0 to {PRODUCER_ID_MAX}.")
-    return producer_ids.KEY
+    return PRODUCER_IDS_KEY
 
 
 # ── Cluster entries ──────────────────────────────────────────────────────────────────────────
@@ -241,74 +223,57 @@ def _placement_request_key(key: str, value: bytes) -> str:
 
 
 # All prefixes and single keys that are served to other nodes.
+_identities = partial(Rule, "identities")
+_lasting = partial(Rule, is_leased=False)
+_cluster = partial(Rule, CLUSTER, is_leased=False)
+_overwritten = partial(Rule, is_put_blindly=True, is_deleted_blindly=True)
 RULES: Final[Mapping[str, Rule]] = {
-    TOPICS_PREFIX: Rule(Family.TOPICS, _topic_key, TOPICS_MAX),
+    TOPICS_PREFIX: Rule("topics", _topic_key, TOPICS_MAX),
     # Removed down to TOMBSTONES_MAX by sweeps; more may exist meanwhile.
     TOMBS_PREFIX: Rule(
-        Family.TOPICS, _tomb_key, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_blindly=True
+        "topics", _tomb_key, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_blindly=True
     ),
-    identities.TENANTS_PREFIX: Rule(
-        Family.IDENTITIES,
+    identities.TENANTS_PREFIX: _identities(
         lambda _key, value: identities.tenant_key(identities.decode_tenant(value).tenant.account),
         identities.TENANTS_MAX,
     ),
-    identities.USERS_PREFIX: Rule(Family.IDENTITIES, _user_key, identities.USERS_MAX),
-    identities.KEYS_PREFIX: Rule(
-        Family.IDENTITIES,
+    identities.USERS_PREFIX: _identities(_user_key, identities.USERS_MAX),
+    identities.KEYS_PREFIX: _identities(
         lambda _key, value: identities.key_key(identities.decode_key(value).key_id),
         identities.USERS_MAX * identities.KEYS_PER_USER_MAX,
         identities.USERS_PREFIX,
     ),
-    identities.SCRAM_PREFIX: Rule(
-        Family.IDENTITIES,
+    identities.SCRAM_PREFIX: _identities(
         _scram_key,
         identities.USERS_MAX * len(identities.KEY_BYTES_BY_MECHANISM),
         identities.USERS_PREFIX,
     ),
-    DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_key, DATA_KEYS_MAX),
-    producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_key, 1),
-    cluster.FRONTENDS_PREFIX: Rule(Family.FRONTENDS, _frontend_key, cluster.FRONTENDS_MAX),
-    MOVES_PREFIX: Rule(
-        Family.MOVES,
-        lambda _key, value: move_key(_decode_move(value).task_id),
-        MOVES_MAX,
-        is_put_blindly=True,
-        is_deleted_blindly=True,
+    DATA_KEYS_PREFIX: Rule("data keys", _data_key_key, DATA_KEYS_MAX),
+    PRODUCER_IDS_KEY: Rule("producer ids", _producer_ids_key, 1),
+    cluster.FRONTENDS_PREFIX: Rule("frontends", _frontend_key, cluster.FRONTENDS_MAX),
+    MOVES_PREFIX: _overwritten(
+        "moves", lambda _key, value: move_key(_decode_move(value).task_id), MOVES_MAX
     ),
-    CONFIGS_PREFIX: Rule(Family.CONFIGS, _configs_key, RESOURCE_CONFIGS_MAX, is_leased=False),
-    ACLS_PREFIX: Rule(
-        Family.ACLS,
-        lambda key, value: acl_key(account_of(key), decode_acl(value)),
+    CONFIGS_PREFIX: _lasting("configs", _configs_key, RESOURCE_CONFIGS_MAX),
+    acls.ACLS_PREFIX: _lasting(
+        "access rules",
+        lambda key, value: acls.acl_key(acls.account_of(key), acls.decode_acl(value)),
         ACLS_MAX,
-        is_leased=False,
     ),
-    TOKENS_PREFIX: Rule(
-        Family.TOKENS,
-        lambda _key, value: token_key(decode_token(value).token_id),
+    acls.TOKENS_PREFIX: _lasting(
+        "delegation tokens",
+        lambda _key, value: acls.token_key(acls.decode_token(value).token_id),
         TOKENS_MAX,
-        is_leased=False,
     ),
     cluster.NODES_PREFIX: Rule(
-        Family.CLUSTER, _node_entry_key, cluster.NODES_MAX, is_deleted_blindly=True, is_leased=True
+        CLUSTER, _node_entry_key, cluster.NODES_MAX, is_deleted_blindly=True, is_leased=True
     ),
-    cluster.PARTITIONS_PREFIX: Rule(Family.CLUSTER, _row_key, ROWS_MAX, is_leased=False),
-    cluster.MANAGER_KEY: Rule(Family.CLUSTER, _manager_key, 1, is_leased=True),
-    cluster.LEVEL_KEY: Rule(Family.CLUSTER, _level_key, 1, is_leased=False),
-    cluster.DRAINS_PREFIX: Rule(
-        Family.CLUSTER,
-        _drain_key,
-        cluster.NODES_MAX,
-        is_put_blindly=True,
-        is_deleted_blindly=True,
-        is_leased=False,
-    ),
-    cluster.PLACEMENTS_PREFIX: Rule(
-        Family.CLUSTER,
-        _placement_request_key,
-        ROWS_MAX,
-        is_put_blindly=True,
-        is_deleted_blindly=True,
-        is_leased=False,
+    cluster.PARTITIONS_PREFIX: _cluster(_row_key, ROWS_MAX),
+    cluster.MANAGER_KEY: Rule(CLUSTER, _manager_key, 1, is_leased=True),
+    cluster.LEVEL_KEY: _cluster(_level_key, 1),
+    cluster.DRAINS_PREFIX: _overwritten(CLUSTER, _drain_key, cluster.NODES_MAX, is_leased=False),
+    cluster.PLACEMENTS_PREFIX: _overwritten(
+        CLUSTER, _placement_request_key, ROWS_MAX, is_leased=False
     ),
 }
 _WISHES: Final = "/wishes/"  # the only family whose prefixes have two parts
@@ -342,7 +307,13 @@ def check_txn(txn: Txn) -> Sequence[str]:
         raise InvalidRequest("A transaction changes entries of one kind only.")
     compared = {**dict(txn.compare_created), **dict(txn.compare)}
     tombs = _check_puts(txn.puts, compared, is_leased=txn.lease != 0)
-    _check_deletes(txn.deletes, compared, tombs)
+    for key in txn.deletes:
+        prefix = prefix_of(key)
+        rule = RULES[prefix]
+        if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
+            raise InvalidRequest(f"{key}: delete must compare the version and put the tombstone.")
+        if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
+            raise InvalidRequest(f"{key}: a deletion must compare the version.")
     return [key for key, _ in txn.puts if not compared.get(key)]
 
 
@@ -369,16 +340,6 @@ def _check_puts(
         elif not (rule.is_put_blindly or _is_compared(key, rule, compared)):
             raise InvalidRequest(f"{key}: a change must compare the version.")
     return tombs
-
-
-def _check_deletes(deletes: Sequence[str], compared: Mapping[str, int], tombs: set[str]) -> None:
-    for key in deletes:
-        prefix = prefix_of(key)
-        rule = RULES[prefix]
-        if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
-            raise InvalidRequest(f"{key}: delete must compare the version and put the tombstone.")
-        if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
-            raise InvalidRequest(f"{key}: a deletion must compare the version.")
 
 
 def _is_compared(key: str, rule: Rule, compared: Mapping[str, Any]) -> bool:

@@ -1,24 +1,102 @@
-"""A mirror of one prefix of the store that a metadata node keeps for other nodes: raw values, all
-of them or this node's part, and the latest changes of all values.
+"""A mirror of one prefix of the store that a metadata node keeps for other nodes, and the ring by
+which large prefixes are divided among metadata nodes.
 
+A mirror has raw values, all of them or this node's part, and the latest changes of all values.
 Values are kept undecoded, because they are only passed on: this takes a third of the memory and no
 time. The latest changes are complete whatever part is held, so that any node can serve any watch; a
-request for older changes gets Compacted and must list again.
-
-``revision`` is the last one that the watch reported, ``known_revision`` the one that the held
-values reflect: a new read of the store may put them ahead of the watch.
-"""
+request for older changes gets Compacted and must list again. ``revision`` is the last one that the
+watch reported, ``known_revision`` the one that the held values reflect: a new read of the store may
+put them ahead of the watch."""
 
 import asyncio
+import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Final
 
-from penstock.metadata.prefix_watch import PrefixWatch
+import msgspec
+
+from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.serving.calls import Listed
-from penstock.metadata.serving.ring import place_of
 from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store
 from penstock.model.errors import Throttled
 from penstock.model.limits import MIB
+
+VIRTUAL_NODES: Final = 128  # of a member with weight 1
+PLACES_PER_VIRTUAL_NODE: Final = 8
+WEIGHT_MAX: Final = 64.0
+MEMBERS_MAX: Final = 1_024  # some eight million places
+
+_PLACES = struct.Struct(f">{PLACES_PER_VIRTUAL_NODE}Q")
+_PLACE = struct.Struct(">Q")
+
+
+class Member(msgspec.Struct, frozen=True, order=True):
+    node_id: str
+    weight: float = 1.0
+
+
+def place_of(key: str) -> int:
+    """Return the place of a key on the circle."""
+    (place,) = _PLACE.unpack(blake2b(key.encode(), digest_size=_PLACE.size).digest())
+    return int(place)
+
+
+class Ring:
+    """Consistent hashing with virtual nodes; immutable, of at least one member. Pure.
+
+    Keys and members have places on a circle of 2^64. A key belongs to the next member clockwise, so
+    a member that joins or leaves affects about one key in n, and no key moves between two members
+    that stay. A member has many places, so that the gaps even out: 128 virtual nodes of eight
+    places (one hash yields eight). The standard deviation of its part is about one over the square
+    root of their number, 3 %. A member's weight scales its virtual nodes.
+
+    Places depend only on BLAKE2b and ids: every node and every version has the same ring, in any
+    order of members. Changing this moves keys; two nodes that disagree notice it by the
+    ``fingerprint``."""
+
+    __slots__ = ("_owners", "_places", "fingerprint", "members")
+
+    def __init__(self, members: Iterable[Member], *, virtual_nodes: int = VIRTUAL_NODES) -> None:
+        self.members: Sequence[Member] = tuple(sorted(members))
+        ids = [member.node_id for member in self.members]
+        assert 0 < len(ids) <= MEMBERS_MAX, "the ring has no members, or too many"
+        assert len(set(ids)) == len(ids), "a member is in the ring twice"
+        found: list[tuple[int, str]] = []
+        for member in self.members:
+            assert 0.0 < member.weight <= WEIGHT_MAX, "invalid weight of a member"
+            for number in range(max(1, round(virtual_nodes * member.weight))):
+                described = f"{member.node_id}#{number}".encode()
+                digest = blake2b(described, digest_size=_PLACES.size).digest()
+                found += ((place, member.node_id) for place in _PLACES.unpack(digest))
+        found.sort()  # two members at one place: ordered by id, the same on every node
+        self._places = [place for place, _ in found]
+        self._owners = [node_id for _, node_id in found]
+        members_text = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
+        self.fingerprint = blake2b(members_text.encode(), digest_size=8).hexdigest()
+
+    def owner(self, key: str) -> str:
+        return self.owner_at(place_of(key))
+
+    def owner_at(self, place: int) -> str:
+        at = bisect_right(self._places, place)
+        return self._owners[at if at < len(self._owners) else 0]
+
+    def owners(self, key: str, count: int) -> Sequence[str]:
+        """Return the owner and the members after it, each once, at most ``count``."""
+        wanted = min(count, len(self.members))
+        at = bisect_right(self._places, place_of(key))
+        owners = self._owners
+        found: list[str] = []
+        for step in range(len(owners)):
+            if len(found) == wanted:
+                break
+            node_id = owners[(at + step) % len(owners)]
+            if node_id not in found:
+                found.append(node_id)
+        return found
+
 
 HISTORY_CHANGES_MAX = 8_192
 HISTORY_BYTES_MAX = 16 * MIB
@@ -140,8 +218,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes from a revision on that fit one reply, and the next revision to
-        request. Raises Compacted."""
+        """Return changes that fit one reply, and the next revision to request. Raises Compacted."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -171,8 +248,7 @@ class Mirror(PrefixWatch):
     # ── The held part ────────────────────────────────────────────────────────────────────────
 
     async def hold(self, keeps: Keeps | None) -> None:
-        """Hold another part, or everything (None). The old part is served until then. A mirror that
-        holds everything does not read the store for a part."""
+        """Hold another part, or everything (None). The old part is served until then."""
         async with self._loading:
             await self._load(keeps, is_at_hand=self._keeps is None)
 

@@ -4,23 +4,18 @@ It contains the catalog of a node with a store, over ``remote_store``: reading i
 memory; own changes are visible when the call returns, others when the watch reports them.
 
 In addition, memory may be out of date. A topic in memory is served whether the service is reachable
-or not. A missing topic certainly does not exist only if the service was heard from recently;
-otherwise the service must be called, which takes an await: ``resolve`` before ``find``. A ``find``
-without ``resolve`` raises Throttled and starts the call, so that the client's next attempt finds
+or not. A missing topic certainly does not exist only if the service was heard from recently.
+Otherwise a look-up raises Throttled and calls the service, so that the client's next attempt finds
 the result: it never reports that a queue does not exist when it may."""
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.metadata.serving.calls import FIND_ID, FindId
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
-from penstock.metadata.topics.catalog import (
-    Listener,
-    StoredCatalog,
-    topic_key,
-)
+from penstock.metadata.topics.catalog import StoredCatalog, topic_key
 from penstock.model.errors import PenstockError, Throttled, TopicNotFound
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
@@ -45,13 +40,16 @@ class RemoteCatalog:
         self._caller = caller
         self._clock = clock
         self._config = config or RemoteConfig()
-        self._store = RemoteStore(
+        self.store = RemoteStore(  # for other metadata too; closed with the catalog
             caller, clock=clock, config=self._config, on_put=self._was_put, chance=chance
         )
-        self._stored = StoredCatalog(
-            self._store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
+        # The topics in memory, for a broker: it has no partitions of other topics.
+        stored = self.stored = StoredCatalog(
+            self.store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
         )
-        self._find = self._stored.find
+        self._find, self.topics, self.all_topics = stored.find, stored.topics, stored.all_topics
+        self.recently_deleted, self.tombstone = stored.recently_deleted, stored.tombstone
+        self.on_change = stored.on_change
         # Topics that were looked up and do not exist, with the time until which that is assumed:
         self._absent: dict[str, int] = {}  # by key
         self._absent_ids: dict[str, int] = {}
@@ -60,9 +58,9 @@ class RemoteCatalog:
     async def start(self) -> None:
         """Load topics into memory. Raises the errors of the service and of the connection to it."""
         try:
-            await self._stored.start()
+            await self.stored.start()
         except BaseException:
-            await self._stored.stop()
+            await self.stored.stop()
             raise
 
     async def stop(self) -> None:
@@ -71,36 +69,19 @@ class RemoteCatalog:
             task.cancel()
         if lookups:
             await asyncio.wait(lookups)
-        await self._store.close()
-        await self._stored.stop()
-
-    @property
-    def store(self) -> RemoteStore:
-        """The store, for other metadata. Closed with the catalog."""
-        return self._store
-
-    @property
-    def stored(self) -> StoredCatalog:
-        """The topics in memory, for a broker: it has no partitions of other topics."""
-        return self._stored
-
-    @property
-    def staleness_ms(self) -> int:
-        """The time for which memory may have missed changes; normally about one watch period."""
-        return self._store.staleness_ms
+        await self.store.close()
+        await self.stored.stop()
 
     @property
     def trouble(self) -> str | None:
         """Why memory may be out of date (for the health endpoint), or None."""
-        if self._stored.trouble is not None:
-            return self._stored.trouble
-        staleness_ms = self._store.staleness_ms
+        if self.stored.trouble is not None:
+            return self.stored.trouble
+        staleness_ms = self.store.staleness_ms
         if staleness_ms <= self._config.stale_ms_max:
             return None
-        reason = self._store.trouble or "the store does not reply"
+        reason = self.store.trouble or "the store does not reply"
         return f"no reply from the metadata service for {staleness_ms // 1_000} s: {reason}"
-
-    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)
@@ -109,7 +90,7 @@ class RemoteCatalog:
         return topic
 
     def find_arn(self, arn: str) -> Topic | None:
-        topic = self._stored.find_arn(arn)
+        topic = self.stored.find_arn(arn)
         if topic is None and not self._is_up_to_date:
             parts = arn.split(":", 5)
             if len(parts) == 6:
@@ -117,56 +98,15 @@ class RemoteCatalog:
         return topic
 
     def find_id(self, topic_id: str) -> Topic | None:
-        topic = self._stored.find_id(topic_id)
-        if (
-            topic is None
-            and not self._is_up_to_date
-            and not self._is_absent(self._absent_ids, topic_id)
-        ):
+        topic = self.stored.find_id(topic_id)
+        is_known = topic is not None or self._is_up_to_date
+        if not is_known and not self._is_absent(self._absent_ids, topic_id):
             self._start_id(topic_id)
             raise Throttled("The topic is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
         return topic
 
-    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        return self._stored.topics(account, region, prefix)
-
-    def all_topics(self) -> Sequence[Topic]:
-        return self._stored.all_topics()
-
-    def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
-        return self._stored.recently_deleted(account, region, name, now_ms=now_ms)
-
-    def tombstone(self, topic_id: str) -> Topic | None:
-        return self._stored.tombstone(topic_id)
-
-    def on_change(self, listener: Listener) -> None:
-        self._stored.on_change(listener)
-
-    # ── Reading: calls for topics that are not in memory ─────────────────────────────────────
-
-    async def resolve(self, account: str, region: str, name: str) -> Topic | None:
-        """Like ``find``, but call the service if the topic is not in memory: one call for all
-        callers, and none for a while if the topic does not exist. Raises Unreachable or another
-        Overloaded if there is no reply."""
-        topic = self._find(account, region, name)
-        if topic is not None or "/" in name:
-            return topic
-        key = topic_key(account, region, name)
-        if self._is_absent(self._absent, key):
-            return None
-        # A cancelled caller does not cancel the lookup for the others.
-        return await asyncio.shield(self._start(key, account, region, name))
-
-    async def resolve_id(self, topic_id: str) -> Topic | None:
-        topic = self._stored.find_id(topic_id)
-        if topic is not None or self._is_absent(self._absent_ids, topic_id):
-            return topic
-        return await asyncio.shield(self._start_id(topic_id))
-
-    # ── Changing: the service first ──────────────────────────────────────────────────────────
-
     async def create(self, topic: Topic) -> Topic:
-        created = await self._stored.create(topic)
+        created = await self.stored.create(topic)
         self._absent.pop(topic_key(topic.account, topic.region, topic.name), None)
         self._absent_ids.pop(topic.topic_id, None)
         return created
@@ -175,23 +115,21 @@ class RemoteCatalog:
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
         self._doubt_missing(account, region, name)
-        return await self._stored.change(account, region, name, change)
+        return await self.stored.change(account, region, name, change)
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
         self._doubt_missing(account, region, name)
-        return await self._stored.delete(account, region, name, now_ms=now_ms)
+        return await self.stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
         """Make the next get of a missing topic read the store: the topic may just have been created
         through another frontend, and the metadata nodes may not know it yet."""
         if self._find(account, region, name) is None:
-            self._store.doubt(topic_key(account, region, name))
-
-    # ── Topics that are not in memory ────────────────────────────────────────────────────────
+            self.store.doubt(topic_key(account, region, name))
 
     @property
     def _is_up_to_date(self) -> bool:
-        return self._store.staleness_ms <= self._config.stale_ms_max
+        return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
         """Return if the topic certainly does not exist. Raises Throttled otherwise."""
@@ -200,7 +138,7 @@ class RemoteCatalog:
         key = topic_key(account, region, name)
         if self._is_absent(self._absent, key):
             return
-        if self._store.trouble is not None:
+        if self.store.trouble is not None:
             raise Throttled(f"{name} cannot be looked up: metadata store not reachable; retry.")
         self._start(key, account, region, name)
         raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
@@ -230,7 +168,7 @@ class RemoteCatalog:
         async def look() -> Topic | None:
             try:
                 # A change that changes nothing: it reads a topic into memory.
-                return await self._stored.change(account, region, name, _unchanged)
+                return await self.stored.change(account, region, name, _unchanged)
             except TopicNotFound:
                 self._note_absent(self._absent, key)
                 return None
@@ -245,7 +183,7 @@ class RemoteCatalog:
             if got.entry is not None:
                 _, _, account, region, name = got.entry.key.split("/", 4)
                 try:
-                    topic = await self._stored.change(account, region, name, _unchanged)
+                    topic = await self.stored.change(account, region, name, _unchanged)
                 except TopicNotFound:
                     topic = None
                 if topic is not None and topic.topic_id == topic_id:

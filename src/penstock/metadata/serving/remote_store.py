@@ -1,13 +1,11 @@
 """A ``store.Store`` over calls to the metadata role, for a node without a store.
 
-Callers need not handle lost connections or outages of the service: the watch continues where it
-was when the service is back, and reports meanwhile since when it has heard nothing. Only a gap in
-the history makes the catalog list again. After a short outage all other calls are refused at once:
-the watches retry often enough, and callers need not wait for a timeout.
+After an outage of the service the watch continues where it was, and reports meanwhile since when it
+has heard nothing; only a gap in the history makes the catalog list again. After a short outage all
+other calls are refused at once: callers need not wait for a timeout.
 
 Replies and watched changes are not ordered: a change may overtake the reply to a get. Such a get is
-repeated; otherwise the catalog would keep a deleted entry forever.
-"""
+repeated; otherwise the catalog would keep a deleted entry forever."""
 
 import asyncio
 import logging
@@ -15,34 +13,8 @@ import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.metadata.serving.calls import (
-    GET,
-    GRANT,
-    KEEP_ALIVE,
-    LIST,
-    REVOKE,
-    TXN,
-    WATCH,
-    Get,
-    Grant,
-    KeepAlive,
-    ListPage,
-    Revoke,
-    Txn,
-    Watch,
-)
-from penstock.metadata.store import (
-    Change,
-    ChangeKind,
-    Compacted,
-    Entry,
-    Store,
-    StoreOutcomeUnknown,
-    StoreUnreachable,
-    StoreUnusable,
-    check_changes,
-    check_ttl,
-)
+from penstock.metadata import store
+from penstock.metadata.serving import calls
 from penstock.metadata.topics.catalog import TOMBS_PREFIX, TOPICS_PREFIX
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
@@ -70,17 +42,15 @@ class RemoteConfig:
     lookups_max: int = 1_024  # topics looked up at once
 
 
+@dataclass(slots=True)
 class _Lookup:
     """Gets of one key that are in progress."""
 
-    __slots__ = ("count", "version")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.version = 0  # of the newest change reported meanwhile
+    count: int = 0
+    version: int = 0  # of the newest change reported meanwhile
 
 
-class RemoteStore(Store):
+class RemoteStore(store.Store):
     """A store of the keys that are served to other nodes."""
 
     def __init__(
@@ -120,41 +90,41 @@ class RemoteStore(Store):
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> store.Entry | None:
         self._check_there()
         lookup = self._lookups.setdefault(key, _Lookup())
         lookup.count += 1
+        # Users, keys and the like are read when they have just been created or changed, perhaps
+        # through another node; that is rare, and must be correct.
+        is_always = self._config.is_relay or not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX))
         try:
-            return await self._get(key, lookup)
+            for _ in range(GETS_MAX):
+                # A doubted key stays marked until there is a reply.
+                is_fresh = is_always or key in self._doubted or lookup.version > 0
+                passed = self._passed.get(_prefix(key), 0)
+                request = calls.Get(key, min_revision=passed, is_fresh=is_fresh)
+                got = await self._caller.call(calls.GET, request, timeout_ms=self._config.call_ms)
+                self._doubted.discard(key)
+                if got.revision >= lookup.version:
+                    return got.entry
+            raise Throttled(f"{key} is being changed by another request; retry.")
         finally:
             lookup.count -= 1
             if lookup.count == 0:
                 del self._lookups[key]
 
-    async def _get(self, key: str, lookup: _Lookup) -> Entry | None:
-        # Users, keys and the like are read when they have just been created or changed, perhaps
-        # through another node; that is rare, and must be correct.
-        is_always = self._config.is_relay or not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX))
-        for _ in range(GETS_MAX):
-            # A doubted key stays marked until there is a reply.
-            is_fresh = is_always or key in self._doubted or lookup.version > 0
-            request = Get(key, min_revision=self._passed.get(_prefix(key), 0), is_fresh=is_fresh)
-            got = await self._caller.call(GET, request, timeout_ms=self._config.call_ms)
-            self._doubted.discard(key)
-            if got.revision >= lookup.version:
-                return got.entry
-        raise Throttled(f"{key} is being changed by another request; retry.")
-
-    async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
+    async def list(
+        self, prefix: str, *, min_revision: int = 0
+    ) -> tuple[Sequence[store.Entry], int]:
         wanted_revision = max(min_revision, self._passed.get(prefix, 0))
-        found: list[Entry] = []
+        found: list[store.Entry] = []
         after, revision = "", -1
         while True:
-            request = ListPage(prefix, after, min_revision=wanted_revision)
-            page = await self._caller.call(LIST, request, timeout_ms=self._config.call_ms)
+            request = calls.ListPage(prefix, after, min_revision=wanted_revision)
+            page = await self._caller.call(calls.LIST, request, timeout_ms=self._config.call_ms)
             revision = page.revision if revision < 0 else revision
             if revision < min_revision:
-                raise StoreUnusable(
+                raise store.StoreUnusable(
                     f"The metadata is at revision {revision}, but {min_revision} was seen"
                     " before: it was restored from an older state."
                 )
@@ -162,7 +132,9 @@ class RemoteStore(Store):
             if page.is_end:
                 break
             if not page.entries:
-                raise StoreUnusable("A page of the catalog is empty although it is not the last.")
+                raise store.StoreUnusable(
+                    "A page of the catalog is empty although it is not the last."
+                )
             after = page.entries[-1].key
         self._passed[prefix] = max(revision, self._passed.get(prefix, 0))
         self._heard(prefix)
@@ -173,66 +145,61 @@ class RemoteStore(Store):
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted.add(key)
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
-    async def txn(
-        self,
-        *,
-        compare: Sequence[tuple[str, int]] = (),
-        compare_created: Sequence[tuple[str, int]] = (),
-        puts: Sequence[tuple[str, bytes]] = (),
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-    ) -> int:
-        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
+    async def commit(self, txn: store.Txn) -> int:
+        store.check_changes(txn)
         self._check_there()
-        request = Txn(compare, puts, deletes, compare_created, lease)
         try:
-            written = await self._caller.call(TXN, request, timeout_ms=self._config.call_ms)
+            written = await self._caller.call(calls.TXN, txn, timeout_ms=self._config.call_ms)
         except VersionConflict:
-            for key, _ in (*compare, *compare_created):
+            for key, _ in (*txn.compare, *txn.compare_created):
                 self.doubt(key)
             raise
         except DeadlineExceeded as error:
-            raise StoreOutcomeUnknown(str(error)) from error
+            raise store.StoreOutcomeUnknown(str(error)) from error
         return written.revision
 
     async def grant(self, ttl_ms: int) -> int:
-        check_ttl(ttl_ms)
+        store.check_ttl(ttl_ms)
         self._check_there()
-        granted = await self._caller.call(GRANT, Grant(ttl_ms), timeout_ms=self._config.call_ms)
+        granted = await self._caller.call(
+            calls.GRANT, calls.Grant(ttl_ms), timeout_ms=self._config.call_ms
+        )
         return granted.lease
 
     async def keep_alive(self, lease: int) -> int:
         # Sent even if the service seems unreachable: it is rare, and the lease depends on it.
         kept = await self._caller.call(
-            KEEP_ALIVE, KeepAlive(lease), timeout_ms=self._config.call_ms
+            calls.KEEP_ALIVE, calls.OfLease(lease), timeout_ms=self._config.call_ms
         )
         return kept.left_ms
 
     async def revoke(self, lease: int) -> None:
         """Revoke a lease. Lists may contain its entries until the watch has reported their end."""
         self._check_there()
-        await self._caller.call(REVOKE, Revoke(lease), timeout_ms=self._config.call_ms)
+        await self._caller.call(calls.REVOKE, calls.OfLease(lease), timeout_ms=self._config.call_ms)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────
 
     async def watch(
         self, prefix: str, *, from_revision: int
-    ) -> AsyncGenerator[Sequence[Change], None]:
+    ) -> AsyncGenerator[Sequence[store.Change], None]:
         retry_seconds = RETRY_SECONDS_MIN
         watch_ms = self._config.watch_ms
         while not self._is_closed:
             try:
                 watched = await self._caller.call(
-                    WATCH,
-                    Watch(prefix, from_revision, watch_ms),
+                    calls.WATCH,
+                    calls.Watch(prefix, from_revision, watch_ms),
                     timeout_ms=watch_ms + self._config.call_ms,
                 )
-            except Compacted:
+            except store.Compacted:
                 raise
             except PenstockError as error:
-                self._missed(prefix, error)
+                if self.trouble is None:
+                    self._away_since_ms = self._clock.mono_ms()
+                    extra = {"prefix": prefix, "reason": str(error)}
+                    log.warning("metadata service lost", extra=extra)
+                self.trouble = str(error)
                 await asyncio.sleep(retry_seconds * (0.5 + self._chance() / 2))
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
                 continue
@@ -244,7 +211,7 @@ class RemoteStore(Store):
                 lookup = self._lookups.get(change.key)
                 if lookup is not None:
                     lookup.version = change.version
-                if prefix == TOPICS_PREFIX and change.kind is ChangeKind.PUT:
+                if prefix == TOPICS_PREFIX and change.kind is store.ChangeKind.PUT:
                     self._on_put(change.key)
             if watched.changes:
                 yield watched.changes
@@ -260,16 +227,10 @@ class RemoteStore(Store):
             for listener in self._on_back:
                 listener()
 
-    def _missed(self, prefix: str, error: PenstockError) -> None:
-        if self.trouble is None:
-            self._away_since_ms = self._clock.mono_ms()
-            log.warning("metadata service lost", extra={"prefix": prefix, "reason": str(error)})
-        self.trouble = str(error)
-
     def _check_there(self) -> None:
         since_ms = self._away_since_ms
         if since_ms is not None and self._clock.mono_ms() - since_ms >= self._config.away_ms:
-            raise StoreUnreachable(f"The metadata service is unreachable: {self.trouble}")
+            raise store.StoreUnreachable(f"The metadata service is unreachable: {self.trouble}")
 
     async def close(self) -> None:
         self._is_closed = True

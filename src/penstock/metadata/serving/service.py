@@ -2,19 +2,16 @@
 their changes on to the store.
 
 There are many topics; all other entries are always held completely. While topics are few, every
-metadata node holds all of them and can reply to any request. Above a bound a node holds its part of
-the ring, and a limited number of other entries that were requested; a request for an entry of
-another node is forwarded to its owner once. The store is always authoritative: if the owner is not
-reachable, or two nodes see different members, the node that got the request reads the store. So the
-distribution affects memory but never correctness, and each node determines its part alone.
+metadata node holds all of them. Above a bound a node holds its part of the ring, and a limited
+number of other entries that were requested; a request for an entry of another node is forwarded to
+its owner once. If the owner is not reachable, or two nodes see different members, the node that got
+the request reads the store. So the distribution affects memory but never correctness, and each node
+determines its part alone.
 
 Any node writes directly to the store, by compare-and-swap; the rules checked here apply to every
-write. Any node serves watches, because each receives every change.
-
-The store may itself be another metadata node (``remote_store``): then this node is a mirror that
-replies from memory and passes changes on. Every reply to a watch states for how long it has heard
-nothing from there. The members, and how to call them, are provided by the caller.
-"""
+write. Any node serves watches, because each receives every change. The store may itself be another
+metadata node (``remote_store``): then this node is a mirror that replies from memory and passes
+changes on; every reply to a watch states for how long it has heard nothing from there."""
 
 import asyncio
 import logging
@@ -26,50 +23,20 @@ from typing import Any
 import msgspec
 
 from penstock.metadata.cluster_entries import MANAGER_KEY
-from penstock.metadata.serving.calls import (
-    FIND_ID,
-    GET,
-    GRANT,
-    KEEP_ALIVE,
-    LIST,
-    REVOKE,
-    TXN,
-    WATCH,
-    FindId,
-    Get,
-    Got,
-    Grant,
-    Granted,
-    KeepAlive,
-    KeptAlive,
-    Listed,
-    ListPage,
-    Misdirected,
-    Revoke,
-    Txn,
-    Watch,
-    Watched,
-    Written,
-)
-from penstock.metadata.serving.entry_rules import RULES, Family, check_txn, prefix_of, topic_id_of
+from penstock.metadata.serving import calls
+from penstock.metadata.serving.entry_rules import CLUSTER, RULES, check_txn, prefix_of, topic_id_of
 from penstock.metadata.serving.mirror import (
     HISTORY_CHANGES_MAX,
-    Keeps,
+    Member,
     Mirror,
+    Ring,
     merge_pages,
+    place_of,
     take_page,
 )
-from penstock.metadata.serving.ring import Member, Ring, place_of
-from penstock.metadata.store import Change, Entry, Store
+from penstock.metadata.store import Change, Entry, Store, Txn
 from penstock.metadata.topics.catalog import TOPICS_MAX, TOPICS_PREFIX
-from penstock.model.errors import (
-    Draining,
-    InvalidRequest,
-    Overloaded,
-    PenstockError,
-    QuotaExceeded,
-    Throttled,
-)
+from penstock.model import errors
 from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Nothing, Q, R
 
 PAGE_ENTRIES_MAX = 2_000
@@ -155,8 +122,7 @@ class MetadataService:
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
 
     async def stop(self) -> None:
-        """Reply to pending watches, so that the listener can drain. Later requests are refused,
-        because memory no longer follows the store."""
+        """Reply to pending watches, so that the listener can drain; refuse later requests."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -166,14 +132,14 @@ class MetadataService:
             await mirror.stop()
 
     def register(self, answers: CallHandlers) -> None:
-        answers.add(GET, self._get)
-        answers.add(LIST, self._list)
-        answers.add(FIND_ID, self._find_id)
-        answers.add(TXN, self._txn)
-        answers.add(WATCH, self._watch)
-        answers.add(GRANT, self._grant)
-        answers.add(KEEP_ALIVE, self._keep_alive)
-        answers.add(REVOKE, self._revoke)
+        answers.add(calls.GET, self._get)
+        answers.add(calls.LIST, self._list)
+        answers.add(calls.FIND_ID, self._find_id)
+        answers.add(calls.TXN, self._txn)
+        answers.add(calls.WATCH, self._watch)
+        answers.add(calls.GRANT, self._grant)
+        answers.add(calls.KEEP_ALIVE, self._keep_alive)
+        answers.add(calls.REVOKE, self._revoke)
 
     @property
     def trouble(self) -> str | None:
@@ -192,8 +158,7 @@ class MetadataService:
     # ── Members ──────────────────────────────────────────────────────────────────────────────
 
     def members_changed(self) -> None:
-        """Update the ring after a member joined or left. Requests that need the ring call this
-        too."""
+        """Update the ring. Called after a change, and by requests that need the ring."""
         members = tuple(sorted(self._members())) or (Member(self._node_id),)
         if members != self._ring_members:
             self._ring_members = members
@@ -207,7 +172,7 @@ class MetadataService:
             self._unsettled.clear()
             try:
                 await self._settle()
-            except PenstockError as error:
+            except errors.PenstockError as error:
                 log.warning("loading metadata entries failed", extra={"reason": str(error)})
                 loop.call_later(SETTLE_RETRY_SECONDS, self._unsettled.set)
 
@@ -220,7 +185,8 @@ class MetadataService:
             await topics.hold(None)
             self._held_ring = None
         else:
-            await topics.hold(self._part_of(ring))
+            own = self._node_id
+            await topics.hold(lambda place: ring.owner_at(place) == own)
             self._held_ring = ring.fingerprint
         log.info(
             "metadata entries loaded",
@@ -230,10 +196,6 @@ class MetadataService:
                 "members": len(ring.members),
             },
         )
-
-    def _part_of(self, ring: Ring) -> Keeps:
-        owner_at, own = ring.owner_at, self._node_id
-        return lambda place: owner_at(place) == own
 
     def _changed(self, change: Change) -> None:
         self._read_through.pop(change.key, None)
@@ -249,7 +211,9 @@ class MetadataService:
 
     # ── One entry ────────────────────────────────────────────────────────────────────────────
 
-    def _get(self, request: Get, asked: CallerInfo) -> Got | Coroutine[Any, Any, Got]:
+    def _get(
+        self, request: calls.Get, asked: CallerInfo
+    ) -> calls.Got | Coroutine[Any, Any, calls.Got]:
         mirror, key = self._mirror_of(request.key), request.key
         revision = mirror.known_revision
         if request.is_fresh or revision < request.min_revision:
@@ -258,32 +222,32 @@ class MetadataService:
             entry = mirror.get(key)
             if entry is None and self._store_stale_ms() > self._config.stale_ms_max:
                 return self._read_store(request)  # perhaps created since: only the store can tell
-            return Got(entry, revision)
+            return calls.Got(entry, revision)
         remembered = self._read_through.get(key)
         if remembered is not None:
             self._read_through.move_to_end(key)
-            return Got(remembered, revision)
+            return calls.Got(remembered, revision)
         self.members_changed()
         owner = self.ring.owner_at(place_of(key))
         if owner == self._node_id:
             return self._read_store(request)  # the entry has just become this node's
         if request.is_forwarded:
-            raise Misdirected(f"Node {self._node_id} does not hold {key}.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold {key}.")
         return self._ask_owner(owner, request, asked)
 
-    async def _read_store(self, request: Get) -> Got:
+    async def _read_store(self, request: calls.Get) -> calls.Got:
         # The store had at least this revision before the read.
         revision = max(self._mirror_of(request.key).known_revision, request.min_revision)
         entry = await self._store.get(request.key)
-        return Got(entry, revision if entry is None else max(revision, entry.version))
+        return calls.Got(entry, revision if entry is None else max(revision, entry.version))
 
-    async def _ask_owner(self, owner: str, request: Get, asked: CallerInfo) -> Got:
+    async def _ask_owner(self, owner: str, request: calls.Get, asked: CallerInfo) -> calls.Got:
         self.forwarded_count += 1
         forwarded = msgspec.structs.replace(request, is_forwarded=True)
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
         try:
-            got = await self._peer(owner).call(GET, forwarded, timeout_ms=timeout_ms)
-        except PenstockError as error:
+            got = await self._peer(owner).call(calls.GET, forwarded, timeout_ms=timeout_ms)
+        except errors.PenstockError as error:
             # Not reachable, overloaded, or using another ring: read the store.
             self._fell_back("get", error)
             got = await self._read_store(request)
@@ -294,36 +258,40 @@ class MetadataService:
                 self._read_through.popitem(last=False)
         return got
 
-    def _find_id(self, request: FindId, asked: CallerInfo) -> Got | Coroutine[Any, Any, Got]:
+    def _find_id(
+        self, request: calls.FindId, asked: CallerInfo
+    ) -> calls.Got | Coroutine[Any, Any, calls.Got]:
         topics = self._mirror_of(TOPICS_PREFIX)
         entry = topics.find_label(request.topic_id)
         if entry is not None or topics.is_whole or request.ring == self._held_ring:
-            return Got(entry, topics.known_revision)
+            return calls.Got(entry, topics.known_revision)
         if request.ring:
-            raise Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
         return self._ask_all(request, asked)
 
-    async def _ask_all(self, request: FindId, asked: CallerInfo) -> Got:
+    async def _ask_all(self, request: calls.FindId, asked: CallerInfo) -> calls.Got:
         """Ask all members for their part, because an id does not determine a place on the ring."""
         self.members_changed()
         revision = self.topics.known_revision
-        forwarded = FindId(request.topic_id, ring=self.ring.fingerprint)
-        answers, failure = await self._of_others(FIND_ID, forwarded, asked)
+        forwarded = calls.FindId(request.topic_id, ring=self.ring.fingerprint)
+        answers, failure = await self._of_others(calls.FIND_ID, forwarded, asked)
         for answer in answers:
             if answer.entry is not None:
                 return answer
         if failure is not None:
             # The member that failed may hold the topic.
-            raise Overloaded("Not every metadata node replied; retry.") from failure
-        return Got(None, revision)
+            raise errors.Overloaded("Not every metadata node replied; retry.") from failure
+        return calls.Got(None, revision)
 
     async def _of_others(
         self, call: Call[Q, R], request: Q, asked: CallerInfo
-    ) -> tuple[Sequence[R], PenstockError | None]:
+    ) -> tuple[Sequence[R], errors.PenstockError | None]:
         """Return the replies of the other members, and one of the errors."""
         self.forwarded_count += 1
         if self._held_ring != self.ring.fingerprint:
-            return (), Misdirected(f"Node {self._node_id} is loading another part of the ring.")
+            return (), calls.Misdirected(
+                f"Node {self._node_id} is loading another part of the ring."
+            )
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
         others = [one.node_id for one in self.ring.members if one.node_id != self._node_id]
 
@@ -332,9 +300,9 @@ class MetadataService:
 
         answers = await asyncio.gather(*map(ask, others), return_exceptions=True)
         found: list[R] = []
-        failure: PenstockError | None = None
+        failure: errors.PenstockError | None = None
         for answer in answers:
-            if isinstance(answer, PenstockError):
+            if isinstance(answer, errors.PenstockError):
                 failure = answer
             elif isinstance(answer, BaseException):
                 raise answer
@@ -344,24 +312,28 @@ class MetadataService:
 
     # ── Pages ────────────────────────────────────────────────────────────────────────────────
 
-    def _list(self, request: ListPage, asked: CallerInfo) -> Listed | Coroutine[Any, Any, Listed]:
+    def _list(
+        self, request: calls.ListPage, asked: CallerInfo
+    ) -> calls.Listed | Coroutine[Any, Any, calls.Listed]:
         mirror = self._mirror_of(request.prefix)
-        if RULES[mirror.prefix].family is Family.CLUSTER and not request.after:
+        if RULES[mirror.prefix].family == CLUSTER and not request.after:
             return self._list_as_of_now(mirror, request)
         if mirror.known_revision < request.min_revision:
             return self._list_later(mirror, request, asked)
         if mirror.is_whole or (request.ring and request.ring == self._held_ring):
             return self._page(mirror, request)
         if request.ring:
-            raise Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
         return self._gather(request, asked)
 
-    async def _list_later(self, mirror: Mirror, request: ListPage, asked: CallerInfo) -> Listed:
+    async def _list_later(
+        self, mirror: Mirror, request: calls.ListPage, asked: CallerInfo
+    ) -> calls.Listed:
         await mirror.catch_up(request.min_revision, seconds=CATCH_UP_SECONDS)
         listed = self._list(msgspec.structs.replace(request, min_revision=0), asked)
-        return listed if isinstance(listed, Listed) else await listed
+        return listed if isinstance(listed, calls.Listed) else await listed
 
-    async def _list_as_of_now(self, mirror: Mirror, request: ListPage) -> Listed:
+    async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
         """Return a page that is as new as the store. A node acts only on rows that are not older
         than its registration, an entry of another prefix: only the store can confirm that rows in
         memory are new enough. Later pages are never older than the first."""
@@ -369,16 +341,16 @@ class MetadataService:
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)
 
-    def _page(self, mirror: Mirror, request: ListPage) -> Listed:
+    def _page(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
         entries, is_end = mirror.page(
             request.prefix,
             after=request.after,
             count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
             bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
         )
-        return Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
+        return calls.Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
-    async def _gather(self, request: ListPage, asked: CallerInfo) -> Listed:
+    async def _gather(self, request: calls.ListPage, asked: CallerInfo) -> calls.Listed:
         """Merge one page from the parts of all members."""
         self.members_changed()
         ring, topics = self.ring, self.topics
@@ -387,20 +359,22 @@ class MetadataService:
             ring=ring.fingerprint,
             bytes_max=min(request.bytes_max, PAGE_BYTES_MAX) // len(ring.members),
         )
-        pages, failure = await self._of_others(LIST, part, asked)
+        pages, failure = await self._of_others(calls.LIST, part, asked)
         if failure is not None:
             return await self._list_store(request, failure)
         if self._held_ring != ring.fingerprint:
             # The held part has changed since the members were called.
-            moved = Misdirected(f"Node {self._node_id} now holds another part of the ring.")
+            moved = calls.Misdirected(f"Node {self._node_id} now holds another part of the ring.")
             return await self._list_store(request, moved)
         return merge_pages([self._page(topics, part), *pages], entry_count=topics.entry_count)
 
-    async def _list_store(self, request: ListPage, error: PenstockError) -> Listed:
+    async def _list_store(
+        self, request: calls.ListPage, error: errors.PenstockError
+    ) -> calls.Listed:
         """Read the topics of one account from the store. Not all topics: they are requested page by
         page, and each page would read everything."""
         if request.prefix == TOPICS_PREFIX:
-            raise Overloaded("Not every metadata node replied; retry.") from error
+            raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)
         entries, revision = await self._store.list(request.prefix)
         page, is_end = take_page(
@@ -409,61 +383,55 @@ class MetadataService:
             count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
             bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
         )
-        return Listed(page, is_end, revision, self.topics.entry_count)
+        return calls.Listed(page, is_end, revision, self.topics.entry_count)
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────
 
-    async def _txn(self, request: Txn, _caller: CallerInfo) -> Written:
+    async def _txn(self, request: Txn, _caller: CallerInfo) -> calls.Written:
         for key in check_txn(request):
-            self._check_room(key)
+            mirror = self._mirror_of(key)
+            if mirror.get(key) is not None:
+                continue  # not new, or its version is compared
+            most, what = RULES[mirror.prefix].entries_max, mirror.prefix.strip("/")
+            if mirror is self.topics:
+                most, what = self._config.topics_max, "queues"
+            if mirror.entry_count >= most:
+                raise errors.QuotaExceeded(f"Limit reached: {most} {what} in the catalog.")
         # Keys whose delete will be a change, as far as this node knows.
         known = {**dict(request.compare_created), **dict(request.compare)}
         gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]
-        revision = await self._store.txn(
-            compare=request.compare,
-            compare_created=request.compare_created,
-            puts=request.puts,
-            deletes=request.deletes,
-            lease=request.lease,
-        )
+        revision = await self._store.commit(request)
         # Wait for the watch before replying: later requests to this node see the change.
         for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
             await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
-        return Written(revision)
+        return calls.Written(revision)
 
-    async def _grant(self, request: Grant, _caller: CallerInfo) -> Granted:
-        return Granted(await self._store.grant(request.ttl_ms))
+    async def _grant(self, request: calls.Grant, _caller: CallerInfo) -> calls.OfLease:
+        return calls.OfLease(await self._store.grant(request.ttl_ms))
 
-    async def _keep_alive(self, request: KeepAlive, _caller: CallerInfo) -> KeptAlive:
-        return KeptAlive(await self._store.keep_alive(request.lease))
+    async def _keep_alive(self, request: calls.OfLease, _caller: CallerInfo) -> calls.KeptAlive:
+        return calls.KeptAlive(await self._store.keep_alive(request.lease))
 
-    async def _revoke(self, request: Revoke, _caller: CallerInfo) -> Nothing:
+    async def _revoke(self, request: calls.OfLease, _caller: CallerInfo) -> Nothing:
         await self._store.revoke(request.lease)
         return Nothing()
 
-    def _check_room(self, key: str) -> None:
-        mirror = self._mirror_of(key)
-        if mirror.get(key) is not None:
-            return  # not new, or its version is compared
-        if mirror is self.topics:
-            most, what = self._config.topics_max, "queues"
-        else:
-            most, what = RULES[mirror.prefix].entries_max, mirror.prefix.strip("/")
-        if mirror.entry_count >= most:
-            raise QuotaExceeded(f"Limit reached: {most} {what} in the catalog.")
-
-    def _watch(self, request: Watch, asked: CallerInfo) -> Watched | Coroutine[Any, Any, Watched]:
+    def _watch(
+        self, request: calls.Watch, asked: CallerInfo
+    ) -> calls.Watched | Coroutine[Any, Any, calls.Watched]:
         mirror = self._mirror_of(request.prefix)
         if request.prefix != mirror.prefix:
-            raise InvalidRequest("Only whole prefixes can be watched.")
+            raise errors.InvalidRequest("Only whole prefixes can be watched.")
         if request.from_revision <= mirror.revision or request.wait_ms <= 0:
             return self._watched(mirror, request.from_revision)
         mirror.changes(request.from_revision)  # raises Compacted
         return self._watch_later(mirror, request, asked)
 
-    async def _watch_later(self, mirror: Mirror, request: Watch, asked: CallerInfo) -> Watched:
+    async def _watch_later(
+        self, mirror: Mirror, request: calls.Watch, asked: CallerInfo
+    ) -> calls.Watched:
         if self.watcher_count >= self._config.watchers_max:
-            raise Throttled("Too many watches on this node; retry.")
+            raise errors.Throttled("Too many watches on this node; retry.")
         self.watcher_count += 1
         try:
             # A little before the caller's timeout: a reply without changes is useful too.
@@ -473,19 +441,19 @@ class MetadataService:
             self.watcher_count -= 1
         return self._watched(mirror, request.from_revision)
 
-    def _watched(self, mirror: Mirror, from_revision: int) -> Watched:
+    def _watched(self, mirror: Mirror, from_revision: int) -> calls.Watched:
         changes, next_revision = mirror.changes(from_revision)
         stale_ms = self._store_stale_ms()
         if mirror.trouble is not None:
             now = asyncio.get_running_loop().time()
             stale_ms = max(stale_ms, int((now - mirror.troubled_at) * 1_000))
-        return Watched(changes, next_revision, mirror.entry_count, stale_ms)
+        return calls.Watched(changes, next_revision, mirror.entry_count, stale_ms)
 
     def _mirror_of(self, key: str) -> Mirror:
         if self._is_stopped:
-            raise Draining("The metadata service is stopping.")
+            raise errors.Draining("The metadata service is stopping.")
         return self._mirrors[prefix_of(key)]
 
-    def _fell_back(self, what: str, error: PenstockError) -> None:
+    def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
         log.debug("metadata read from the store", extra={"call": what, "reason": str(error)})

@@ -1,34 +1,29 @@
-"""The ``model.ports.Catalog`` of this node: topics by name, id and ARN, all in memory.
-
-Keys in the store:
+"""The ``model.ports.Catalog`` of this node: topics by name, id and ARN, all in memory; and what
+belongs to their data: tasks that move dead letters back, and producer ids. Keys in the store:
 
     /topics/{account}/{region}/{name}   the topic as JSON
     /tombs/{topic_id}                   the same with ``deleted_at_ms``: its data may be removed
+    /moves/{task_id}                    a task; the newest hundred of each source
 
 A delete removes the topic and writes the tombstone in one transaction. A broker removes data only
 because of a tombstone, never because a topic is missing: a catalog that lags or was restored from a
 backup must not cause data loss. A tombstone is removed when its data is gone and it is old enough;
-``sweep`` is called by the code that knows the clock and the disk.
-"""
+``sweep`` is called by the code that knows the clock and the disk."""
 
+import asyncio
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
 
 from penstock.metadata.cache import TRIES_MAX, Cache
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
-from penstock.model.errors import (
-    QuotaExceeded,
-    Throttled,
-    TopicExists,
-    TopicNotFound,
-    VersionConflict,
-)
+from penstock.model import errors
 from penstock.model.limits import DELETED_NAME_MS
-from penstock.model.topic import Topic
+from penstock.model.ports import Catalog, Clock, MoveTask
+from penstock.model.topic import Kind, Topic
 
 TOPICS_PREFIX = "/topics/"
 TOMBS_PREFIX = "/tombs/"
@@ -37,12 +32,22 @@ TOPICS_MAX = 100_000  # about 2 KB each in memory
 TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any name guard, so that guards survive a restart
 TOMBSTONES_MAX = 10_000  # above it the oldest are removed early; only their name guard is lost
 
+MOVES_PREFIX = "/moves/"
+MOVES_PER_SOURCE_MAX = 100
+PRODUCER_IDS_KEY = "/producer-ids"
+PRODUCER_IDS_BLOCK = 1_000
+UNFINISHED = frozenset({"RUNNING", "CANCELLING"})
+
+TOPIC_ID_BYTES = 16
+RECEIPT_KEY_BYTES = 32
+
 NameKey = tuple[str, str, str]
 Listener = Callable[[Topic | None, Topic | None], None]
 
 log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(Topic).decode
+_decode_move = msgspec.json.Decoder(MoveTask).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -155,16 +160,20 @@ class StoredCatalog:
         key = topic_key(topic.account, topic.region, topic.name)
         for _ in range(TRIES_MAX):
             if len(self._topics) >= self._topics_max:
-                raise QuotaExceeded(f"Queue limit reached: {self._topics_max} queues. Delete some.")
+                raise errors.QuotaExceeded(
+                    f"Queue limit reached: {self._topics_max} queues. Delete some."
+                )
             self._check_room(_logs_of(topic))
             try:
                 await self._topics.write(key, topic, if_version=0)
                 return topic
-            except VersionConflict as exc:
+            except errors.VersionConflict as exc:
                 # Read the topic of this name, so that the caller can compare; it may be gone.
                 if (await self._topics.refresh(key))[0] is not None:
-                    raise TopicExists(f"The queue {topic.name} exists already.") from exc
-        raise Throttled(f"The queue {topic.name} is being changed by another request; retry.")
+                    raise errors.TopicExists(f"The queue {topic.name} exists already.") from exc
+        raise errors.Throttled(
+            f"The queue {topic.name} is being changed by another request; retry."
+        )
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
@@ -180,9 +189,9 @@ class StoredCatalog:
             try:
                 await self._topics.write(key, after, if_version=version)
                 return after
-            except VersionConflict:
+            except errors.VersionConflict:
                 await self._topics.refresh(key)
-        raise Throttled(f"The queue {name} is being changed by another request; retry.")
+        raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
         """Delete a topic and return its tombstone."""
@@ -195,20 +204,19 @@ class StoredCatalog:
                 version = await self._store.txn(
                     compare=((key, version),), puts=((tomb_at, _encode(tomb)),), deletes=(key,)
                 )
-            except VersionConflict as exc:
+            except errors.VersionConflict as exc:
                 if (await self._topics.refresh(key))[0] is None:
-                    raise TopicNotFound(name) from exc
+                    raise errors.TopicNotFound(name) from exc
                 continue
             self._tombs.apply(tomb_at, tomb, version=version)
             self._topics.apply(key, None, version=version)
             return tomb
-        raise Throttled(f"The queue {name} is being changed by another request; retry.")
+        raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def sweep(
         self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
     ) -> int:
-        """Remove tombstones that are old, or too many, and whose data ``is_gone`` (by topic id).
-        Returns their number. Called periodically by the code that removes data."""
+        """Remove old or surplus tombstones whose data ``is_gone``, and return their number."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
         surplus = len(tombs) - TOMBSTONES_MAX
         keys = [
@@ -227,7 +235,7 @@ class StoredCatalog:
     def _check_room(self, added: int) -> None:
         most = self._partitions_max
         if added > 0 and most is not None and self.partition_count + added > most:
-            raise QuotaExceeded(
+            raise errors.QuotaExceeded(
                 f"This node has {self.partition_count} of {most} partitions; {added} more exceed"
                 " its limit of open files. Raise the limit (ulimit -n) or delete queues."
             )
@@ -238,7 +246,7 @@ class StoredCatalog:
             # Another node may have created the topic just now, before the watch reports it.
             topic, version = await self._topics.refresh(key)
         if topic is None:
-            raise TopicNotFound(name)
+            raise errors.TopicNotFound(name)
         return topic, version
 
     # ── Updates: each change of this or another node, once ───────────────────────────────────
@@ -303,3 +311,107 @@ class StoredCatalog:
         del names[bisect_left(names, topic.name)]
         if not names:
             del self._names[place]
+
+
+async def make_internal_topic(
+    catalog: Catalog,
+    namespace: tuple[str, str],
+    name: str,
+    *,
+    partition_count: int,
+    configs: Mapping[str, str],
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+) -> Topic:
+    """Create a stream of the nodes, or return the existing one. ``namespace``: account, region."""
+    account, region = namespace
+    now_ms = clock.wall_ms()
+    topic = Topic(
+        topic_id=entropy(TOPIC_ID_BYTES).hex(),
+        account=account,
+        region=region,
+        name=name,
+        kind=Kind.STREAM,
+        partition_count=partition_count,
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+        receipt_key=entropy(RECEIPT_KEY_BYTES),
+        configs=dict(configs),
+    )
+    try:
+        return await catalog.create(topic)
+    except errors.TopicExists:  # created by another node
+        found = catalog.find(account, region, name)
+        if found is None:
+            raise
+        return found
+
+
+def move_key(task_id: str) -> str:
+    return f"{MOVES_PREFIX}{task_id}"
+
+
+class MoveTasks:
+    """Tasks that the broker performs: a restarted one continues running tasks, and an operator can
+    see the last ones that ended. In memory, because ``Backend.moves`` replies at once."""
+
+    def __init__(self, store: Store, *, per_source_max: int = MOVES_PER_SOURCE_MAX) -> None:
+        self._per_source_max = per_source_max
+        self._by_source: dict[str, dict[str, MoveTask]] = {}
+        self._tasks = Cache(store, MOVES_PREFIX, decode=_decode_move, on_change=self._on_change)
+        self.start, self.stop = self._tasks.start, self._tasks.stop
+
+    def get(self, task_id: str) -> MoveTask | None:
+        return self._tasks.get(move_key(task_id))
+
+    def list(self, source_arn: str) -> Sequence[MoveTask]:
+        """Return the tasks of a source, newest first, including ended ones."""
+        tasks = self._by_source.get(source_arn, {})
+        return sorted(tasks.values(), key=lambda task: (-task.started_at_ms, task.task_id))
+
+    def unfinished(self) -> Sequence[MoveTask]:
+        """Return the tasks that a starting broker must continue."""
+        return [task for task in self._tasks.values() if task.status in UNFINISHED]
+
+    async def put(self, task: MoveTask) -> None:
+        """Store a task; above the bound, the oldest ended tasks of its source are deleted."""
+        await self._tasks.write(move_key(task.task_id), task)
+        for old in self.list(task.source_arn)[self._per_source_max :]:
+            if old.status not in UNFINISHED:
+                await self.delete(old.task_id)
+
+    async def delete(self, task_id: str) -> None:
+        await self._tasks.write(move_key(task_id), None)
+
+    def _on_change(self, _key: str, before: MoveTask | None, after: MoveTask | None) -> None:
+        if before is not None:
+            tasks = self._by_source[before.source_arn]
+            del tasks[before.task_id]
+            if not tasks:
+                del self._by_source[before.source_arn]
+        if after is not None:
+            self._by_source.setdefault(after.source_arn, {})[after.task_id] = after
+
+
+class StoredProducerIds:
+    """Unique ids: blocks are reserved in the store; a restart loses the rest of its block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next = 0
+        self._end = 0
+        self._lock = asyncio.Lock()
+
+    async def next_id(self) -> int:
+        async with self._lock:
+            while self._next == self._end:
+                entry = await self._store.get(PRODUCER_IDS_KEY)
+                start, version = (0, 0) if entry is None else (int(entry.value), entry.version)
+                end = start + PRODUCER_IDS_BLOCK
+                try:
+                    await self._store.put(PRODUCER_IDS_KEY, b"%d" % end, if_version=version)
+                except errors.VersionConflict:
+                    continue  # another node has reserved this block
+                self._next, self._end = start, end
+            self._next += 1
+            return self._next - 1

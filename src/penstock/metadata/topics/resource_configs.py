@@ -1,20 +1,18 @@
 """Configs of named resources (groups, brokers, client metrics) and client quotas, in the metadata
-store.
+store and in the memory of every node.
 
     /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
 
 The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
-resources of a kind. Every node has all configs in memory, updated by a watch: reading is a dict
-lookup. A change is a compare-and-swap of one entry. The node that made the change sees it when the
-call returns, other nodes when the watch reports it.
+resources of a kind. A change is a compare-and-swap of one entry. The node that made it sees it when
+the call returns, other nodes when the watch reports it.
 
 A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
-service and other nodes reject kinds that they do not know.
-"""
+service and other nodes reject kinds that they do not know."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -22,8 +20,11 @@ import msgspec
 from penstock.metadata.cache import Cache
 from penstock.metadata.store import KEY_BYTES_MAX, Store
 from penstock.model.errors import InvalidRequest, QuotaExceeded
+from penstock.model.levels import BROKER_CONFIGS_STORED, LEVEL_MAX
 from penstock.model.limits import RESOURCE_CONFIGS_BYTES_MAX, RESOURCE_CONFIGS_MAX
-from penstock.model.names import is_account
+from penstock.model.names import ACCOUNT_DEFAULT, is_account
+from penstock.model.stream import BUILT_IN, TopicDefaults, settings_of
+from penstock.model.topic import Topic
 
 CONFIGS_PREFIX: Final = "/configs/"
 GROUP: Final = "group"
@@ -127,8 +128,8 @@ class ResourceConfigs:
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded at the
-        maximum of entries, and Throttled if changes of other nodes keep conflicting."""
+        """None removes a name. Raises InvalidRequest, QuotaExceeded; Throttled after many
+        conflicts."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
@@ -141,21 +142,17 @@ class ResourceConfigs:
         def step(before: Configs | None) -> Configs | None:
             merged = merge(before or NO_CONFIGS)
             after = {name: text for name, text in merged.items() if text is not None}
-            if after and before is None:
-                self._check_room(resource)
+            # Counted in memory: nodes that add at once may exceed the bound by one each.
+            if after and before is None and len(self._cache) >= RESOURCE_CONFIGS_MAX:
+                raise QuotaExceeded(
+                    f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
+                    f" delete some before setting those of {resource.kind} {resource.name}."
+                )
             return after or None
 
         await self._cache.update(
             config_key(resource), step, what=f"{resource.kind} {resource.name}"
         )
-
-    def _check_room(self, resource: Resource) -> None:
-        """Counts entries in memory: nodes that add at once may exceed the bound by one each."""
-        if len(self._cache) >= RESOURCE_CONFIGS_MAX:
-            raise QuotaExceeded(
-                f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
-                f" delete some before setting those of {resource.kind} {resource.name}."
-            )
 
     def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
         account, kind, name = resource_of(key)
@@ -165,3 +162,98 @@ class ResourceConfigs:
             del self._names[account, kind]
         for listener in self._listeners.get(kind, ()):
             listener(account, name, after or NO_CONFIGS)
+
+
+ALL_BROKERS: Final = ""
+_NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class DynamicConfigs:
+    """Configs of brokers, client metrics and client quotas, changed while nodes run.
+
+    Those of brokers are stored for all brokers (the empty name) and for one broker (its number), in
+    the account of the nodes. A node applies its own value, else the value for all brokers. Topics
+    that set no value get their defaults from here (``defaults``)."""
+
+    def __init__(
+        self,
+        configs: ResourceConfigs,
+        *,
+        account: str = ACCOUNT_DEFAULT,
+        node: int = 1,
+        level: Callable[[], int] = lambda: LEVEL_MAX,
+        topic_names: Mapping[str, str] = _NO_NAMES,
+    ) -> None:
+        """``configs`` must not be started yet. ``level``: the feature level in force.
+        ``topic_names``: the topic config for which a broker config is the default."""
+        self.account = account
+        self.stored = configs
+        self.own: Configs = NO_CONFIGS  # set for this broker
+        self.of_all: Configs = NO_CONFIGS  # set for all brokers
+        self.defaults = TopicDefaults()  # of topics
+        self._node = str(node)
+        self._level = level
+        self._topic_names = topic_names
+        self._everywhere: Collection[TopicDefaults] = (BUILT_IN,)
+        self._listeners: list[Callable[[], None]] = []
+        configs.on_change(BROKER, self._brokers_changed)
+
+    @classmethod
+    def detached(cls) -> Self:
+        """Return configs without a store: nothing is set, and changes fail."""
+        return cls(ResourceConfigs(cast(Store, None)))
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether every node of the cluster can read these configs (feature level 7)."""
+        return self._level() >= BROKER_CONFIGS_STORED
+
+    def of(self, kind: str, name: str) -> Configs:
+        return self.stored.get(Resource(self.account, kind, name))
+
+    async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
+        """Change configs whose values have been checked. Raises as ``ResourceConfigs.change``."""
+        await self.stored.change(Resource(self.account, kind, name), changes)
+
+    # ── Brokers ──────────────────────────────────────────────────────────────────────────────
+
+    def value(self, name: str) -> str | None:
+        """Return the value that this node applies; None: not set, use the node's configuration."""
+        value = self.own.get(name)
+        return self.of_all.get(name) if value is None else value
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after each change of a config that this node applies."""
+        self._listeners.append(listener)
+
+    def retention_ms_max(self, topic: Topic) -> int | None:
+        """Return how long any node may keep records of a topic; None: forever."""
+        longest_ms = 0
+        for defaults in self._everywhere:
+            retention_ms = settings_of(topic, defaults).retention_ms
+            if retention_ms is None:
+                return None
+            longest_ms = max(longest_ms, retention_ms)
+        return longest_ms
+
+    def _brokers_changed(self, account: str, name: str, _configs: Configs) -> None:
+        if account != self.account:
+            return
+        self.own, self.of_all = self.of(BROKER, self._node), self.of(BROKER, ALL_BROKERS)
+        brokers = self.stored.names(account, BROKER)
+        self._everywhere = [
+            TopicDefaults(self._topic_configs(self.of(BROKER, broker)))
+            for broker in {ALL_BROKERS, *brokers}
+        ]
+        if name not in (ALL_BROKERS, self._node):
+            return
+        after = self._topic_configs(self.own)
+        if after != self.defaults.configs:
+            self.defaults.replace(after)
+        for listener in self._listeners:
+            listener()
+
+    def _topic_configs(self, own: Configs) -> Configs:
+        """Return the topic defaults on a broker that has these configs set for itself."""
+        names, merged = self._topic_names, {**self.of_all, **own}
+        return {names[name]: text for name, text in merged.items() if name in names}

@@ -4,23 +4,15 @@ Queries are answered from the memory of this node, so they cost the store almost
 while it is not reachable; a reply states if it may be out of date. They are computed in a thread,
 because going through all partitions may take longer than clients of this node should wait. Whether
 a node may stop is the one answer that operators act on at once, so a yes is confirmed by the store.
-
-Changes are requests in the store, which the manager performs (``manager/operator_requests.py``).
-"""
+Changes are requests in the store, which the manager performs (``manager/operator_requests.py``)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from penstock.frontend.admin import ports as port
 from penstock.frontend.admin.ports import (
-    ClusterShown,
-    Drain,
-    NodeShown,
-    PartitionCounts,
-    PartitionShown,
     PartitionState,
-    Safety,
-    StopRisk,
-    Upgrade,
 )
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import (
@@ -33,61 +25,60 @@ from penstock.manager.cluster_state import (
 from penstock.manager.decisions import Policy, wanted
 from penstock.manager.in_cluster import Catalog
 from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
-from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
+from penstock.metadata.cluster_entries import (
+    LEVEL_KEY,
+    LevelEntry,
+    NodeEntry,
+    PartitionKey,
+    encode_entry,
+)
 from penstock.metadata.store import Store
-from penstock.model.errors import Conflict, NotFound, Overloaded, PenstockError
-from penstock.node.cluster.cluster_upgrade import level_shown, upgrade
+from penstock.model import errors
 from penstock.replication.row import NO_NODE, PartitionRow
 
+WAIT_SECONDS = 10.0  # for the manager to raise the level
+NAMED_MAX = 10  # nodes named as obstacles
 _STRANGER = NodeEntry(0, "", "")
 
 
+@dataclass(eq=False, slots=True)
 class ClusterAdmin:
     """Implements ``frontend.admin.ports.ClusterPort``."""
 
-    def __init__(
-        self,
-        store: Store,
-        view: ClusterView,
-        catalog: Catalog,
-        *,
-        node: int,
-        policy: Policy,
-        level: ClusterLevel,
-        manager: Callable[[], int | None],
-    ) -> None:
-        """``manager`` returns the node that manages, NO_NODE if there is none, None before this
-        node knows."""
-        self._store = store
-        self._view = view
-        self._catalog = catalog
-        self._node = node
-        self._policy = policy
-        self._level = level
-        self._manager = manager
-        self._requests = Requests()
-        self._requests_trouble: str | None = None
-        self.seen = dict(view.nodes)  # as nodes last were, for those that are away
-        self._turn = asyncio.Lock()  # one goes through all partitions at a time
-        view.on_nodes(lambda: self.seen.update(view.nodes))
+    _store: Store
+    _view: ClusterView
+    _catalog: Catalog
+    node: int
+    policy: Policy
+    level: ClusterLevel
+    # Returns the node that manages, NO_NODE if there is none, None before this node knows.
+    manager: Callable[[], int | None]
+    seen: dict[int, NodeEntry] = field(init=False)  # as nodes last were, for those that are away
+    _requests: Requests = field(default_factory=Requests)
+    _requests_trouble: str | None = None
+    # One goes through all partitions at a time.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.seen = dict(self._view.nodes)
+        self._view.on_nodes(lambda: self.seen.update(self._view.nodes))
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
-    async def state(self) -> ClusterShown:
+    async def state(self) -> port.ClusterShown:
         manager = self._heard()
         async with self._turn:
             cluster = await self._state()
             summary, counts = await asyncio.to_thread(self._summarize, cluster)
         numbers = {state.value: counts[state] for state in PartitionState}
-        return ClusterShown(
-            self._node,
+        return port.ClusterShown(
+            self.node,
             None if manager == NO_NODE else manager,
             self._view.trouble or self._requests_trouble,
-            PartitionCounts(total=summary.partitions, **numbers),
+            port.PartitionCounts(total=summary.partitions, **numbers),
             [self._node_shown(node, manager) for node in summary.nodes],
-            level_shown(self._level, self._view.nodes),
+            level_shown(self.level, self._view.nodes),
         )
 
     async def partitions(
@@ -98,16 +89,16 @@ class ClusterAdmin:
         state: PartitionState | None,
         after: tuple[str, int] | None,
         limit: int,
-    ) -> tuple[Sequence[PartitionShown], bool]:
+    ) -> tuple[Sequence[port.PartitionShown], bool]:
         self._heard()
 
-        def selected(cluster: ClusterState) -> tuple[Sequence[PartitionShown], bool]:
+        def selected(cluster: ClusterState) -> tuple[Sequence[port.PartitionShown], bool]:
             keys = {*cluster.rows, *cluster.missing(self._catalog.all_topics())}
             if topic_id is not None:
                 keys = {key for key in keys if key.topic_id == topic_id}
             if node is not None:
                 keys &= set(cluster.on(node))
-            found: list[PartitionShown] = []
+            found: list[port.PartitionShown] = []
             for key in sorted(
                 key for key in keys if after is None or (key.topic_id, key.index) > after
             ):
@@ -121,10 +112,10 @@ class ClusterAdmin:
         async with self._turn:
             return await asyncio.to_thread(selected, await self._state())
 
-    async def safety(self, node: int | None) -> Safety:
+    async def safety(self, node: int | None) -> port.Safety:
         self._heard()
         if node is not None and node not in self._view.nodes:
-            raise NotFound(f"There is no node {node}, or it is not alive.")
+            raise errors.NotFound(f"There is no node {node}, or it is not alive.")
         async with self._turn:
             found = await asyncio.to_thread(self._safety, await self._state(), node)
             if found.is_safe:
@@ -134,25 +125,27 @@ class ClusterAdmin:
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────
 
-    async def drain(self, node: int) -> Drain:
+    async def drain(self, node: int) -> port.Drain:
         self._heard()
         await operator_requests.drain(self._store, node)
         return await self._drain_of(node)
 
-    async def undrain(self, node: int) -> Drain:
+    async def undrain(self, node: int) -> port.Drain:
         self._heard()
         cluster = await read_cluster_state(self._store)
         if node not in cluster.draining and node not in cluster.nodes:
-            raise NotFound(f"There is no node {node}, nor is one being drained by that number.")
+            raise errors.NotFound(
+                f"There is no node {node}, nor is one being drained by that number."
+            )
         await operator_requests.undrain(self._store, node)
         return await self._drain_of(node)
 
-    async def decommission(self, node: int) -> Drain:
+    async def decommission(self, node: int) -> port.Drain:
         self._heard()
         cluster = await read_cluster_state(self._store)
         stuck = self._stuck(cluster, node)
         if stuck:
-            raise Conflict(
+            raise errors.Conflict(
                 f"Node {node} cannot be emptied: for {stuck} of its partitions there is no other"
                 " node. Add a node first, or lower replication.factor of their topics."
             )
@@ -173,20 +166,20 @@ class ClusterAdmin:
             self._store, PartitionKey(topic_id, partition), node
         )
 
-    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
+    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> port.Upgrade:
         self._heard()
         cluster = await read_cluster_state(self._store)
         away = sorted(node for node in cluster.loads.replicas if node not in cluster.nodes)
         return await upgrade(
-            self._store, self._level, to, is_dry_run=is_dry_run, nodes=cluster.nodes, away=away
+            self._store, self.level, to, is_dry_run=is_dry_run, nodes=cluster.nodes, away=away
         )
 
-    async def _drain_of(self, node: int) -> Drain:
+    async def _drain_of(self, node: int) -> port.Drain:
         cluster = await read_cluster_state(self._store)
         rows = [cluster.rows[key].row for key in cluster.on(node)]
         leaders = sum(row.leader == node for row in rows)
         stuck = self._stuck(cluster, node)
-        return Drain(node, node in cluster.draining, len(rows), leaders, stuck)
+        return port.Drain(node, node in cluster.draining, len(rows), leaders, stuck)
 
     def _stuck(self, cluster: ClusterState, node: int) -> int:
         """Return the number of the node's partitions for which there are too few other nodes."""
@@ -205,9 +198,11 @@ class ClusterAdmin:
 
     def _heard(self) -> int:
         """Return the managing node. Raises Overloaded while this node does not know it yet."""
-        manager = self._manager()
+        manager = self.manager()
         if manager is None:
-            raise Overloaded("The node is starting: the state of the cluster is not known yet.")
+            raise errors.Overloaded(
+                "The node is starting: the state of the cluster is not known yet."
+            )
         return manager
 
     async def _state(self) -> ClusterState:
@@ -215,14 +210,14 @@ class ClusterAdmin:
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None
-        except PenstockError as error:
+        except errors.PenstockError as error:
             self._requests_trouble = f"the metadata cannot be read: {error}"
         view = self._view
         nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
         return await asyncio.to_thread(arrange, nodes, incarnations, rows, self._requests)
 
     def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[PartitionState, int]]:
-        summary = overview(cluster, self._catalog, self._catalog.all_topics(), self._policy)
+        summary = overview(cluster, self._catalog, self._catalog.all_topics(), self.policy)
         counts = dict.fromkeys(PartitionState, 0)
         counts[PartitionState.MISSING] = summary.missing.count
         for key in cluster.rows:
@@ -234,7 +229,7 @@ class ClusterAdmin:
         topic = self._catalog.find_id(key.topic_id)
         if topic is None:
             return len(row.replicas)
-        return wanted(topic, self._policy, key.index).replicas
+        return wanted(topic, self.policy, key.index).replicas
 
     def _states(self, cluster: ClusterState, key: PartitionKey) -> Iterator[PartitionState]:
         row = cluster.rows[key].row
@@ -258,30 +253,24 @@ class ClusterAdmin:
         if catalog.find_id(key.topic_id) is None and catalog.tombstone(key.topic_id) is None:
             yield PartitionState.ORPHANED
 
-    def _safety(self, cluster: ClusterState, node: int | None) -> Safety:
+    def _safety(self, cluster: ClusterState, node: int | None) -> port.Safety:
         _, counts = self._summarize(cluster)
         risks = []
         for each in sorted(cluster.nodes) if node is None else (node,):
             found = risk_of_stopping(cluster, each)
-            risks.append(StopRisk(each, found.unavailable, found.unsendable, found.only_here))
-        now = {
-            state.value: counts[state]
-            for state in (
-                PartitionState.LEADERLESS,
-                PartitionState.BELOW_MINIMUM,
-                PartitionState.MISSING,
-            )
-        }
+            risks.append(port.StopRisk(each, found.unavailable, found.unsendable, found.only_here))
+        states = (PartitionState.LEADERLESS, PartitionState.BELOW_MINIMUM, PartitionState.MISSING)
+        now = {state.value: counts[state] for state in states}
         is_safe = not any(now.values()) and not any(
             risk.unavailable or risk.unsendable for risk in risks
         )
-        return Safety(is_safe=is_safe, nodes=risks, **now)
+        return port.Safety(is_safe=is_safe, nodes=risks, **now)
 
     # ── As it is shown ───────────────────────────────────────────────────────────────────────
 
-    def _node_shown(self, summary: NodeSummary, manager: int) -> NodeShown:
+    def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
-        return NodeShown(
+        return port.NodeShown(
             node=summary.node,
             name=entry.name,
             is_alive=summary.is_alive,
@@ -301,12 +290,12 @@ class ClusterAdmin:
             feature_level_min=entry.levels.lowest,
         )
 
-    def _partition_shown(self, cluster: ClusterState, key: PartitionKey) -> PartitionShown:
+    def _partition_shown(self, cluster: ClusterState, key: PartitionKey) -> port.PartitionShown:
         topic = self._catalog.find_id(key.topic_id)
         view = cluster.rows.get(key)
         row = None if view is None else view.row
         request = cluster.requests.get(key)
-        return PartitionShown(
+        return port.PartitionShown(
             topic_id=key.topic_id,
             partition=key.index,
             topic=None if topic is None else topic.name,
@@ -320,3 +309,85 @@ class ClusterAdmin:
             moving_to=None if request is None else request.replicas,
             states=(PartitionState.MISSING,) if row is None else tuple(self._states(cluster, key)),
         )
+
+
+def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> port.LevelShown:
+    entry = level.entry
+    return port.LevelShown(entry.level, entry.wanted or None, latest_of(level, nodes))
+
+
+def latest_of(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> int:
+    """Return the highest level that all nodes support."""
+    spoken = min((entry.levels.highest for entry in nodes.values()), default=level.in_force)
+    return max(level.in_force, spoken)
+
+
+async def upgrade(
+    store: Store,
+    level: ClusterLevel,
+    to: int | None,
+    *,
+    is_dry_run: bool,
+    nodes: Mapping[int, NodeEntry],
+    away: Sequence[int],
+) -> port.Upgrade:
+    """Request a feature level, when every node runs the new version and no return to the old one is
+    planned. Whether all nodes support it is checked here, to refuse with the reasons, and by the
+    manager, after other nodes can no longer register (``manager/level_raiser.py``). ``away``: dead
+    nodes with partitions, which could not return. Raises InvalidRequest, Conflict."""
+    await level.refresh()
+    entry, version = level.entry, level.version
+    wanted = latest_of(level, nodes) if to is None else to
+    if wanted < entry.level:
+        raise errors.InvalidRequest(
+            f"The cluster is at feature level {entry.level}; a level is never lowered."
+        )
+    obstacles = [] if wanted == entry.level else _obstacles(wanted, nodes, away)
+    if is_dry_run or wanted == entry.level:
+        return port.Upgrade(entry.level, wanted, wanted == entry.level, is_dry_run, obstacles)
+    if obstacles:
+        raise errors.Conflict(
+            f"The feature level cannot be raised to {wanted}: {'; '.join(obstacles)}."
+        )
+    request = encode_entry(LevelEntry(entry.level, wanted))
+    try:
+        requested_at = await store.put(LEVEL_KEY, request, if_version=version)
+    except errors.VersionConflict:
+        raise errors.Conflict("The feature level was changed by another request; retry.") from None
+    is_done = await _wait(level, wanted, requested_at)
+    return port.Upgrade(entry.level, wanted, is_done, is_dry_run, obstacles)
+
+
+async def _wait(level: ClusterLevel, wanted: int, requested_at: int) -> bool:
+    """Return whether the level is in force. Raises Conflict if the request was removed."""
+    changed = asyncio.Event()
+    end = level.on_change(changed.set)
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while level.in_force < wanted:
+                if level.version > requested_at and not level.entry.wanted:
+                    raise errors.Conflict(
+                        "The feature level was not raised: a node that does not support it has"
+                        " registered."
+                    )
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        return False
+    finally:
+        end()
+    return True
+
+
+def _obstacles(wanted: int, nodes: Mapping[int, NodeEntry], away: Sequence[int]) -> Sequence[str]:
+    found = [
+        f"node {node} ({entry.name}) has version {entry.version or '?'} and supports {entry.levels}"
+        for node, entry in sorted(nodes.items())
+        if wanted not in entry.levels
+    ]
+    found += [
+        f"node {node} is dead and has partitions: start it, or decommission it" for node in away
+    ]
+    if len(found) > NAMED_MAX:
+        found[NAMED_MAX:] = [f"and {len(found) - NAMED_MAX} more nodes"]
+    return found

@@ -11,17 +11,13 @@ from penstock.broker.calls import Broker
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.callees import Callees
-from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import NodeEnd
-from penstock.calls.internal.listener import InternalListener
 from penstock.calls.remote.broker import RemoteBroker
 from penstock.calls.remote.service import BrokerService
 from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Manager
-from penstock.membership.cluster_level import ClusterLevel
-from penstock.membership.cluster_view import ClusterView
+from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.membership.registration import Membership
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.model.calls import BrokerPort
@@ -29,15 +25,10 @@ from penstock.model.errors import PenstockError
 from penstock.model.levels import LEVEL_MAX, Levels
 from penstock.model.topic import Topic
 from penstock.model.troubles import Trouble, clock_skew, replica_halted
-from penstock.node.cluster.clock_skew import ClockSkew
 from penstock.node.cluster.cluster_admin import ClusterAdmin
-from penstock.node.cluster.cluster_metrics import ClusterMetrics
-from penstock.node.cluster.cluster_peers import ClusterPeers
-from penstock.node.cluster.cluster_troubles import ClusterTroubles
-from penstock.node.cluster.routes import ClusterRoutes
-from penstock.node.configuration.addresses import parse_listen
-from penstock.node.listening.binding import binding
-from penstock.node.listening.certificates import CertificateKeeper
+from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles, cluster_samples
+from penstock.node.cluster.routes import ClusterPeers, ClusterRoutes
+from penstock.node.listening import open_internal
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import TELEMETRY_TOPIC
 from penstock.node.process.node_setup import NodeSetup
@@ -54,18 +45,11 @@ PARKED = "parked"
 
 
 class ClusterRole:
-    def __init__(
-        self,
-        setup: NodeSetup,
-        certificates: CertificateKeeper,
-        metadata: MetadataLink,
-    ) -> None:
+    def __init__(self, setup: NodeSetup, metadata: MetadataLink) -> None:
         config = setup.config
         self.node = config.cluster.node
         self._setup = setup
-        self._certificates = certificates
         self._metadata = metadata
-        self._closing: set[asyncio.Task[None]] = set()
         self.store = metadata.store
         self.catalog = metadata.topics
         self.level = ClusterLevel(
@@ -90,51 +74,23 @@ class ClusterRole:
         self._troubles = ClusterTroubles(self.view, self.admin.seen, manager=self._manager)
         self._clocks = ClockSkew(write_ms=config.telemetry.flush_ms)
         self._seen_incarnations: dict[int, int] = {}
-        self.peers = ClusterPeers(
-            self.view,
-            own_name=setup.name,
-            cluster=config.internal.cluster,
-            certificates=certificates.nodes,
-            levels=self.level.levels,
-            secret=setup.worker_secret,
-            spawn=self._close_later,
-        )
+        self.peers = ClusterPeers(self.view, setup, self.level.levels)
 
     def _manager(self) -> int | None:
         """Return the node that manages, NO_NODE if there is none, None before this node knows."""
         return None if self.manager is None else self.manager.manager
 
-    def _close_later(self, client: InternalClient) -> None:
-        task = asyncio.create_task(client.close(), name="close a connection to a node")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, broker: Broker, context: BrokerContext) -> None:
-        """Start after the broker. Returns when this node is registered and has opened its replicas.
-        Raises LevelRefused."""
+        """Returns when this node is registered and has opened its replicas. Raises LevelRefused."""
         setup, config = self._setup, self._setup.config
         await self.level.start()
         await self.view.start()
         answers = self.answers = CallHandlers()
-        self._listener = InternalListener(
-            answers,
-            NodeEnd(
-                setup.name,
-                config.internal.cluster,
-                levels=self.level.levels,
-                check_hello=self.level.check_hello,
-                secret=setup.worker_secret,
-            ),
+        self.listener, bound = await open_internal(
+            setup, answers, levels=self.level.levels, check_hello=self.level.check_hello
         )
-        nodes = self._certificates.nodes
-        host, port = parse_listen(config.internal.listen)
-        with binding("other nodes", "--internal", host, port):
-            bound = await self._listener.start(
-                host, port, tls=None if nodes is None else nodes.listening
-            )
-        setup.endpoints["internal"] = bound
         self.membership = Membership(
             self._metadata.store,
             NodeEntry(
@@ -162,7 +118,9 @@ class ClusterRole:
             level=lambda: self.level.in_force,
         )
         self.replicators.register(answers)
-        BrokerService(broker, self._metadata.topics, node=self.node, led=self.led).register(answers)
+        BrokerService(
+            broker, self._metadata.topics, node=self.node, led=self.routes.leader
+        ).register(answers)
         self.manager = Manager(
             self._metadata.store,
             self.node,
@@ -176,18 +134,7 @@ class ClusterRole:
         )
         await self.replicators.start()
         await self.manager.start()
-        setup.meter.register_collector(self._metrics(self.manager).samples)
-
-    def _metrics(self, manager: Manager) -> ClusterMetrics:
-        return ClusterMetrics(
-            level=self.level,
-            listener=self._listener,
-            manager=manager,
-            membership=self.membership,
-            peers=self.peers,
-            replicators=self.replicators,
-            view=self.view,
-        )
+        setup.meter.register_collector(lambda: cluster_samples(self))
 
     def set_topics_in_sync_min(self, count: int | None) -> None:
         """Set the default of topics without their own setting; None: use the configuration."""
@@ -230,18 +177,15 @@ class ClusterRole:
         for router in self._routers:
             await router.close()
         await self.replicators.stop()
-        await self._listener.drain(seconds_max=DRAIN_SECONDS_MAX)
+        await self.listener.drain(seconds_max=DRAIN_SECONDS_MAX)
         await self.view.stop()
         await self.level.stop()
         await self.peers.close()
-        if self._closing:
-            await asyncio.wait(self._closing)
 
     # ── Routing ──────────────────────────────────────────────────────────────────────────────
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Let the broker reach other nodes. Returns the function that makes a router over all
-        nodes from the broker of this node, guarded or not."""
+        """Let the broker reach other nodes. Returns what makes a router from the local broker."""
         remotes: dict[int, RemoteBroker] = {}
 
         def epoch_of(topic: Topic, partition: int) -> int:
@@ -299,10 +243,6 @@ class ClusterRole:
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
-    def led(self, topic: Topic, partition: int) -> tuple[int, int] | None:
-        """Return the leader and its epoch, as far as this node knows."""
-        return self.routes.leader(topic, partition)
-
     def leads(self, topic: Topic, partition: int) -> bool:
         """Return whether this node leads the partition."""
         led = self.routes.leader(topic, partition)
@@ -331,14 +271,10 @@ class ClusterRole:
             yield replica_halted(place, reason)
         yield from self._troubles.look()
         clock = self._setup.clock
-        newest_ms = self._newest_telemetry_ms()
-        skew_ms = self._clocks.look(newest_ms, wall_ms=clock.wall_ms(), mono_ms=clock.mono_ms())
-        if skew_ms:
-            yield clock_skew(skew_ms)
-
-    def _newest_telemetry_ms(self) -> int | None:
-        """Return the latest timestamp in this node's replica of ``__telemetry``."""
         node = self._setup.config.node
         topic = self.catalog.find(node.account, node.region, TELEMETRY_TOPIC)
         found = None if topic is None else self.replicators.find(PartitionKey(topic.topic_id, 0))
-        return None if found is None else found.log.last_timestamp_ms
+        newest_ms = None if found is None else found.log.last_timestamp_ms
+        skew_ms = self._clocks.look(newest_ms, wall_ms=clock.wall_ms(), mono_ms=clock.mono_ms())
+        if skew_ms:
+            yield clock_skew(skew_ms)

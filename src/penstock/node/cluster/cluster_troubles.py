@@ -1,24 +1,31 @@
 """Problems of the cluster, as one node sees it: dead nodes, partitions that accept no messages, no
-manager.
+manager, and clocks that differ; and metrics of the node's part in the cluster.
 
 Rows are counted in a thread, only after a change. After a count that took long there is a pause of
-fifty times its duration, so counting uses at most 2 % of a core.
-"""
+fifty times its duration, so counting uses at most 2 % of a core. Metrics are read from memory at a
+scrape, over the replicas of this node; none is per partition: a cluster has too many of them."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.manager.cluster_state import is_led
+from penstock.manager.decisions import DecisionKind
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry
 from penstock.model import troubles
-from penstock.model.troubles import Trouble
+from penstock.model.troubles import CLOCK_SKEW_MS_MAX, Trouble
+from penstock.replication.replica import Role
 from penstock.replication.row import NO_NODE, View
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 
 PAUSE_FACTOR: Final = 50
+SEEN_MIN: Final = 2  # findings: one may be caused by setting a clock
+KEPT_WRITES: Final = 3  # a finding is valid for this number of write intervals
 _UNKNOWN: Final = NodeEntry(0, "", "")
 
 
@@ -43,11 +50,7 @@ def count(
 
 class ClusterTroubles:
     def __init__(
-        self,
-        view: ClusterView,
-        seen: Mapping[int, NodeEntry],
-        *,
-        manager: Callable[[], int | None],
+        self, view: ClusterView, seen: Mapping[int, NodeEntry], *, manager: Callable[[], int | None]
     ) -> None:
         """``seen``: last known entries, also of dead nodes. ``manager`` returns the node that
         manages, NO_NODE if there is none, None before this node knows."""
@@ -66,17 +69,13 @@ class ClusterTroubles:
         self._is_old = True
 
     def look(self) -> Iterable[Trouble]:
-        """Return the troubles of the last count, and start another one if rows have changed.
-        Called once a second."""
+        """Return the troubles of the last count, and count again if rows have changed."""
         loop = asyncio.get_running_loop()
         if self._is_old and self._job is None and loop.time() >= self._next_at:
             self._is_old = False
             self._job = loop.create_task(self._count(), name="count partitions in trouble")
         # There is briefly no manager while one hands over to another.
         self._unmanaged_looks = self._unmanaged_looks + 1 if self._manager() == NO_NODE else 0
-        return self._troubles()
-
-    def _troubles(self) -> Iterable[Trouble]:
         if self._unmanaged_looks > 1:
             yield troubles.no_manager()
         for node, partitions in sorted(self._counts.away.items()):
@@ -98,3 +97,129 @@ class ClusterTroubles:
     def stop(self) -> None:
         if self._job is not None:
             self._job.cancel()
+
+
+class ClockSkew:
+    """Compares the clocks of other nodes with this node's, without any calls.
+
+    Every node writes to ``__telemetry`` periodically, with its own clock as timestamp. A batch that
+    has just arrived with a timestamp in the future proves that another clock is ahead by at least
+    that much; one in the past may have been delayed. So of two nodes the one whose clock is slow
+    detects it, if it has a replica of ``__telemetry``."""
+
+    def __init__(self, *, write_ms: int) -> None:
+        """``write_ms``: the time between two writes of a node."""
+        self._kept_ms = KEPT_WRITES * write_ms
+        self._newest_ms: int | None = None
+        self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MIN)  # time and difference
+
+    def look(self, newest_ms: int | None, *, wall_ms: int, mono_ms: int) -> int:
+        """Return by how many ms another clock is at least ahead; 0 if none is known to be.
+        ``newest_ms``: the latest timestamp in this node's replica, None if it has none."""
+        before_ms, self._newest_ms = self._newest_ms, newest_ms
+        if newest_ms is not None and before_ms is not None and newest_ms > before_ms:
+            ahead_ms = newest_ms - wall_ms
+            if ahead_ms > CLOCK_SKEW_MS_MAX:
+                self._seen.append((mono_ms, ahead_ms))
+        while self._seen and mono_ms - self._seen[0][0] > self._kept_ms:
+            self._seen.popleft()
+        return self._seen[-1][1] if len(self._seen) == SEEN_MIN else 0
+
+
+if TYPE_CHECKING:
+    from penstock.node.cluster.cluster_role import ClusterRole
+
+Samples = Iterator[tuple[Family, Sample]]
+
+ELECTIONS: Final = (
+    DecisionKind.ELECTED,
+    DecisionKind.RECOVERED,
+    DecisionKind.HANDED_OVER,
+    DecisionKind.PREFERRED,
+)
+
+
+def cluster_samples(role: "ClusterRole") -> Iterable[tuple[Family, Sample]]:
+    yield from _partitions(role)
+    yield from _replication(role)
+    yield from _management(role)
+    level = role.level
+    yield families.FEATURE_LEVEL, ((), level.in_force)
+    yield families.FEATURE_LEVEL_MAX, ((), level.levels.highest)
+    yield families.STORE_REVISION, ((), role.view.revision)
+    yield families.STORE_RESYNCS, ((), role.view.resync_count + level.resync_count)
+    yield families.LEASE_LEFT, ((), role.membership.lease_left_ms / 1_000)
+
+
+def _partitions(role: "ClusterRole") -> Samples:
+    alive = role.view.nodes.keys()
+    now_ms = role.replicators.now_ms()
+    held = led = halted = under = below = lag_records = lag_ms = behind = 0
+    for one in role.replicators.all():
+        held += 1
+        replica = one.replica
+        leader = replica.leader
+        if leader is None:
+            halted += replica.role is Role.HALTED
+            behind = max(behind, one.lag_count)
+            continue
+        led += 1
+        row = leader.row
+        if row.lost or len(row.in_sync) < len(row.replicas) or not row.in_sync <= alive:
+            whole = len(row.whole & alive)
+            under += whole < len(row.replicas)
+            below += whole < row.in_sync_min
+        records, ms = leader.worst_lag(
+            start_offset=replica.start_offset, end_offset=replica.end_offset, now_ms=now_ms
+        )
+        lag_records, lag_ms = max(lag_records, records), max(lag_ms, ms)
+    yield families.PARTITIONS_LED, ((), led)
+    yield families.REPLICAS, ((), held)
+    yield families.REPLICAS_HALTED, ((), halted)
+    yield families.PARTITIONS_UNDER_REPLICATED, ((), under)
+    yield families.PARTITIONS_BELOW_MINIMUM, ((), below)
+    yield families.REPLICA_LAG_RECORDS, ((), lag_records)
+    yield families.REPLICA_LAG_SECONDS, ((), lag_ms / 1_000)
+    yield families.REPLICA_BEHIND_RECORDS, ((), behind)
+
+
+def _replication(role: "ClusterRole") -> Samples:
+    counts = role.replicators.counts
+    for family, label, count in (
+        (families.IN_SYNC_CHANGES, "joined", counts.joined),
+        (families.IN_SYNC_CHANGES, "left", counts.left),
+        (families.IN_SYNC_CHANGES, "refused", counts.refused),
+        (families.REPLICA_FETCHES, "asked", counts.fetches_asked),
+        (families.REPLICA_FETCHES, "unanswered", counts.fetches_unanswered),
+        (families.REPLICA_FETCHES, "served", counts.fetches_served),
+        (families.REPLICATED_BYTES, "in", counts.bytes_in),
+        (families.REPLICATED_BYTES, "out", counts.bytes_out),
+        (families.REPLICA_CUTS, "truncated", counts.truncations),
+        (families.REPLICA_CUTS, "restarted", counts.restarts),
+        (families.INTERNAL_CONNECTIONS, "in", len(role.listener.connections)),
+        (families.INTERNAL_CONNECTIONS, "out", role.peers.connection_count),
+        *((families.PASSED_ON, *passed) for passed in role.peers.passed_on.items()),
+    ):
+        yield family, ((label,), count)
+    yield families.LEADER_EPOCHS, ((), counts.epochs)
+
+
+def _management(role: "ClusterRole") -> Samples:
+    manager = role.manager
+    assert manager is not None, "the role was started"
+    active = manager.active
+    yield families.MANAGER, ((), int(active is not None))
+    passes = manager.passes
+    if active is not None:
+        leaderless = len(active.leaderless)
+        passes += active.passes
+        seconds = (role.replicators.now_ms() - active.began_ms) / 1_000
+        yield families.MANAGER_TENURE, ((), seconds)
+        yield families.MANAGER_MOVES, ((), len(active.state.requests))
+        led = max(0, len(active.state.rows) - leaderless)
+        yield families.CLUSTER_PARTITIONS, (("led",), led)
+        yield families.CLUSTER_PARTITIONS, (("leaderless",), leaderless)
+    yield families.MANAGER_PASSES, ((), passes)
+    for kind in DecisionKind:
+        family = families.ELECTIONS if kind in ELECTIONS else families.PARTITION_CHANGES
+        yield family, ((kind.value,), manager.counts[kind])

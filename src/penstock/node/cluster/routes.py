@@ -1,19 +1,27 @@
-"""Leaders of partitions, for routing: from the rows that this node knows, and from hints of other
-nodes, which may be newer than its watch."""
+"""Leaders of partitions, and connections to the other nodes of the cluster."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from penstock.calls.internal.client import InternalClient
+from penstock.calls.internal.connection import NodeEnd
+from penstock.calls.remote.broker import no_outcomes
 from penstock.membership.cluster_view import ClusterView
-from penstock.metadata.cluster_entries import PartitionKey
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
+from penstock.model.levels import Levels
 from penstock.model.topic import Topic
+from penstock.node.configuration.cluster_config import parse_listen
+from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.row import View
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.faults import Unreachable
 
 HINTS_MAX = 10_000  # the oldest are dropped
 
 
 class ClusterRoutes:
-    """Implements ``calls.routing.Routes``."""
+    """Leaders, from the rows that this node knows, and from hints of other nodes, which may be
+    newer than its watch. Implements ``calls.routing.Routes``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -77,3 +85,63 @@ class ClusterRoutes:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
+
+
+class ClusterPeers:
+    """One connection per node and purpose, opened by the first call, to its registered address and
+    verified by the name in its certificate. Calls that wait for long use separate connections, so
+    that they do not delay others."""
+
+    def __init__(self, view: ClusterView, setup: NodeSetup, levels: Levels) -> None:
+        self._view = view
+        self._setup = setup
+        self._levels = levels
+        self._clients: dict[tuple[int, str], tuple[NodeEntry, InternalClient]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self.passed_on = no_outcomes()  # of calls served by other nodes
+        view.on_nodes(self._forget_gone)
+
+    @property
+    def connection_count(self) -> int:
+        return sum(client.is_connected for _, client in self._clients.values())
+
+    def caller(self, node: int, purpose: str = "calls") -> Caller:
+        """Raises Unreachable for a node that is not registered."""
+        entry = self._view.nodes.get(node)
+        if entry is None:
+            raise Unreachable(f"Node {node} is not registered.")
+        known = self._clients.get((node, purpose))
+        if known is not None and known[0].internal == entry.internal:
+            return known[1]
+        if known is not None:
+            self._close_later(known[1])
+        setup, nodes = self._setup, self._setup.certificates.nodes
+        client = InternalClient(
+            *parse_listen(entry.internal),
+            NodeEnd(
+                setup.name,
+                setup.config.internal.cluster,
+                levels=self._levels,
+                secret=setup.worker_secret,
+            ),
+            node_id=entry.name,
+            tls=None if nodes is None else nodes.calling,
+        )
+        self._clients[node, purpose] = (entry, client)
+        return client
+
+    def _forget_gone(self) -> None:
+        for key in [key for key in self._clients if key[0] not in self._view.nodes]:
+            self._close_later(self._clients.pop(key)[1])
+
+    def _close_later(self, client: InternalClient) -> None:
+        task = asyncio.create_task(client.close(), name="close a connection to a node")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        for _, client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)

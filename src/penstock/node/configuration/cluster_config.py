@@ -1,14 +1,120 @@
-"""Settings of a node that is one of several: connections between nodes, the cluster, and where the
-metadata is. ``config.py`` contains all other settings."""
+"""Settings of a node that is one of several: addresses, its roles, connections between nodes, the
+cluster, and where the metadata is. ``config.py`` contains all other settings."""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 from penstock.metadata.cluster_entries import NODE_ID_MAX
 from penstock.model.levels import LEVEL_MAX
-from penstock.node.configuration.addresses import (
-    check_listen_or_empty,
-    check_members,
-    check_node_addresses,
-)
 from penstock.node.configuration.settings import Section, option, path_option
+
+ADDRESSES_MAX = 64
+
+
+class NodeAddress(NamedTuple):
+    host: str
+    port: int
+    name: str = ""  # if set, only a node of this name is accepted there
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Parse ``host:port``, an IPv6 host in brackets. Raises ValueError with the reason."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("expected host:port with a port from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address must be in brackets: [::1]:9324")
+    if not host or any(character.isspace() for character in host):
+        raise ValueError("expected host:port; 0.0.0.0 means all IPv4 addresses of this machine")
+    return host, int(port)
+
+
+def parse_node_addresses(text: str) -> Sequence[NodeAddress]:
+    """Parse ``host:port,name=host:port,...``; names are optional. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if len(parts) > ADDRESSES_MAX:
+        raise ValueError(f"at most {ADDRESSES_MAX} nodes")
+    addresses: list[NodeAddress] = []
+    for part in parts:
+        name, found, address = part.rpartition("=")
+        host, port = parse_listen(address)
+        if not port:
+            raise ValueError(f"{address}: port 0 is not allowed here")
+        if found and not name.strip():
+            raise ValueError(f"{part}: the name before = is empty")
+        addresses.append(NodeAddress(host, port, name.strip()))
+    if len({(one.host, one.port) for one in addresses}) != len(addresses):
+        raise ValueError("an address occurs twice")
+    return addresses
+
+
+def check_of(parse: Callable[[str], object]) -> Callable[[str], str | None]:
+    """Return the check of a setting: it returns why ``parse`` rejects a text, or None."""
+
+    def check(text: str) -> str | None:
+        try:
+            parse(text)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return check
+
+
+check_listen = check_of(parse_listen)
+check_node_addresses = check_of(parse_node_addresses)
+
+
+def check_listen_or_empty(text: str) -> str | None:
+    return check_listen(text) if text else None
+
+
+def check_members(text: str) -> str | None:
+    """Check a list of addresses in which each has a different name."""
+    wrong = check_node_addresses(text)
+    if wrong is not None:
+        return wrong
+    names = [member.name for member in parse_node_addresses(text)]
+    if not all(names):
+        return "expected name=host:port for each"
+    return None if len(set(names)) == len(names) else "two members have the same name"
+
+
+class Role(StrEnum):
+    """A process has all of them, only the metadata service, or all others with a metadata service
+    elsewhere. A frontend without a broker is not supported yet."""
+
+    FRONTEND = "frontend"
+    BROKER = "broker"
+    METADATA = "metadata"
+
+
+ALL = ",".join(Role)
+EVERYTHING = frozenset(Role)
+SERVICE = frozenset({Role.METADATA})
+ATTACHED = frozenset({Role.FRONTEND, Role.BROKER})
+
+
+def parse_roles(text: str) -> frozenset[Role]:
+    """Raises ValueError with the reason."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in names if name not in set(Role)]
+    if unknown or not names:
+        raise ValueError(f"expected some of {', '.join(Role)}")
+    roles = frozenset(Role(name) for name in names)
+    if roles not in (EVERYTHING, SERVICE, ATTACHED):
+        raise ValueError("expected frontend,broker,metadata together, metadata, or frontend,broker")
+    return roles
+
+
+check_roles = check_of(parse_roles)
 
 
 class InternalConfig(Section):

@@ -10,19 +10,19 @@ from pathlib import Path
 from penstock.model import limits, names
 from penstock.model.topic import Fsync
 from penstock.node.configuration import settings
-from penstock.node.configuration.addresses import (
-    check_listen,
-    check_listen_or_empty,
-    parse_listen,
-    parse_node_addresses,
-)
-from penstock.node.configuration.cluster_config import ClusterConfig, InternalConfig, MetadataConfig
-from penstock.node.configuration.roles import (
+from penstock.node.configuration.cluster_config import (
     ALL,
     ATTACHED,
     EVERYTHING,
     SERVICE,
+    ClusterConfig,
+    InternalConfig,
+    MetadataConfig,
+    check_listen,
+    check_listen_or_empty,
     check_roles,
+    parse_listen,
+    parse_node_addresses,
     parse_roles,
 )
 from penstock.node.configuration.settings import (
@@ -58,18 +58,6 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def _check_kafka_listen(text: str) -> str | None:
-    return None if text == KAFKA_OFF else check_listen_or_empty(text)
-
-
-def _check_account(text: str) -> str | None:
-    return None if names.is_account(text) else "expected twelve digits"
-
-
-def _check_region(text: str) -> str | None:
-    return None if names.is_region(text) else "expected 1 to 32 of a-z, 0-9 and -"
-
-
 def _check_url(text: str) -> str | None:
     if not text:
         return None
@@ -79,15 +67,11 @@ def _check_url(text: str) -> str | None:
     return "expected http://host:port or https://host"
 
 
-def _check_data(text: str) -> str | None:
-    return "expected the path of a folder" if not text or "\0" in text else None
-
-
 class NodeConfig(Section):
     data: str = option(
         "./penstock-data",
         "Data folder with logs and metadata; created if missing.",
-        check=_check_data,
+        check=lambda text: "expected the path of a folder" if not text or "\0" in text else None,
     )
     name: str = option(
         "", "Name of this node in logs and metrics; empty: the host name.", max_length=128
@@ -102,10 +86,12 @@ class NodeConfig(Section):
     account: str = option(
         names.ACCOUNT_DEFAULT,
         "AWS account id of requests whose key has none.",
-        check=_check_account,
+        check=lambda text: None if names.is_account(text) else "expected twelve digits",
     )
     region: str = option(
-        names.REGION_DEFAULT, "Region of requests whose signature has none.", check=_check_region
+        names.REGION_DEFAULT,
+        "Region of requests whose signature has none.",
+        check=lambda text: None if names.is_region(text) else "expected 1 to 32 of a-z, 0-9 and -",
     )
     workers: int = option(
         0,
@@ -181,7 +167,7 @@ class KafkaConfig(Section):
         "",
         "Address of the Kafka listener; empty: 127.0.0.1:9092, or any free port if that port is"
         " in use or http.listen has port 0; off: no Kafka listener.",
-        check=_check_kafka_listen,
+        check=lambda text: None if text == KAFKA_OFF else check_listen_or_empty(text),
     )
     advertised: str = option(
         "",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.model.errors import USAGE, SetupError
-from penstock.node.configuration.addresses import parse_listen, parse_node_addresses
+from penstock.node.configuration.cluster_config import parse_listen, parse_node_addresses
 from penstock.node.configuration.config import AuthMode, Config
 
 
@@ -87,7 +87,7 @@ def check_internal(config: Config) -> None:
 
 
 def check_etcd(config: Config) -> None:
-    """Check that calls to an etcd on another machine use TLS: they contain all metadata. Raises
+    """Calls to etcd contain all metadata: off this machine they need TLS. Raises
     ExposureRefused."""
     cluster = config.cluster
     exposed = [str(one) for one in parse_node_addresses(cluster.etcd) if not is_loopback(one.host)]
@@ -106,8 +106,7 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def reachable(address: str) -> str:
-    """Return an address, with or without scheme, at which this machine reaches a listener: all
-    interfaces (0.0.0.0) becomes loopback."""
+    """Return where this machine reaches a listener: all interfaces (0.0.0.0) becomes loopback."""
     for anywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
         scheme, mark, rest = address.rpartition("://")
         if rest.startswith(anywhere):

@@ -149,7 +149,11 @@ def load(
     for path in files:
         given.update(_from_file(settings, path))
     given.update(_from_env(settings, env))
-    given.update(_from_flags(settings, flags))
+    flagged: Given = {}
+    for key, value in flags.items():
+        if value is not None:
+            _give(flagged, settings, key, value, Origin(OriginKind.FLAG, key))
+    given.update(flagged)
     origins: dict[str, Origin] = {}
     sections: dict[str, dict[str, object]] = {}
     for key, setting in settings.items():
@@ -222,19 +226,11 @@ def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
     return given
 
 
-def _from_flags(settings: Mapping[str, Setting], flags: Mapping[str, object]) -> Given:
-    given: Given = {}
-    for key, value in flags.items():
-        if value is not None:
-            _give(given, settings, key, value, Origin(OriginKind.FLAG, key))
-    return given
-
-
 def _give(
     given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
 ) -> None:
-    """Add a value to a source. The file of a secret is read here, so that ``key`` and ``key_file``
-    in the same source are detected."""
+    """Add a value to a source. Here, so that ``key`` and ``key_file`` in one source are
+    detected."""
     target = key
     if key not in settings:
         target = key.removesuffix(FILE_SUFFIX)

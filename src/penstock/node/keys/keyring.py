@@ -1,35 +1,146 @@
 """The master key and the secrets it wraps: the ``model.ports.KeyRing`` of this node.
 
 A master key is 32 random bytes, from one of three sources: a file (created in the data folder at
-the first start unless configured), the environment, or a key management service that unwraps it
-(``kms.py``). It wraps secrets and data keys, never messages. Older master keys are kept for
-unwrapping until everything is wrapped by the present one.
-
-A wrapped secret, authenticated together with its context:
+the first start unless configured), the environment, or a key management service that unwraps it. It
+wraps secrets and data keys, never messages. Older master keys are kept for unwrapping until
+everything is wrapped by the present one. A wrapped secret, authenticated with its context:
 
     version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
 
 Nonces are random: one key can wrap 2^32 values before a collision becomes likely enough to matter.
 Another layout needs another version byte; ``unwrap`` must then read both.
-"""
+
+Every key management service has a command-line client, so a command of the operator supports them
+all. It runs only at the start and at a rotation, gets one JSON object on stdin and writes one to
+stdout:
+
+    {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
+    {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
+
+``context`` is the same for both; the service should authenticate it if it can. The stderr of the
+command is the server's."""
 
 import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
+import json
 import os
+import shlex
+import signal
 import stat
+import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.model.errors import Damaged, SetupError
+from penstock.model.errors import Damaged, PenstockError, SetupError
 from penstock.node.configuration.config import KeysConfig
-from penstock.node.keys.kms import CommandKms, Kms
+
+COMMAND_SECONDS_MAX = 30.0
+REPLY_BYTES_MAX = 65_536
+
+
+class KmsFailed(PenstockError):
+    pass
+
+
+class Kms(Protocol):
+    """Calls block. Raises KmsFailed."""
+
+    def wrap(self, secret: bytes, *, context: bytes) -> bytes: ...
+
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes: ...
+
+
+class CommandKms:
+    def __init__(self, command: str, *, seconds_max: float = COMMAND_SECONDS_MAX) -> None:
+        try:
+            self._command = shlex.split(command)
+        except ValueError as error:
+            raise KmsFailed(f"keys.kms_command cannot be parsed: {error}") from error
+        if not self._command:
+            raise KmsFailed("keys.kms_command is empty")
+        self._seconds_max = seconds_max
+
+    def wrap(self, secret: bytes, *, context: bytes) -> bytes:
+        return self._call("wrap", "plaintext", secret, "ciphertext", context)
+
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        return self._call("unwrap", "ciphertext", wrapped, "plaintext", context)
+
+    def _call(self, operation: str, given: str, value: bytes, wanted: str, context: bytes) -> bytes:
+        request = {
+            "operation": operation,
+            "context": base64.b64encode(context).decode(),
+            given: base64.b64encode(value).decode(),
+        }
+        reply = self._run(json.dumps(request).encode())
+        try:
+            found = json.loads(reply)[wanted]
+            return base64.b64decode(found, validate=True)
+        except (ValueError, KeyError, TypeError, binascii.Error):
+            # Without the reply, which may contain the key.
+            raise KmsFailed(
+                f"{self._command[0]}: {operation}: expected one JSON object with {wanted!r} in"
+                " base64"
+            ) from None
+
+    def _run(self, request: bytes) -> bytes:
+        name = self._command[0]
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the operator's command
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # so that its child processes can be killed too
+            )
+        except OSError as error:
+            raise KmsFailed(f"{name}: cannot be run: {error.strerror}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        overdue = threading.Event()
+
+        def give_up() -> None:
+            overdue.set()
+            _kill(process)
+
+        timer = threading.Timer(self._seconds_max, give_up)
+        timer.start()
+        try:
+            with process.stdin, process.stdout:
+                try:
+                    process.stdin.write(request)  # fits into the pipe, so it does not block
+                    process.stdin.close()
+                except BrokenPipeError:
+                    pass  # it did not read the request; its reply and exit code are checked below
+                reply = process.stdout.read(REPLY_BYTES_MAX + 1)
+            if len(reply) > REPLY_BYTES_MAX:
+                _kill(process)
+            code = process.wait()
+        finally:
+            timer.cancel()
+        if overdue.is_set():
+            raise KmsFailed(f"{name}: no reply within {self._seconds_max:g} s")
+        if len(reply) > REPLY_BYTES_MAX:
+            raise KmsFailed(f"{name}: the reply is longer than {REPLY_BYTES_MAX} bytes")
+        if code:
+            raise KmsFailed(f"{name}: ended with exit code {code}")
+        return reply
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
 
 MASTER_VARIABLE = "PENSTOCK_MASTER_KEY"
 MASTER_NAME = "master.key"
@@ -150,8 +261,7 @@ def open_key_ring(
     kms: Kms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
-    """Open the key ring; blocks. ``master_text``: the key in base64, from the environment. Raises
-    KeyRingUnusable."""
+    """Blocks. ``master_text``: the key in base64, from the environment. Raises KeyRingUnusable."""
     given = [bool(master_file), bool(master_text), kms is not None]
     if sum(given) > 1:
         raise KeyRingUnusable(
@@ -159,7 +269,7 @@ def open_key_ring(
         )
     if len(old_master_files) > OLD_MASTERS_MAX:
         raise KeyRingUnusable(f"keys.old_master_files names more than {OLD_MASTERS_MAX} files")
-    old = [read_master(Path(path)) for path in old_master_files]
+    old, own = [read_master(Path(path)) for path in old_master_files], folder / MASTER_NAME
     if master_text:
         master = _parse_master(master_text.encode(), MASTER_VARIABLE)
     elif kms is not None:
@@ -168,10 +278,12 @@ def open_key_ring(
     elif master_file:
         master = read_master(Path(master_file))
     else:
-        return MasterKeyRing(_own_master(folder / MASTER_NAME, entropy), old=old, entropy=entropy)
-    if (folder / MASTER_NAME).exists():
+        if not own.exists():
+            _write_new(own, base64.b64encode(entropy(MASTER_BYTES)) + b"\n")
+        return MasterKeyRing(read_master(own), old=old, entropy=entropy)
+    if own.exists():
         # From before another source was configured: secrets wrapped by it still exist.
-        old.append(read_master(folder / MASTER_NAME))
+        old.append(read_master(own))
     return MasterKeyRing(master, old=old, entropy=entropy)
 
 
@@ -207,14 +319,6 @@ def _parse_master(content: bytes, where: str) -> bytes:
             f"the master key in {where} is not {MASTER_BYTES} bytes in base64; create one with"
             f" `openssl rand -base64 {MASTER_BYTES}`"
         )
-    return master
-
-
-def _own_master(path: Path, entropy: Callable[[int], bytes]) -> bytes:
-    if path.exists():
-        return read_master(path)
-    master = entropy(MASTER_BYTES)
-    _write_new(path, base64.b64encode(master) + b"\n")
     return master
 
 

@@ -2,17 +2,17 @@
 
 All provide the same: a catalog for requests of clients, the topics for the broker, and a store for
 identities, data keys and producer ids. ``own_store`` has what belongs to the logs, the tasks that
-move dead letters: it is the store of this node, or of the cluster that it belongs to.
-"""
+move dead letters: it is the store of this node, or of the cluster that it belongs to."""
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.calls.internal.connection import NodeCertificates
+from penstock.calls.internal.client import FirstReachable, InternalClient
+from penstock.calls.internal.connection import NodeEnd
 from penstock.metadata.serving.remote_catalog import RemoteCatalog
 from penstock.metadata.serving.remote_store import RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
@@ -20,26 +20,105 @@ from penstock.metadata.store import Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
-from penstock.node.configuration.addresses import parse_node_addresses
+from penstock.node.configuration.cluster_config import NodeAddress, parse_node_addresses
 from penstock.node.configuration.config import Config
-from penstock.node.metadata.service_peers import ExpectedStore, Peers
-from penstock.node.process.folder import DataFolder
+from penstock.node.process.folder import DataFolder, replace_file
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
+from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.faults import HelloRefused, Unreachable
+from penstock.wire.internal.frame import Hello
 
 if TYPE_CHECKING:
     from penstock.metadata.etcd.store import EtcdStore
 
 log_ = logging.getLogger(__name__)
 
+FILE_NAME = "metadata-id"
+STORE_FEATURE = "store="  # by which a metadata node names its store in its hello
 RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
 REASONS_MAX = 8  # different reasons for waiting that are logged
 # Of a call to etcd while the node starts: an etcd that is slow for some seconds must not end the
 # start.
 START_CALL_SECONDS = 20.0
 CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
+
+
+class ExpectedStore:
+    """The one store a node belongs to: the id of the first that replied is kept, and metadata nodes
+    with another one are rejected. An address may be mistyped, or two processes may have a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE_NAME
+        try:
+            self.store_id = self._file.read_text("ascii").strip()
+        except FileNotFoundError:
+            self.store_id = ""
+
+    def check(self, hello: Hello) -> None:
+        """For a client's ``check_hello``. Raises HelloRefused."""
+        feature = next((one for one in hello.features if one.startswith(STORE_FEATURE)), "")
+        found = feature.removeprefix(STORE_FEATURE)
+        if not found:
+            raise HelloRefused(f"Node {hello.node_id} is not a metadata node.")
+        if not self.store_id:
+            replace_file(self._file, (found + "\n").encode("ascii", "replace"))
+            self.store_id = found
+        elif found != self.store_id:
+            raise HelloRefused(
+                f"Node {hello.node_id} uses another store ({found}) than the one this node belongs"
+                f" to ({self.store_id}). Only one of several metadata processes keeps the store;"
+                " start the others with --metadata and its address"
+            )
+
+
+class Peers:
+    """One connection per node, opened by the first call."""
+
+    def __init__(self, setup: NodeSetup, check_hello: Callable[[Hello], None]) -> None:
+        self._setup = setup
+        nodes = setup.certificates.nodes
+        self._tls = None if nodes is None else nodes.calling
+        self._check_hello = check_hello
+        self._clients: dict[NodeAddress, InternalClient] = {}  # at most those of the configuration
+
+    def any_of(self, addresses: Sequence[NodeAddress]) -> Caller:
+        """Return a caller that uses any of several equivalent nodes."""
+        clients = [self._client(address) for address in addresses]
+        return FirstReachable(lambda: clients)
+
+    def by_name(self, addresses: Sequence[NodeAddress]) -> Callable[[str], Caller]:
+        named = {address.name: address for address in addresses}
+
+        def find(name: str) -> Caller:
+            if name not in named:
+                raise Unreachable(f"Node {name} is not among the members.")
+            return self._client(named[name])
+
+        return find
+
+    def _client(self, address: NodeAddress) -> InternalClient:
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = InternalClient(
+                address.host,
+                address.port,
+                NodeEnd(
+                    self._setup.name,
+                    self._setup.config.internal.cluster,
+                    check_hello=self._check_hello,
+                    secret=self._setup.worker_secret,
+                ),
+                node_id=address.name or None,
+                tls=self._tls,
+            )
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
 
 
 class GivenUp(PenstockError):
@@ -164,8 +243,8 @@ def _path(text: str) -> Path | None:
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Check that the folder has no topics of a single node: they would not become the cluster's.
-    Raises FolderTaken."""
+    """Check that the folder has no topics of a single node: they would be lost. Raises
+    FolderTaken."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -187,12 +266,10 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
 class RemoteMetadata(MetadataLink):
     """Calls to a metadata service."""
 
-    def __init__(
-        self, setup: NodeSetup, certificates: NodeCertificates | None, *, partitions_max: int
-    ) -> None:
+    def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
         super().__init__(setup, partitions_max=partitions_max)
         config = setup.config
-        self._peers = Peers(setup, certificates, check_hello=ExpectedStore(setup.folder.path).check)
+        self._peers = Peers(setup, ExpectedStore(setup.folder.path).check)
         self._remote = RemoteCatalog(
             self._peers.any_of(parse_node_addresses(config.metadata.service)),
             clock=setup.clock,
@@ -233,14 +310,13 @@ class RemoteMetadata(MetadataLink):
         self._remote.store.on_back(listener)
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
-        yield families.METADATA_STALENESS, ((), self._remote.staleness_ms / 1_000)
+        yield families.METADATA_STALENESS, ((), self._remote.store.staleness_ms / 1_000)
 
 
 async def start_when_there(
     start: Callable[[], Awaitable[None]], service: str, stop: asyncio.Event
 ) -> None:
-    """Retry until the metadata service is reachable; each reason is logged once. Raises GivenUp if
-    ``stop`` is set meanwhile."""
+    """Retry until the metadata is reachable. Raises GivenUp if ``stop`` is set meanwhile."""
     logged: set[str] = set()
     while True:
         try:

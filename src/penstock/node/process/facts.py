@@ -5,7 +5,7 @@ import asyncio
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +15,10 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.fact_log import STOP_SECONDS_MAX, FactLog, Leads, leads_all
 from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWriter
 from penstock.frontend.facts.usage import UsageTable, UsageWriter
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.producer_ids import StoredProducerIds
+from penstock.metadata.topics.catalog import StoredCatalog, StoredProducerIds
 from penstock.model.calls import BrokerPort
-from penstock.model.ports import Clock
 from penstock.model.troubles import Trouble, facts_not_written
-from penstock.node.configuration.config import Config
+from penstock.node.process.node_setup import NodeSetup
 
 USAGE_TOPIC = "__usage"
 AUDIT_TOPIC = "__audit"
@@ -32,18 +30,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Facts:
     def __init__(
         self,
-        config: Config,
-        *,
-        node: str,
+        setup: NodeSetup,
         broker: BrokerPort,
         catalog: StoredCatalog,
         producer_ids: StoredProducerIds,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
+        *,
         groups: Coordinators | None = None,
         leads: Leads = leads_all,
     ) -> None:
         """``groups``: whose lags are reported. ``leads``: which partitions this node reports."""
+        config, node, clock, entropy = setup.config, setup.name, setup.clock, setup.entropy
 
         def log_of(topic: str, retention_ms: int) -> FactLog:
             return FactLog(
@@ -105,10 +101,9 @@ class Facts:
             )
 
     def start(self) -> None:
-        if self._writer is not None:
-            self._writer.start()
-        if self._telemetry is not None:
-            self._telemetry.start()
+        for writer in (self._writer, self._telemetry):
+            if writer is not None:
+                writer.start()
         if self.audit is not None:
             self.audit.start(version=__version__)
 

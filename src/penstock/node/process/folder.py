@@ -1,7 +1,14 @@
-"""The data folder: locked by one process at a time, with an id and an anchor of the clock."""
+"""The data folder: locked by one process at a time, with an id and an anchor of the clock, and
+closed to other users of the machine.
+
+Commands that write a data folder or a backup call ``set_umask`` first: then each new folder has
+mode 0700 and each new file 0600, also those of SQLite, etcd and workers, which inherit it.
+``repair`` changes the modes of existing files, of older versions or other programs."""
 
 import fcntl
+import logging
 import os
+import stat
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +17,48 @@ import msgspec
 
 from penstock.model.errors import CONFLICT, USAGE, SetupError
 from penstock.node.keys.keyring import MASTER_NAME
-from penstock.node.process.file_modes import repair
 from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
+
+log_ = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 ANCHOR_NAME = "clock.json"
 IDENTITY_NAME = "cluster-id"
 METADATA_NAME = "metadata.sqlite3"
+OTHERS = 0o077  # rights of group and others
+
+
+def set_umask() -> None:
+    os.umask(OTHERS)
+
+
+def repair(folder: Path, *, but: str = "") -> None:
+    """Close a folder and its content to others, except files named ``but``. The folder comes last:
+    if it is private, the rest was repaired before. Links are not followed. A mode that cannot be
+    changed is logged: the root of a mounted volume may belong to another user."""
+    if not folder.stat().st_mode & OTHERS:
+        return
+    failed: list[tuple[Path, str]] = []
+    inside = (
+        Path(below, name)
+        for below, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    )
+    for path in (*inside, folder):
+        try:
+            mode = path.stat().st_mode if path == folder else path.lstat().st_mode
+            if mode & OTHERS and not stat.S_ISLNK(mode) and (path.name != but or path == folder):
+                path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed.append((path, error.strerror or str(error)))
+    if failed:
+        path, reason = failed[0]
+        log_.warning(
+            "file modes not repaired: other users may read the data folder",
+            extra={"path": str(path), "reason": reason, "count": len(failed)},
+        )
 
 
 class FolderUnusable(SetupError):
@@ -49,6 +91,13 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a small file whole or not at all. It is not synced."""
+    new = file.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(file)
+
+
 class DataFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,8 +124,8 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the relation of wall clock and boot clock. Returns whether the wall clock has run
-        evenly since the last process did so."""
+        """Store the present clocks. Returns whether the wall clock ran evenly since the last
+        time."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:
@@ -84,22 +133,17 @@ class DataFolder:
             is_trusted = elapsed_trustworthy(before, now)
         except (OSError, msgspec.MsgspecError):
             is_trusted = False
-        new = file.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(now))
-        new.replace(file)
+        replace_file(file, msgspec.json.encode(now))
         return is_trusted
 
     def identity(self, entropy: Callable[[int], bytes]) -> str:
-        """Return the random id of this folder, the cluster id for Kafka clients of a single
-        node."""
+        """Return the random id of this folder, the cluster id of a single node for Kafka."""
         file = self.path / IDENTITY_NAME
         try:
             return file.read_text("ascii").strip()
         except OSError:
             text = urlsafe_b64encode(entropy(16)).decode("ascii").rstrip("=")
-            new = file.with_suffix(".new")
-            new.write_text(text, "ascii")
-            new.replace(file)
+            replace_file(file, text.encode())
             return text
 
     def release(self) -> None:

@@ -1,23 +1,132 @@
-"""The basic parts of a node: configuration, clock, entropy, data folder, metrics and health.
-Created first; nothing here has to be started."""
+"""The basic parts of a node: configuration, clock, entropy, data folder, metrics, health,
+certificates and the secret of a worker. Created first; nothing here has to be started."""
 
+import asyncio
+import logging
 import os
 import platform
+import secrets
+import ssl
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from penstock import __version__
+from penstock.calls.internal.connection import NodeCertificates
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.request import Info
-from penstock.node.configuration.config import Config
-from penstock.node.configuration.roles import parse_roles
+from penstock.model.errors import PenstockError
+from penstock.model.troubles import CERTIFICATE_WARN_DAYS, Trouble, certificate_ending
+from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
+from penstock.node.configuration.cluster_config import InternalConfig, parse_roles
+from penstock.node.configuration.config import Config, TlsConfig
 from penstock.node.configuration.settings import Loaded
-from penstock.node.keys.worker_secret import receive_secret
 from penstock.node.process.folder import DataFolder
+from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 from penstock.telemetry.metrics import Meter
+from penstock.wire.internal.frame import SECRET_BYTES
 
-PAGE_BYTES = 4_096
+PAGE_BYTES: Final = 4_096
+LOOK_SECONDS: Final = 1.0
+CERTIFICATES_SECONDS: Final = 5.0
+
+log_ = logging.getLogger(__name__)
+
+# The processes of ``penstock serve --workers`` call each other over loopback ports, which every
+# user of the machine can connect to. So both ends prove that they know a secret, which the parent
+# draws at each start (``wire/internal/proof.py``). A process gets it by a pipe as standard input:
+# other users can read its arguments, and the owner's other programs its environment and files.
+_VARIABLE: Final = "PENSTOCK_WORKER_SECRET_FD"
+SECRET_ENV: Final = {_VARIABLE: "0"}  # makes a child read the pipe
+
+
+class SecretMissing(PenstockError):
+    """A worker was started without the secret of its parent."""
+
+
+def draw_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def pipe_with(secret: bytes) -> int:
+    """Return the reading end of a pipe that holds the secret and nothing after it."""
+    reading, writing = os.pipe()
+    os.write(writing, secret)  # far less than a pipe holds
+    os.close(writing)
+    return reading
+
+
+def receive_secret(env: Mapping[str, str]) -> bytes | None:
+    """Return the secret from the parent; None: this process is no worker. Raises SecretMissing."""
+    given = env.get(_VARIABLE)
+    if given is None:
+        return None
+    try:
+        secret = os.read(int(given), SECRET_BYTES + 1)
+    except (ValueError, OSError) as error:
+        raise SecretMissing(f"{_VARIABLE}={given} cannot be read: {error}") from error
+    if len(secret) != SECRET_BYTES:
+        raise SecretMissing(
+            f"{_VARIABLE}={given}: read {len(secret)} bytes instead of the {SECRET_BYTES} of the"
+            " workers' secret; only `penstock serve --workers N` sets this variable, unset it"
+        )
+    return secret
+
+
+class CertificateKeeper:
+    """The certificates for clients and for other nodes. Changed files are loaded while the node
+    runs; if they are unusable, that is logged and the old certificate stays in use."""
+
+    def __init__(self, tls: TlsConfig, internal: InternalConfig) -> None:
+        """Raises CertificateUnusable."""
+        self._clients: Certificates | None = None
+        self.nodes: NodeCertificates | None = None
+        if tls.cert_file:
+            client_ca = Path(tls.client_ca_file) if tls.client_ca_file else None
+            key = Path(tls.key_file or tls.cert_file)  # one file may contain both
+            self._clients = Certificates(TlsFiles(Path(tls.cert_file), key, client_ca))
+        if internal.certificate:
+            key = Path(internal.key or internal.certificate)
+            self.nodes = NodeCertificates(Path(internal.certificate), key, Path(internal.ca))
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS context of listeners for clients; None: no TLS."""
+        return None if self._clients is None else self._clients.context
+
+    @property
+    def has_any(self) -> bool:
+        return self._clients is not None or self.nodes is not None
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATES_SECONDS)
+            self.renew()
+
+    def renew(self) -> None:
+        for certificates in (self._clients, self.nodes):
+            try:
+                if certificates is not None and certificates.renew():
+                    log_.info("certificate renewed")
+            except CertificateUnusable as error:
+                log_.error("certificate not renewed", extra={"reason": str(error)})
+
+    def troubles(self, *, now_ms: int) -> Iterable[Trouble]:
+        for users, one in (("clients", self._clients), ("other nodes", self.nodes)):
+            if one is not None:
+                days_left = (one.expires_at_ms - now_ms) // 86_400_000
+                if days_left < CERTIFICATE_WARN_DAYS:
+                    yield certificate_ending(users, days_left)
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        if self._clients is not None:
+            yield families.TLS_EXPIRY, ((), self._clients.expires_at_ms / 1_000)
+        if self.nodes is not None:
+            yield families.INTERNAL_TLS_EXPIRY, ((), self.nodes.expires_at_ms / 1_000)
 
 
 class Entropy:
@@ -48,6 +157,8 @@ class NodeSetup:
     health: Health
     entropy: Entropy
     folder: DataFolder
+    certificates: CertificateKeeper
+    is_auth_on: bool
     is_elapsed_trusted: bool  # the wall clock has run evenly since the last process
     endpoints: dict[str, str]  # filled as listeners open
     worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
@@ -62,7 +173,6 @@ class NodeSetup:
 
     def info(self, *, kafka_protocol: str = "") -> Info:
         node = self.config.node
-        roles = parse_roles(node.roles)
         return Info(
             version=__version__,
             node=self.name,
@@ -73,13 +183,23 @@ class NodeSetup:
             started_at_ms=self.clock.wall_ms(),
             endpoints=self.endpoints,
             kafka_protocol=kafka_protocol,
-            roles=sorted(roles),
+            roles=sorted(parse_roles(node.roles)),
             clock_trusted=self.is_elapsed_trusted,
         )
 
+    async def watch_health(self, report: Callable[[], None]) -> None:
+        """Measure the lag of the event loop and call ``report`` every second, forever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOK_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+            self.meter.loop_lagged(max(0.0, loop.time() - due))
+            report()
 
-def make_setup(loaded: Loaded[Config]) -> NodeSetup:
-    """Lock the data folder. Raises FolderUnusable, SecretMissing."""
+
+def make_setup(loaded: Loaded[Config], *, is_auth_on: bool) -> NodeSetup:
+    """Lock the data folder. Raises CertificateUnusable, FolderUnusable, SecretMissing."""
+    certificates = CertificateKeeper(loaded.config.tls, loaded.config.internal)
     worker_secret = receive_secret(os.environ)
     clock = SystemClock()
     folder = DataFolder(Path(loaded.config.node.data))
@@ -90,6 +210,8 @@ def make_setup(loaded: Loaded[Config]) -> NodeSetup:
         health=Health(),
         entropy=Entropy(),
         folder=folder,
+        certificates=certificates,
+        is_auth_on=is_auth_on,
         is_elapsed_trusted=folder.renew_anchor(clock),
         endpoints={},
         worker_secret=worker_secret,

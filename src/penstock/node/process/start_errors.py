@@ -1,12 +1,43 @@
-"""Turn an error that ended a start into what the operator reads: what happened, why, what to do."""
+"""What others read about the start of a server: the operator, from an error that ended it, what
+happened, why and what to do; systemd, when the server is ready and when it stops
+(``Type=notify``, see sd_notify(3))."""
 
+import logging
+import socket
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-from penstock.membership.cluster_level import LevelRefused
+from penstock.membership.cluster_view import LevelRefused
 from penstock.metadata.store import StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, SetupError
+
+log_ = logging.getLogger(__name__)
+
+VARIABLE: Final = "NOTIFY_SOCKET"
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+
+
+class ServiceManager:
+    """The socket of the service manager that started this process, if any."""
+
+    def __init__(self, env: MutableMapping[str, str]) -> None:
+        """Take the address out of ``env``: processes that this one starts must not use it."""
+        address = env.pop(VARIABLE, "")
+        # systemd writes the zero byte of an abstract socket as "@".
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+
+    def tell(self, state: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as door:
+                door.connect(self._address)
+                door.sendall(state.encode())
+        except OSError as error:
+            log_.warning("service manager not notified", extra={"reason": str(error)})
+
 
 # Advice for errors that bring none, by the nearest base class.
 _DO: Final[Mapping[type[Exception], str]] = {

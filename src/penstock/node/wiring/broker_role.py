@@ -22,14 +22,11 @@ from penstock.cursor.tenants import CoordinatorUsage
 from penstock.frontend.kafka.configs.broker_table import COMPACTION_BACKOFF, TOPIC_NAMES
 from penstock.log.batch_cache import BatchCacheBudget
 from penstock.log.log import LogConfig
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
-from penstock.metadata.topics.move_tasks import MoveTasks
-from penstock.metadata.topics.producer_ids import StoredProducerIds
-from penstock.metadata.topics.resource_configs import ResourceConfigs
+from penstock.metadata.topics.catalog import MoveTasks, StoredProducerIds
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
 from penstock.model import troubles
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.replication import IN_SYNC_MIN
-from penstock.model.stream import TopicDefaults
 from penstock.model.topic import partition_of_group
 from penstock.model.troubles import Trouble
 from penstock.node.cluster.cluster_role import ClusterRole
@@ -64,21 +61,35 @@ class BrokerRole:
             level=self.level,
             topic_names=TOPIC_NAMES,
         )
-        self._context = _context(
-            setup,
-            metadata,
-            pool,
-            disk,
+        config, is_clustered = setup.config, cluster is not None
+        self._context = BrokerContext(
+            folder=setup.folder.path,
+            clock=setup.clock,
+            pool=pool,
+            disk=disk,
+            catalog=metadata.topics,
+            meter=setup.meter,
+            log=LogConfig(
+                segment_bytes_max=config.log.segment_bytes_max,
+                segment_age_ms_max=config.log.segment_age_ms_max,
+                tail_bytes_max=config.log.tail_bytes_max,
+                batch_cache_budget=BatchCacheBudget(config.log.tails_bytes_max),
+            ),
+            fsync_default=config.log.fsync,
+            fsync_interval_ms=config.log.fsync_interval_ms,
+            clean_interval_ms=config.log.retention_check_ms,
+            compact_interval_ms=config.log.compaction_check_ms,
+            scrub_bytes_per_second=config.log.scrub_bytes_per_second,
+            scrub_interval_ms=config.log.scrub_interval_ms,
+            in_flight_max=config.queue.in_flight_max,
             defaults=self.dynamic.defaults,
-            is_clustered=cluster is not None,
+            # In a cluster, logs contain times of other nodes.
+            is_elapsed_trusted=setup.is_elapsed_trusted and not is_clustered,
         )
         self._tasks = MoveTasks(metadata.own_store)
         self.disk = disk
         self.broker = Broker(
-            self._context,
-            self._tasks,
-            entropy=setup.entropy,
-            is_clustered=cluster is not None,
+            self._context, self._tasks, entropy=setup.entropy, is_clustered=is_clustered
         )
         self.producer_ids = StoredProducerIds(metadata.store)
         self.cutting = BackupPositions(self.broker.partitions, self._context.hold, setup.clock)
@@ -206,39 +217,3 @@ class BrokerRole:
             yield troubles.row_unreadable(row.topic, row.partition, row.offset, str(row))
         if self._cluster is not None:
             yield from self._cluster.troubles()
-
-
-def _context(
-    setup: NodeSetup,
-    metadata: MetadataLink,
-    pool: Executor,
-    disk: DiskBudget,
-    *,
-    defaults: TopicDefaults,
-    is_clustered: bool,
-) -> BrokerContext:
-    config = setup.config
-    return BrokerContext(
-        folder=setup.folder.path,
-        clock=setup.clock,
-        pool=pool,
-        disk=disk,
-        catalog=metadata.topics,
-        meter=setup.meter,
-        log=LogConfig(
-            segment_bytes_max=config.log.segment_bytes_max,
-            segment_age_ms_max=config.log.segment_age_ms_max,
-            tail_bytes_max=config.log.tail_bytes_max,
-            batch_cache_budget=BatchCacheBudget(config.log.tails_bytes_max),
-        ),
-        fsync_default=config.log.fsync,
-        fsync_interval_ms=config.log.fsync_interval_ms,
-        clean_interval_ms=config.log.retention_check_ms,
-        compact_interval_ms=config.log.compaction_check_ms,
-        scrub_bytes_per_second=config.log.scrub_bytes_per_second,
-        scrub_interval_ms=config.log.scrub_interval_ms,
-        in_flight_max=config.queue.in_flight_max,
-        defaults=defaults,
-        # In a cluster, logs contain times of other nodes.
-        is_elapsed_trusted=setup.is_elapsed_trusted and not is_clustered,
-    )

@@ -6,6 +6,7 @@ reads its log again, and so does every later leader. Nothing is skipped in any o
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -28,17 +29,14 @@ TOPICS = (GROUPS_TOPIC, TRANSACTIONS_TOPIC)
 SHOWN_BYTES_MAX = 1_024  # of a key or value
 
 
+@dataclass(frozen=True, slots=True)
 class CoordinatorAdmin:
     """Implements ``frontend.admin.ports.CoordinatorPort``."""
 
-    def __init__(
-        self, catalog: Catalog, broker: BrokerPort, *, clock: Clock, namespace: tuple[str, str]
-    ) -> None:
-        """``broker`` reaches the partitions of all nodes; ``namespace``: account and region."""
-        self._catalog = catalog
-        self._broker = broker
-        self._clock = clock
-        self._namespace = namespace
+    _catalog: Catalog
+    _broker: BrokerPort  # reaches the partitions of all nodes
+    _clock: Clock
+    _namespace: tuple[str, str]  # account and region
 
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
         found = self._find(topic, partition)
@@ -91,12 +89,20 @@ class CoordinatorAdmin:
         log = RowLog(self._broker, topic, partition, self._clock)
         start, end = await log.ends()
         unreadable: RowUnreadable | None = None
+        # A new state, as the coordinator has.
+        replay_row: Callable[[bytes, bytes | None], object] = Transactions(
+            coordinator_epoch=0
+        ).replay
+        if topic.name == GROUPS_TOPIC:
+            replay_row = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
         try:
-            await log.replay(start, end, self._new_replay(topic.name))
+            await log.replay(start, end, lambda row: replay_row(row.key, row.value))
         except RowUnreadable as error:
             unreadable = error
         skipped = [one for one in topic.skipped_rows if one.partition == partition]
-        shown = None if unreadable is None else _shown_unreadable(unreadable)
+        shown = None
+        if unreadable is not None:
+            shown = _shown(_placed(unreadable), unreadable.reason)
         return CoordinatorLog(topic.name, partition, start, end, shown, skipped), unreadable
 
     async def _row_at(self, topic: Topic, partition: int, offset: int) -> PlacedRow | None:
@@ -110,18 +116,8 @@ class CoordinatorAdmin:
             async for rows in log.read(offset, offset + 1):
                 return rows[0] if rows else None
         except RowUnreadable as error:
-            row = Row(b"", None) if error.row is None else error.row
-            return PlacedRow(error.offset, row)
+            return _placed(error)
         return None
-
-    def _new_replay(self, topic: str) -> Callable[[Row], object]:
-        """Return a function that replays a row into a new state, as the coordinator does."""
-        replay: Callable[[bytes, bytes | None], object]
-        if topic == GROUPS_TOPIC:
-            replay = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
-        else:
-            replay = Transactions(coordinator_epoch=0).replay
-        return lambda row: replay(row.key, row.value)
 
 
 def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic) -> Topic:
@@ -151,6 +147,5 @@ def _shown(placed: PlacedRow, reason: str | None = None) -> ShownRow:
     )
 
 
-def _shown_unreadable(error: RowUnreadable) -> ShownRow:
-    row = Row(b"", None) if error.row is None else error.row
-    return _shown(PlacedRow(error.offset, row), error.reason)
+def _placed(error: RowUnreadable) -> PlacedRow:
+    return PlacedRow(error.offset, Row(b"", None) if error.row is None else error.row)

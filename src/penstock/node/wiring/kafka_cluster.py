@@ -1,37 +1,31 @@
-"""Kafka's admin requests about the cluster, on any node: changes are written to the store, where
-the manager finds them; queries read the store or this node's view of it."""
+"""The cluster for Kafka clients of any node: its brokers and the leaders of partitions, from the
+rows this node knows; and Kafka's admin requests about the cluster, which are written to the store,
+where the manager finds them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
-from penstock.broker.replicas.replicator import Replicator
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt
+from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt, Place
 from penstock.frontend.kafka.ports.cluster import Election, Quorum, Reassigned, ReplicaHere
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import read_draining, read_nodes, readable
-from penstock.manager.decisions import Policy, Topics, wanted
-from penstock.manager.in_cluster import Manager
+from penstock.manager.decisions import wanted
 from penstock.manager.operator_requests import (
     Refused,
     preferred_leader,
     reassignment,
     unclean_leader,
 )
-from penstock.membership.cluster_view import ClusterView
-from penstock.metadata.cluster_entries import (
-    PLACEMENTS_PREFIX,
-    NodeEntry,
-    PartitionKey,
-    decode_placement,
-    partition_of,
-)
-from penstock.metadata.store import Entry, Store
+from penstock.metadata import cluster_entries
+from penstock.metadata.store import Entry
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
-from penstock.model.ports import ProducerSeen
-from penstock.model.topic import Topic
-from penstock.node.wiring.kafka_brokers import broker_of
+from penstock.model.ports import Catalog, ProducerSeen
+from penstock.model.topic import Topic, partition_of_group
+from penstock.node.cluster.cluster_role import ClusterRole
+from penstock.node.configuration.cluster_config import parse_listen
 from penstock.replication.replica import Role
 from penstock.replication.row import Change, View
 
@@ -44,41 +38,79 @@ _OUTCOMES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterBrokers:
+    """Implements ``frontend.kafka.brokers.Brokers``."""
+
+    _cluster: ClusterRole
+    _catalog: Catalog
+    _namespace: tuple[str, str]  # account and region
+
+    def all(self) -> Sequence[BrokerAt]:
+        found = [broker_of(entry) for _, entry in sorted(self._cluster.view.nodes.items())]
+        return [one for one in found if one is not None]
+
+    @property
+    def controller(self) -> int:
+        manager = self._cluster.manager
+        return NO_LEADER if manager is None else manager.manager
+
+    def place(self, topic: Topic, index: int) -> Place:
+        view = self._cluster.view.of_topic(topic.source_id or topic.topic_id).get(index)
+        if view is None:
+            return Place(NO_LEADER, -1, (), ())
+        row, nodes = view.row, self._cluster.view.nodes
+        led = self._cluster.routes.leader(topic, index)
+        leader, epoch = (NO_LEADER, row.epoch) if led is None else led
+        return Place(
+            leader,
+            epoch,
+            row.replicas,
+            sorted(row.in_sync),
+            [node for node in row.replicas if node not in nodes],
+        )
+
+    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
+        if found is None or found.replica.leader is None:
+            return None
+        return found.replica.history.end_of(epoch, end_offset=found.replica.end_offset)
+
+    def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
+        topic = self._catalog.find(*self._namespace, internal_topic)
+        if topic is None:
+            return None
+        led = self._cluster.routes.leader(topic, partition_of_group(key, topic.partition_count))
+        entry = None if led is None else self._cluster.view.nodes.get(led[0])
+        return None if entry is None else broker_of(entry)
+
+
+def broker_of(entry: cluster_entries.NodeEntry) -> BrokerAt | None:
+    if not entry.kafka:
+        return None  # no Kafka listener, or not open yet
+    host, port = parse_listen(entry.kafka)
+    return BrokerAt(entry.node, host, port, entry.rack or None)
+
+
 class ClusterChanges:
     """Implements ``frontend.kafka.cluster_port.KafkaCluster``."""
 
-    def __init__(
-        self,
-        store: Store,
-        view: ClusterView,
-        catalog: Topics,
-        *,
-        policy: Policy,
-        manager: Callable[[], Manager | None],
-        seen: Mapping[int, NodeEntry],
-        replica: Callable[[PartitionKey], Replicator | None],
-    ) -> None:
-        """``seen``: last known entries of nodes. ``replica`` returns this node's replica."""
-        self._store = store
-        self._view = view
-        self._catalog = catalog
-        self._policy = policy
-        self._manager = manager
-        self._seen = seen
-        self._replica = replica
+    def __init__(self, cluster: ClusterRole) -> None:
+        self._cluster = cluster
+        self._store = cluster.store
+        self._view = cluster.view
+        self._seen = cluster.admin.seen  # last known entries of nodes
 
     @property
     def nodes(self) -> Collection[int]:
         return self._view.nodes.keys()
 
-    # ── Where partitions are ─────────────────────────────────────────────────────────────────
-
     @asynccontextmanager
     async def placed(
         self, topic: Topic, places: Mapping[int, Sequence[int]]
     ) -> AsyncIterator[None]:
-        in_sync_min = wanted(topic, self._policy).in_sync_min
-        is_new = self._catalog.find_id(topic.topic_id) is None
+        in_sync_min = wanted(topic, self._cluster.policy).in_sync_min
+        is_new = self._cluster.catalog.find_id(topic.topic_id) is None
         try:
             await operator_requests.create(
                 self._store, topic.topic_id, places, in_sync_min=in_sync_min
@@ -92,38 +124,37 @@ class ClusterChanges:
             raise
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
-        entries, _ = await self._store.list(PLACEMENTS_PREFIX)
+        entries, _ = await self._store.list(cluster_entries.PLACEMENTS_PREFIX)
         return await asyncio.to_thread(self._moves_in, entries)
 
     def _moves_in(self, entries: Sequence[Entry]) -> Mapping[tuple[str, int], Reassigned]:
         found: dict[tuple[str, int], Reassigned] = {}
-        for key, request, _ in readable(entries, partition_of, decode_placement):
+        for key, request, _ in readable(
+            entries, cluster_entries.partition_of, cluster_entries.decode_placement
+        ):
             view = self._view.rows.get(key)
             if view is not None and view.row.replicas != request.replicas:
                 found[key.topic_id, key.index] = Reassigned(*reassignment(view.row, request))
         return found
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
-        await operator_requests.place(self._store, PartitionKey(topic.topic_id, index), replicas)
-
-    async def cancel_move(self, topic: Topic, index: int) -> int:
-        return len(
-            await operator_requests.cancel_placement(
-                self._store, PartitionKey(topic.topic_id, index)
-            )
+        await operator_requests.place(
+            self._store, cluster_entries.PartitionKey(topic.topic_id, index), replicas
         )
 
+    async def cancel_move(self, topic: Topic, index: int) -> int:
+        key = cluster_entries.PartitionKey(topic.topic_id, index)
+        return len(await operator_requests.cancel_placement(self._store, key))
+
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        found = self._replica(PartitionKey(topic.topic_id, index))
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         return None if found is None else ReplicaHere(found.log.size_bytes, found.lag_count)
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        found = self._replica(PartitionKey(topic.topic_id, index))
+        found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         if found is None or found.replica.role is not Role.FOLLOWER:
             return None
         return await found.follower_log.producers()
-
-    # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
         nodes, incarnations = await read_nodes(self._store)
@@ -135,16 +166,14 @@ class ClusterChanges:
                 return unclean_leader(view, incarnations)
             return preferred_leader(view, incarnations, avoided)
 
-        key = PartitionKey(topic.topic_id, index)
+        key = cluster_entries.PartitionKey(topic.topic_id, index)
         return _OUTCOMES[await operator_requests.elect(self._store, key, choose)]
 
     def quorum(self) -> Quorum:
-        manager = self._manager()
+        manager = self._cluster.manager
         leader, epoch = (NO_LEADER, 0) if manager is None else (manager.manager, manager.tenure_id)
         revision = max(epoch, self._view.revision)
         return Quorum(leader, epoch & EPOCH_MAX, revision, sorted(self.nodes))
-
-    # ── Nodes ────────────────────────────────────────────────────────────────────────────────
 
     async def stopped(self) -> Sequence[BrokerAt]:
         """Return nodes that are not alive but have replicas or are being drained."""

@@ -1,52 +1,115 @@
 """The listeners of a node for clients and operators, each with its frontend: SQS over HTTP, Kafka,
-and the admin API."""
+and the admin API; and what they call."""
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 
+from penstock.calls.callees import Callees, GuardedBroker
+from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.kafka.access.connection_rates import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
-from penstock.frontend.kafka.configs.broker_table import (
-    CONNECTIONS_MAX,
-    CONNECTIONS_PER_IP,
-    CONNECTIONS_PER_IP_MAX,
-    CONNECTIONS_PER_SECOND,
-    addresses,
-)
+from penstock.frontend.kafka.configs import broker_table
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators, GuardedGroups
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
-from penstock.frontend.limited_calls import guard, queues_of, streams_of
+from penstock.frontend.limited_calls import (
+    GuardedCatalog,
+    LimitedBroker,
+    guard,
+    guard_identities,
+    queues_of,
+    streams_of,
+)
+from penstock.frontend.limits.quotas import TenantQuotas
+from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs.context import FrontendConfig
 from penstock.frontend.sqs.pipeline import Frontend
-from penstock.metadata.topics.dynamic_configs import DynamicConfigs
+from penstock.metadata.security.identities import StoredIdentities
+from penstock.metadata.topics.resource_configs import DynamicConfigs
+from penstock.model.calls import BrokerPort
+from penstock.model.quotas import Quota
 from penstock.net.http.listener import HttpListener
 from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig
 from penstock.net.listener import NO_LIMIT, Listener
 from penstock.node.cluster.cluster_role import ClusterRole
-from penstock.node.configuration.addresses import parse_listen
+from penstock.node.configuration.cluster_config import parse_listen
 from penstock.node.configuration.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
 from penstock.node.configuration.exposure import kafka_protocol, reachable
 from penstock.node.configuration.settings import describe
-from penstock.node.listening.binding import binding
-from penstock.node.listening.certificates import CertificateKeeper
-from penstock.node.listening.http_listener import make_listener, open_admin
+from penstock.node.listening import bind, make_listener, open_admin
+from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import Facts
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
-from penstock.node.wiring.frontend_calls import FrontendCalls
-from penstock.node.wiring.kafka_brokers import ClusterBrokers
-from penstock.node.wiring.kafka_cluster import ClusterChanges
+from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.node.wiring.security import NodeSecurity
+
+
+class FrontendCalls:
+    """The broker, its coordinators and the metadata as the frontends call them: behind their
+    bulkheads, and within the quotas of tenants. In a cluster SQS calls go to the leader of the
+    partition; Kafka clients find leaders by themselves."""
+
+    def __init__(
+        self,
+        setup: NodeSetup,
+        role: BrokerRole,
+        metadata: MetadataLink,
+        identities: StoredIdentities,
+        bounds: Mapping[Quota, int],
+        cluster: ClusterRole | None = None,
+    ) -> None:
+        """``bounds``: what this node has for all tenants together."""
+        node, broker, own_account = setup.name, role.broker, setup.config.node.account
+        self._node = node
+        callees = self.callees = Callees(setup.clock, own_account=own_account)
+        guarded = GuardedBroker(broker, callees.backend(node), callees.metadata)
+        self.unlimited: BrokerPort = broker  # the brokers of all nodes, for records of this node
+        routed: BrokerPort = guarded
+        if cluster is not None:
+            routed = cluster.route(broker, callees)(guarded)
+            self.unlimited = cluster.anywhere
+        quotas = self.quotas = TenantQuotas(
+            identities,
+            metadata.topics,
+            own_account=own_account,
+            bounds=bounds,
+            coordinators=role.usage,
+        )
+        # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
+        metadata.on_back(callees.metadata.mark_available)
+        self.throttler = Throttler(own_account=own_account)
+        self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
+        self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
+        self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
+        # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
+        self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)
+        self.directory = guard_identities(identities, callees.metadata)
+
+    # Coordinators are there only once the broker has started.
+
+    def groups(self, groups: GroupCoordinators) -> GuardedGroups:
+        return GuardedGroups(groups, self.callees.groups(self._node))
+
+    def transactions(self, transactions: Coordinators) -> GuardedCoordinators:
+        return GuardedCoordinators(transactions, self.callees.transactions(self._node))
+
+    def share_among(self, frontend_count: int) -> None:
+        """Share limits and quotas of tenants among the live frontends, this one included."""
+        self.throttler.share_among(frontend_count)
+        self.quotas.share_among(frontend_count)
+
 
 DRAIN_SECONDS_MAX = 10.0
 
@@ -55,23 +118,16 @@ class Listeners:
     def __init__(
         self,
         setup: NodeSetup,
-        certificates: CertificateKeeper,
         security: NodeSecurity,
         calls: FrontendCalls,
-        *,
-        is_auth_on: bool,
-        cluster: ClusterRole | None = None,
-        backup: BackupPort | None = None,
-        coordinators: CoordinatorPort | None = None,
+        cluster: ClusterRole | None,
     ) -> None:
         self._cluster = cluster
-        self._backup = backup
-        self._coordinators = coordinators
         self._setup = setup
         self._security = security
         self._calls = calls
-        self._is_auth_on = is_auth_on
-        self._tls = certificates.context
+        is_auth_on = self._is_auth_on = setup.is_auth_on
+        self._tls = setup.certificates.context
         self._scheme = "http" if self._tls is None else "https"
         self._kafka_protocol = kafka_protocol(is_tls=self._tls is not None, is_auth_on=is_auth_on)
         self._kafka: KafkaListener | None = None
@@ -82,9 +138,7 @@ class Listeners:
         self.http_url = ""
         self.admin_url = ""
 
-    # ── Operators ────────────────────────────────────────────────────────────────────────────
-
-    async def start_admin(self) -> None:
+    async def start_admin(self, backup: BackupPort, coordinators: CoordinatorPort) -> None:
         setup, calls = self._setup, self._calls
         api = AdminApi(
             Context(
@@ -101,8 +155,8 @@ class Listeners:
                 quotas=calls.quotas,
                 throttler=calls.throttler,
                 cluster=None if self._cluster is None else self._cluster.admin,
-                backup=self._backup,
-                coordinators=self._coordinators,
+                backup=backup,
+                coordinators=coordinators,
                 everything=calls.catalog,
             ),
             token=setup.config.admin.token,
@@ -110,9 +164,7 @@ class Listeners:
             is_audited=setup.config.audit.enabled,
         )
         self._admin_api = api
-        self._admin, self.admin_url = await open_admin(
-            setup, api.handle, self._tls, is_open=api.is_open
-        )
+        self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
 
     def note_changes(self, facts: Facts) -> None:
         """Accept changes by operators from now on: the audit writer is ready."""
@@ -158,10 +210,8 @@ class Listeners:
             acts_on_get=True,
             outlives=frontend.outlives,
         )
-        host, port = parse_listen(config.http.listen)
-        is_shared = config.http.reuse_port
-        with binding("SQS", "--http", host, port):
-            bound = await self.http.start(host, port, tls=self._tls, reuse_port=is_shared)
+        at, is_shared = config.http.listen, config.http.reuse_port
+        bound = await bind(self.http, at, "SQS", "--http", tls=self._tls, reuse_port=is_shared)
         self.http_url = f"{self._scheme}://{bound}"
         setup.endpoints["sqs"] = reachable(self.http_url)
 
@@ -198,24 +248,31 @@ class Listeners:
         assert self._kafka is not None, "the listener exists"
         per_ip = self._setup.config.kafka.connections_per_ip_max or NO_LIMIT
         self._kafka.limit(
-            connections_max=int(dynamic.value(CONNECTIONS_MAX) or NO_LIMIT),
-            per_address_max=int(dynamic.value(CONNECTIONS_PER_IP_MAX) or per_ip),
-            addresses=addresses(dynamic.value(CONNECTIONS_PER_IP) or ""),
+            connections_max=int(dynamic.value(broker_table.CONNECTIONS_MAX) or NO_LIMIT),
+            per_address_max=int(dynamic.value(broker_table.CONNECTIONS_PER_IP_MAX) or per_ip),
+            addresses=broker_table.addresses(dynamic.value(broker_table.CONNECTIONS_PER_IP) or ""),
         )
-        per_s = dynamic.value(CONNECTIONS_PER_SECOND)
+        per_s = dynamic.value(broker_table.CONNECTIONS_PER_SECOND)
         rates.limit(None if per_s is None else int(per_s))
 
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
         setup, calls, security = self._setup, self._calls, self._security
         node = setup.config.node
         table, config = facts.usage, self._kafka_config()
+        nodes: Brokers
+        if self._cluster is None:
+            epoch_of = role.broker.partitions.epoch_of
+            nodes = SoleBroker(config.node_id, config.advertised, epoch_of)
+        else:
+            namespace = (node.account, node.region)
+            nodes = ClusterBrokers(self._cluster, calls.stream_catalog, namespace)
         return KafkaContext(
             broker=calls.broker,
             anywhere=calls.anywhere,
             catalog=streams_of(calls.stream_catalog),
             groups=calls.groups(role.groups),
             transactions=calls.transactions(role.transactions),
-            producer_ids=calls.producer_ids(role.producer_ids),
+            producer_ids=guard(role.producer_ids, calls.callees.metadata),
             clock=setup.clock,
             config=config,
             meter=setup.meter,
@@ -231,37 +288,11 @@ class Listeners:
             share_sessions=ShareSessions(own_account=node.account),
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
-            nodes=self._kafka_nodes(role, config),
-            joined=self._kafka_cluster(),
+            nodes=nodes,
+            joined=None if self._cluster is None else ClusterChanges(self._cluster),
             level=role.level,
-            volume=self._volume,
+            volume=lambda: shutil.disk_usage(setup.folder.path)[::2],  # total and free
             dynamic=role.dynamic,
-        )
-
-    def _kafka_cluster(self) -> ClusterChanges | None:
-        cluster = self._cluster
-        if cluster is None:
-            return None
-        return ClusterChanges(
-            cluster.store,
-            cluster.view,
-            cluster.catalog,
-            policy=cluster.policy,
-            manager=lambda: cluster.manager,
-            seen=cluster.admin.seen,
-            replica=cluster.replicators.find,
-        )
-
-    def _volume(self) -> tuple[int, int]:
-        usage = shutil.disk_usage(self._setup.folder.path)
-        return usage.total, usage.free
-
-    def _kafka_nodes(self, role: BrokerRole, config: KafkaFrontendConfig) -> Brokers:
-        if self._cluster is None:
-            return SoleBroker(config.node_id, config.advertised, role.broker.partitions.epoch_of)
-        node = self._setup.config.node
-        return ClusterBrokers(
-            self._cluster, self._calls.stream_catalog, account=node.account, region=node.region
         )
 
     def _kafka_config(self) -> KafkaFrontendConfig:
@@ -296,9 +327,7 @@ class Listeners:
     async def _bind_kafka(self, listener: KafkaListener) -> str:
         listen = self._setup.config.kafka.listen
         if listen:
-            host, port = parse_listen(listen)
-            with binding("Kafka", "--kafka", host, port):
-                return await listener.start(host, port, tls=self._tls)
+            return await bind(listener, listen, "Kafka", "--kafka", tls=self._tls)
         host, port = KAFKA_LISTEN_DEFAULT
         _, http_port = parse_listen(self._setup.config.http.listen)
         try:
@@ -314,8 +343,6 @@ class Listeners:
             return ""
         host, port = self._kafka_address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    # ── Stopping ─────────────────────────────────────────────────────────────────────────────
 
     def refuse_more(self) -> None:
         self.http.is_draining = True

@@ -1,46 +1,139 @@
 """The key ring, identities, data keys and delegation tokens of a node, started in this order, as
-each needs the one before."""
+each needs the one before.
+
+If authentication is on and no operator has an active access key, users and keys could not be
+managed: then the start creates a tenant, an operator called root and an access key, even if there
+are other users. Automated deployments provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a
+file in ``PENSTOCK_ROOT_SECRET_FILE``); otherwise it is random, and the caller shows it once."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from penstock.frontend.encryption.sealing import Sealing
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.metadata.security.data_keys import DataKeys
-from penstock.metadata.security.delegation_tokens import DelegationTokens
 from penstock.metadata.security.identities import NewKey, Resealed, StoredIdentities
-from penstock.model.errors import Conflict, PenstockError
-from penstock.model.identity import Tenant
+from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
+from penstock.model.errors import USAGE, Conflict, PenstockError, SetupError
+from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
 from penstock.model.troubles import Trouble, no_operator
-from penstock.node.keys.bootstrap import (
-    KEY_ID_VARIABLE,
-    bootstrap,
-    find_operator_key,
-    is_operator_key,
-)
-from penstock.node.keys.bootstrap import TENANT as DEFAULT_TENANT
-from penstock.node.keys.keyring import (
-    KMS_NAME,
-    MASTER_NAME,
-    MASTER_VARIABLE,
-    KeyRingUnusable,
-    MasterKeyRing,
-    start_key_ring,
-)
+from penstock.node.keys import keyring
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 
+KEY_ID_VARIABLE = "PENSTOCK_ROOT_KEY_ID"
+SECRET_FILE_VARIABLE = "PENSTOCK_ROOT_SECRET_FILE"  # noqa: S105 - the name of a variable
+TENANT = "default"
+ROOT = "root"
+POLICY = "admin"
+SECRET_BYTES_MAX = 4_096
+FLUSH_SECONDS = 30.0
+NAMES_MAX = 100  # user names tried for the new key
+
 log_ = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 30.0
+
+class BootstrapImpossible(SetupError):
+    def __init__(self, why: str) -> None:
+        super().__init__(why, what="the first access key cannot be created", code=USAGE)
+        self.do = (
+            f"set both {KEY_ID_VARIABLE} and {SECRET_FILE_VARIABLE}, or neither: then a"
+            " random key is printed once"
+        )
+
+
+async def bootstrap(
+    identities: StoredIdentities, *, account: str, env: Mapping[str, str], now_ms: int
+) -> NewKey | None:
+    """Give an operator an access key if no operator has an active one. Returns None if there was
+    one, or if no key could be made. Raises BootstrapImpossible."""
+    if find_operator_key(identities) is not None:
+        return None
+    key_id, secret = _given(env)
+    log_.warning("no operator has an access key: creating one")
+    try:
+        await identities.create_tenant(Tenant(account, TENANT, now_ms))
+    except Conflict:
+        pass  # it exists already
+    name = _name(identities, account)
+    if identities.user(account, name) is None:
+        root = User(account, name, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
+        try:
+            await identities.create_user(root)
+        except Conflict:
+            pass  # created by another node at the same moment; each creates a key
+    try:
+        return await identities.create_key(
+            account, name, now_ms=now_ms, key_id=key_id, secret=secret
+        )
+    except Conflict as error:  # the given key exists, and is disabled or of another user
+        log_.warning("no access key created for root", extra={"reason": str(error)})
+        return None
+
+
+def _name(identities: StoredIdentities, account: str) -> str:
+    """Return root, or root-2 and so on if root is not an operator or has all keys it may have:
+    rights of an existing user are not changed here, nor are keys deleted."""
+    for number in range(1, NAMES_MAX):
+        name = ROOT if number == 1 else f"{ROOT}-{number}"
+        user = identities.user(account, name)
+        if user is None:
+            return name
+        if user.is_operator and len(identities.keys(account, name)) < KEYS_PER_USER_MAX:
+            return name
+    return ROOT
+
+
+def find_operator_key(identities: StoredIdentities) -> str | None:
+    """Return the id of an active access key of an operator."""
+    for tenant in identities.tenants():
+        for user in identities.users(tenant.account):
+            if user.is_operator:
+                for key in identities.keys(user.account, user.name):
+                    if key.status is KeyStatus.ACTIVE:
+                        return key.key_id
+    return None
+
+
+def is_operator_key(identities: StoredIdentities, key_id: str) -> bool:
+    key = identities.key(key_id)
+    if key is None or key.status is not KeyStatus.ACTIVE:
+        return False
+    user = identities.user(key.account, key.user)
+    return user is not None and user.is_operator
+
+
+def _given(env: Mapping[str, str]) -> tuple[str, str]:
+    """Return key id and secret from the environment, or two empty texts."""
+    key_id, file = env.get(KEY_ID_VARIABLE, ""), env.get(SECRET_FILE_VARIABLE, "")
+    if bool(key_id) != bool(file):
+        given, other = KEY_ID_VARIABLE, SECRET_FILE_VARIABLE
+        if not key_id:
+            given, other = other, given
+        raise BootstrapImpossible(f"{given} is set, but {other} is not")
+    if not file:
+        return "", ""
+    try:
+        with Path(file).open("rb") as secret:
+            text = secret.read(SECRET_BYTES_MAX).decode("ascii").strip()
+    except OSError as error:
+        raise BootstrapImpossible(
+            f"{SECRET_FILE_VARIABLE}: {file} cannot be read: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        raise BootstrapImpossible(f"{SECRET_FILE_VARIABLE}: {file} contains no secret")
+    return key_id, text
 
 
 class NodeSecurity:
-    def __init__(self, setup: NodeSetup, metadata: MetadataLink, *, is_auth_on: bool) -> None:
+    def __init__(self, setup: NodeSetup, metadata: MetadataLink) -> None:
         self._setup = setup
         self._metadata = metadata
-        self._is_auth_on = is_auth_on
         self.root_key: NewKey | None = None  # created by this start, shown once
         self._operator_key: str | None = None  # an active key of an operator
         self._operator_epoch = -1  # of the identities when they were last searched
@@ -48,11 +141,17 @@ class NodeSecurity:
     async def start(self) -> None:
         setup = self._setup
         self._check_shared_master()
-        self.ring = await start_key_ring(setup.config.keys, setup.folder.path, env=os.environ)
-        await self._start_identities(self.ring)
-        await self._start_data_keys(self.ring)
+        self.ring = await keyring.start_key_ring(
+            setup.config.keys, setup.folder.path, env=os.environ
+        )
+        await self._start_identities()
+        store, topics, entropy = self._metadata.store, self._metadata.topics, setup.entropy
+        self.data_keys = DataKeys(store, self.ring, topics, clock=setup.clock, entropy=entropy)
+        await self.data_keys.start()
+        resealed = await self.data_keys.reseal(self.ring.rewrap)
+        _check_readable(resealed, "data keys in the store", "wrapped")
         secret = self.ring.derive(b"kafka delegation tokens")
-        self.tokens = DelegationTokens(self._metadata.store, secret)
+        self.tokens = DelegationTokens(store, secret)
         await self.tokens.start()
         self.sealing = Sealing(
             self.data_keys,
@@ -63,10 +162,7 @@ class NodeSecurity:
         )
 
     async def stop(self) -> None:
-        try:
-            await self.identities.flush()
-        except PenstockError as error:  # an unreachable metadata service must not block the stop
-            log_.warning("last uses of keys not stored", extra={"reason": str(error)})
+        await self._store_uses()  # an unreachable metadata service must not block the stop
         await self.tokens.stop()
         await self.identities.stop()
         await self.data_keys.stop()
@@ -77,7 +173,7 @@ class NodeSecurity:
         return self.data_keys.trouble or self.identities.trouble or self.tokens.trouble
 
     def troubles(self) -> Iterator[Trouble]:
-        if self._is_auth_on and not self._has_operator():
+        if self._setup.is_auth_on and not self._has_operator():
             yield no_operator()
 
     def _has_operator(self) -> bool:
@@ -94,62 +190,53 @@ class NodeSecurity:
         """Store periodically when keys were last used, and delete expired delegation tokens."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                await self.identities.flush()
-            except PenstockError as error:
-                log_.warning("last uses of keys not stored", extra={"reason": str(error)})
+            await self._store_uses()
             try:
                 await self.tokens.sweep(now_ms=self._setup.clock.wall_ms())
             except PenstockError as error:
                 log_.warning("expired delegation tokens not deleted", extra={"reason": str(error)})
 
+    async def _store_uses(self) -> None:
+        try:
+            await self.identities.flush()
+        except PenstockError as error:
+            log_.warning("last uses of keys not stored", extra={"reason": str(error)})
+
     def _check_shared_master(self) -> None:
         """Check that this node does not create a master key: it must be the other nodes' key."""
         keys, folder = self._setup.config.keys, self._setup.folder.path
-        made = folder / (KMS_NAME if keys.kms_command else MASTER_NAME)
-        is_given = keys.master_file or os.environ.get(MASTER_VARIABLE) or made.exists()
+        made = folder / (keyring.KMS_NAME if keys.kms_command else keyring.MASTER_NAME)
+        is_given = keys.master_file or os.environ.get(keyring.MASTER_VARIABLE) or made.exists()
         if self._metadata.is_remote and not is_given:
-            raise KeyRingUnusable(
+            raise keyring.KeyRingUnusable(
                 "all nodes of one metadata service share a master key: set keys.master_file or"
-                f" {MASTER_VARIABLE}, or copy {made.name} of another node into the data folder"
+                f" {keyring.MASTER_VARIABLE}, or copy {made.name} of another node into the data"
+                " folder"
             )
 
-    async def _start_identities(self, ring: MasterKeyRing) -> None:
+    async def _start_identities(self) -> None:
         setup, config = self._setup, self._setup.config
-        identities = StoredIdentities(self._metadata.store, ring, entropy=setup.entropy)
+        identities = StoredIdentities(self._metadata.store, self.ring, entropy=setup.entropy)
         self.identities = identities
         await identities.start()
-        resealed = await identities.reseal(ring.rewrap)
+        resealed = await identities.reseal(self.ring.rewrap)
         _check_readable(resealed, "of the secrets in the store", "sealed")
         account, now_ms = config.node.account, setup.clock.wall_ms()
         if identities.tenant(account) is None:
             # Users can be created before authentication is turned on.
             try:
-                await identities.create_tenant(Tenant(account, DEFAULT_TENANT, now_ms))
+                await identities.create_tenant(Tenant(account, TENANT, now_ms))
             except Conflict:
                 pass  # created by another node at the same moment
-        if self._is_auth_on:
+        if self._setup.is_auth_on:
             made = await bootstrap(identities, account=account, env=os.environ, now_ms=now_ms)
             if KEY_ID_VARIABLE not in os.environ:
                 self.root_key = made
 
-    async def _start_data_keys(self, ring: MasterKeyRing) -> None:
-        setup = self._setup
-        self.data_keys = DataKeys(
-            self._metadata.store,
-            ring,
-            self._metadata.topics,
-            clock=setup.clock,
-            entropy=setup.entropy,
-        )
-        await self.data_keys.start()
-        resealed = await self.data_keys.reseal(ring.rewrap)
-        _check_readable(resealed, "data keys in the store", "wrapped")
-
 
 def _check_readable(resealed: Resealed, what: str, done: str) -> None:
     if resealed.unreadable:
-        raise KeyRingUnusable(
+        raise keyring.KeyRingUnusable(
             f"the master key does not match {resealed.unreadable} {what}: set the key they were"
             f" {done} with in keys.master_file or keys.old_master_files"
         )

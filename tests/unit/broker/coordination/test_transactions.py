@@ -506,8 +506,8 @@ async def test_a_log_that_cannot_be_read_is_out_of_service_and_says_so(tmp_path:
         operator = CoordinatorAdmin(
             rig.stage.catalog,
             rig.stage.broker,
-            clock=clock,
-            namespace=(ACCOUNT_DEFAULT, REGION_DEFAULT),
+            clock,
+            (ACCOUNT_DEFAULT, REGION_DEFAULT),
         )
         for row in rows:
             await operator.skip(TOPIC_NAME, row.partition, row.offset)

@@ -38,7 +38,7 @@ UNAVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def operator(stage: Stage) -> CoordinatorAdmin:
-    return CoordinatorAdmin(stage.catalog, stage.broker, clock=stage.clock, namespace=NAMESPACE)
+    return CoordinatorAdmin(stage.catalog, stage.broker, stage.clock, NAMESPACE)
 
 
 async def put(hosting_: Hosting, *rows: Row, partition: int = PARTITION) -> int:

@@ -30,8 +30,7 @@ from penstock.metadata.cluster_entries import (
 )
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
-from penstock.metadata.topics.catalog import StoredCatalog
-from penstock.metadata.topics.move_tasks import MoveTasks
+from penstock.metadata.topics.catalog import MoveTasks, StoredCatalog
 from penstock.model.calls import Append
 from penstock.model.errors import Draining, NotLeader
 from penstock.model.levels import LEVEL_FIRST
@@ -155,7 +154,7 @@ class ClusterNode:
             task.cancel()
         await self.replicators._fetcher.stop()
         await self.replicators._damaged.stop()
-        held = self.membership._held._task
+        held = self.membership._task
         if held is not None:
             held.cancel()
         for replicator in self.replicators.all():

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from tests.unit.broker.replicas.stage import cluster, message, settles, until
 
-from penstock.membership.registered_at import FILE_NAME as REGISTERED_AT
-from penstock.membership.registered_at import StoreSetBack
-from penstock.membership.registration import Membership
+from penstock.membership.registration import FILE_NAME as REGISTERED_AT
+from penstock.membership.registration import Membership, StoreSetBack
 from penstock.model.calls import Ack, Append, Lease
 from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
@@ -208,11 +207,11 @@ async def test_an_asynchronous_topic_is_not_answered_by_a_node_that_may_be_taken
             first.pool.submit(disk_works.wait)
         alone = asyncio.ensure_future(on.sent(1, topic, "answered by nobody"))
         await until(lambda: first.replica(key).log.end_offset == 1)
-        keeping = first.membership._held._task
+        keeping = first.membership._task
         assert keeping is not None
         keeping.cancel()
         await asyncio.wait((keeping,))
-        first.membership._held.deadline_ms = 0  # its time is over
+        first.membership.deadline_ms = 0  # its time is over
         assert not first.membership.is_good
         leading = first.replica(key).leadership
         disk_works.set()

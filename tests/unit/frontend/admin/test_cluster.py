@@ -111,7 +111,7 @@ class TestWhoMay:
         assert "not part of a cluster" in await office.no(404, "root", "GET", "cluster")
 
     async def test_a_node_that_has_not_heard_of_it_yet_asks_for_patience(self, ward: Ward) -> None:
-        ward.admin._manager = lambda: None  # as before its view is there
+        ward.admin.manager = lambda: None  # as before its view is there
         assert "starting" in await ward.no(503, "root", "GET", "cluster")
 
     async def test_every_change_is_noted_with_what_it_was_about(self, ward: Ward) -> None:

@@ -2,7 +2,7 @@
 
 Most are defaults of topic configs, under the names in ``node_name`` of ``topic_configs.py``. A
 row whose documentation starts with "Kept" is stored and shown, and has no effect.
-``metadata/topics/dynamic_configs.py`` stores and applies changes."""
+``metadata/topics/resource_configs.py`` stores and applies changes."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

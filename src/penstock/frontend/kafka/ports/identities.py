@@ -32,7 +32,7 @@ class IdentityChanges(Protocol):
 
 
 class TokenCalls(Protocol):
-    """Implemented by ``metadata/security/delegation_tokens.py``. Tokens are read from memory. A
+    """Implemented by ``metadata/security/acl_rules.py``. Tokens are read from memory. A
     change is in memory when its call returns."""
 
     def find(self, token_id: str) -> DelegationToken | None: ...
