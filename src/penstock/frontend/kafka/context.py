@@ -20,8 +20,7 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.usage import Meter
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.logins import Logins
-from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
-from penstock.frontend.kafka.ports.cluster import KafkaCluster, SoleNode
+from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster, SoleBroker, SoleNode
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
 from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
 from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.kafka.ports.brokers import GROUPS_TOPIC
+from penstock.frontend.kafka.ports.cluster import GROUPS_TOPIC
 from penstock.model.limits import OFFSETS_VIEW_BYTES_MAX
 from penstock.model.names import OFFSETS_TOPIC, split_scoped
 from penstock.model.ports import Fetched

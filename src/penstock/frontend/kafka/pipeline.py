@@ -24,11 +24,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.frontend.kafka.access.client_quotas import FETCHED, PRODUCED, ClientQuotas
+from penstock.frontend.kafka.access.quotas import FETCHED, PRODUCED, ClientQuotas
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.audit import AUDITED, run_audited
-from penstock.frontend.kafka.connection import api_versions
-from penstock.frontend.kafka.connection.request_entries import rejection, requests_in
+from penstock.frontend.kafka.connection import encoded_unsupported, rejection, requests_in
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.login.logins import Login, user_shown
 from penstock.model.errors import PenstockError
@@ -120,7 +119,7 @@ class KafkaFrontend:
             api = APIS[header.api_key]
             if is_unknown_api_versions(header):
                 name, code = api.name, ErrorCode.UNSUPPORTED_VERSION.name
-                return _framed(header, api, 0, api_versions.encoded_unsupported())
+                return _framed(header, api, 0, encoded_unsupported())
             if api.key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
                 # Only records may be long.
                 raise HangUp(f"a request of {len(frame)} bytes, {REQUEST_BYTES_MAX} are allowed")

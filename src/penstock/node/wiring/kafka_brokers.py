@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt, Place
+from penstock.frontend.kafka.ports.cluster import NO_LEADER, BrokerAt, Place
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.model.ports import Catalog
 from penstock.model.topic import Topic, partition_of_group
@@ -11,7 +11,7 @@ from penstock.node.configuration.addresses import parse_listen
 
 
 class ClusterBrokers:
-    """Implements ``frontend.kafka.brokers.Brokers``."""
+    """Implements ``frontend.kafka.ports.cluster.Brokers``."""
 
     def __init__(self, cluster: ClusterRole, catalog: Catalog, *, account: str, region: str):
         self._cluster = cluster

@@ -7,8 +7,14 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from penstock.broker.replicas.replicator import Replicator
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt
-from penstock.frontend.kafka.ports.cluster import Election, Quorum, Reassigned, ReplicaHere
+from penstock.frontend.kafka.ports.cluster import (
+    NO_LEADER,
+    BrokerAt,
+    Election,
+    Quorum,
+    Reassigned,
+    ReplicaHere,
+)
 from penstock.manager import operator_requests
 from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.manager.in_cluster import Manager
@@ -45,7 +51,7 @@ _OUTCOMES: Final = {
 
 
 class ClusterChanges:
-    """Implements ``frontend.kafka.cluster_port.KafkaCluster``."""
+    """Implements ``frontend.kafka.ports.cluster.KafkaCluster``."""
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from penstock.frontend.admin.ports.backup_port import BackupPort
 from penstock.frontend.admin.ports.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.catalog_view import queues_of, streams_of
-from penstock.frontend.kafka.access.connection_rates import ConnectionRates
+from penstock.frontend.kafka.access.quotas import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
-from penstock.frontend.kafka.configs.broker_table import (
+from penstock.frontend.kafka.configs.broker_configs import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_IP,
     CONNECTIONS_PER_IP_MAX,
@@ -22,7 +22,7 @@ from penstock.frontend.kafka.configs.broker_table import (
 )
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
-from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.cluster import Brokers, SoleBroker
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage

@@ -6,7 +6,7 @@
 
 Only headers are read and checksums verified; records are not decoded. This keeps a produce cheap,
 and is why a bad record inside a good batch is found by its reader. Topics with rules about single
-records decode their batches (``frontend/kafka/records/record_rules.py``). Base offset and leader
+records decode their batches (``frontend/kafka/records/produce.py``). Base offset and leader
 epoch are ignored: the log sets them.
 
 Control batches carry transaction markers and lease events. A client that could write one could

@@ -1,18 +1,23 @@
 """ListGroups, and the four APIs that describe groups with their members. Each of these describes
 groups of one kind; a group of another kind is not found. A group is not described if it reads
-topics that the caller may not describe, except a classic group."""
+topics that the caller may not describe, except a classic group.
+
+DeleteGroups: delete groups without members, with their offsets; share groups with their shares
+of all topics."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.cursor.coordinator_calls import DescribeGroup, ListGroups
+from penstock.cursor.coordinator_calls import DeleteGroup, DescribeGroup, ListGroups
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.describe import Description, StreamsMemberDescription
 from penstock.cursor.groups.records import InternalTopic, PartitionMap, TopologyValue
 from penstock.cursor.groups.streams.task_assignor import maps_by_role
 from penstock.cursor.groups.streams.topology import topic_names
+from penstock.frontend.kafka.checks import check_group, find_id, id_of
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error
 from penstock.frontend.kafka.permissions import (
     UNASKED,
     Operation,
@@ -21,10 +26,12 @@ from penstock.frontend.kafka.permissions import (
     on_group,
     on_topic,
 )
-from penstock.frontend.kafka.topic_lookup import find_id, id_of
+from penstock.frontend.kafka.shares.share_groups import check_share_group, shared_topics
+from penstock.model.calls import CloseShare
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import consumer_group_describe as consumer_wire
+from penstock.wire.kafka.generated import delete_groups as delete_wire
 from penstock.wire.kafka.generated import describe_groups as classic_wire
 from penstock.wire.kafka.generated import list_groups as list_wire
 from penstock.wire.kafka.generated import share_group_describe as share_wire
@@ -341,3 +348,29 @@ def _tasks(tasks: Partitions) -> streams_wire.Assignment:
 
     active, standby = maps_by_role(tasks)
     return streams_wire.Assignment(task_ids(active), task_ids(standby))
+
+
+async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
+    results = []
+    async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
+        try:
+            check_group(call, Operation.DELETE, group_id)
+            await _close_shares(call.context, group_id)
+        except API_ERRORS as error:
+            results.append(delete_wire.DeletableGroupResult(group_id, api_error(error).code))
+            continue
+        reply = await call.context.groups.call(DeleteGroup(group_id))
+        results.append(delete_wire.DeletableGroupResult(group_id, reply.code))
+    return delete_wire.Response(results=results)
+
+
+async def _close_shares(context: KafkaContext, group_id: str) -> None:
+    """Close the shares first: a later group of the same name must not find them."""
+    try:
+        await check_share_group(context, group_id, must_be_empty=True)
+    except ApiError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return  # it may be of another kind
+        raise
+    for topic in shared_topics(context, group_id):
+        await context.anywhere.call(CloseShare(topic, group_id))

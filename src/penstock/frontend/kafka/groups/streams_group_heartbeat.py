@@ -17,7 +17,7 @@ from penstock.frontend.kafka.checks import is_topic_name
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, invalid_request
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
-from penstock.frontend.kafka.topics.new_topic import check_replicas, new_stream, with_replicas
+from penstock.frontend.kafka.topics.changes import check_replicas, new_stream, with_replicas
 from penstock.model.errors import TopicExists
 from penstock.model.limits import STREAMS_TOPICS_MAX
 from penstock.model.names import is_internal

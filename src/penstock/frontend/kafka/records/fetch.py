@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.frontend.kafka.checks import epoch_error, has_partition, locate_id, locate_name
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.offsets_view import as_offsets, bytes_to_read, log_of
@@ -35,7 +36,6 @@ from penstock.frontend.kafka.sessions.fetch_sets import (
     is_large,
 )
 from penstock.frontend.kafka.sessions.waiting_fetches import Waker
-from penstock.frontend.kafka.topic_lookup import epoch_error, has_partition, locate_id, locate_name
 from penstock.model.calls import Ends, Fetch
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB

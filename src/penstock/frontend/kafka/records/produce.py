@@ -1,4 +1,12 @@
-"""Produce: append batches to partitions; the reply is sent when they are committed.
+"""Rules about single records of a produced batch: compacted topics need keys, and timestamps must
+be near the present if the topic requires it.
+
+Batches are opened only where a record may break a rule: in a compacted topic, in a topic with
+``message.timestamp.before.max.ms``, and if the header's own maximum timestamp is too late. One bad
+record rejects its whole batch; the reply names every bad record (KIP-467).
+
+
+Produce: append batches to partitions; the reply is sent when they are committed.
 
 Batches are not decoded unless the topic has rules about records (``record_rules.py``): header and
 checksum are checked (``wire/kafka/batches.py``), and the log gets the slice of the frame. Each
@@ -15,18 +23,17 @@ metadata and starts again."""
 from collections.abc import Generator, Sequence
 from typing import Final, TypeAlias, cast
 
-from penstock.frontend.kafka.checks import is_topic_name
-from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.frontend.kafka.errors import ApiError, invalid_request, partition_code
-from penstock.frontend.kafka.permissions import Operation, on_transaction
-from penstock.frontend.kafka.records.record_rules import RecordRules, RecordsRefused
-from penstock.frontend.kafka.topic_lookup import (
+from penstock.frontend.kafka.checks import (
     has_partition,
     is_internal_topic,
+    is_topic_name,
     locate_id,
     locate_name,
 )
-from penstock.frontend.kafka.transactions.transaction_guard import check_transaction
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import ApiError, invalid_request, partition_code
+from penstock.frontend.kafka.permissions import Operation, on_transaction
+from penstock.frontend.kafka.transactions.producers import check_transaction
 from penstock.model.calls import AppendBatches, Ends, IsInTransaction
 from penstock.model.errors import PenstockError, client_text
 from penstock.model.limits import (
@@ -35,7 +42,7 @@ from penstock.model.limits import (
     OPENED_RECORD_BYTES_MAX,
     RECORD_ERRORS_MAX,
 )
-from penstock.model.stream import settings_of
+from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
 from penstock.net.kafka.eager import EagerCoroutine
 from penstock.net.kafka.listener import HangUp
@@ -45,7 +52,7 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.record.compression import Codec, TooLarge
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
-from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
+from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, BadRecord, OpenedBatch, bad_records
 from penstock.wire.kafka.batches import (
     BatchRefused,
     BatchTooLarge,
@@ -59,7 +66,81 @@ from penstock.wire.kafka.produce import (
     ProduceRequest,
     ProduceResponse,
     ProduceTopicResponse,
+    RecordError,
 )
+
+_SHOWN = 3  # errors in the message
+
+
+class RecordsRefused(ApiError):
+    def __init__(self, code: ErrorCode, message: str, errors: Sequence[RecordError]) -> None:
+        super().__init__(code, message)
+        self.errors = errors
+
+
+class RecordRules:
+    """The rules of one topic at one time. Made once per partition of a request."""
+
+    __slots__ = ("_is_compacted", "earliest_ms", "latest_ms", "opens_all")
+
+    def __init__(self, settings: StreamSettings, now_ms: int) -> None:
+        is_free = settings.is_append_time  # the leader sets the time
+        before_ms = LONG_MAX if is_free else settings.timestamp_before_ms_max
+        self._is_compacted = settings.is_compacted
+        self.opens_all = settings.is_compacted or before_ms != LONG_MAX
+        self.earliest_ms = now_ms - before_ms
+        self.latest_ms = LONG_MAX if is_free else now_ms + settings.timestamp_after_ms_max
+
+    async def check(self, topic: Topic, index: int, batch: memoryview, header: BatchHeader) -> None:
+        """Open a batch and raise RecordsRefused if any record breaks a rule."""
+        data = bytes(batch)
+        try:
+            check_opened_count(header)
+            blob = await unpacked(
+                data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
+            )
+            bad = await in_slices(
+                bad_records(
+                    blob,
+                    header,
+                    needs_key=self._is_compacted,
+                    earliest_ms=self.earliest_ms,
+                    latest_ms=self.latest_ms,
+                )
+            )
+        except TooLarge as error:
+            raise BatchTooLarge(f"{error} when decompressed") from None
+        except MalformedBatch as error:
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
+        if bad:
+            raise self._refusal(bad, f"{topic.name}-{index}", header.base_offset)
+
+    def _refusal(self, bad: list[BadRecord], place: str, base_offset: int) -> RecordsRefused:
+        keyless = f"Compacted topic cannot accept message without key in topic partition {place}"
+        within = f"The timestamp should be within [{self.earliest_ms}, {self.latest_ms}]"
+        errors = [
+            RecordError(
+                number,
+                keyless
+                if at_ms is None
+                else f"Timestamp {at_ms} of message with offset {base_offset + delta} is out of "
+                f"range. {within}",
+            )
+            for number, delta, at_ms in bad
+        ]
+        if any(at_ms is not None for _, _, at_ms in bad):
+            text = "One or more records have been rejected due to invalid timestamp"
+            return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, text, errors)
+        shown = ", ".join(
+            f"RecordError(batchIndex={error.batch_index}, message='{error.message}')"
+            for error in errors[:_SHOWN]
+        )
+        text = (
+            f"One or more records have been rejected due to {len(errors)} record errors in total, "
+            f"and only showing the first three errors at most: [{shown}]"
+        )
+        return RecordsRefused(ErrorCode.INVALID_RECORD, text, errors)
+
 
 _BY_ID_FROM = 13
 Place: TypeAlias = tuple[str, int]  # topic id, partition
@@ -73,7 +154,7 @@ NO_REPLY = 0
 STEP: Final = 64  # partitions between two checks of the time slice
 
 
-async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
+async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
     rejected = _error_of_all(call, request)
     opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
     under_way: list[ProducePartitionResponse | EagerCoroutine[ProducePartitionResponse]] = []

@@ -7,13 +7,17 @@
 Leases begin when records are taken, so the first records are returned at once: a wait for
 ``min_bytes`` would shorten the leases. ``max_records`` is never exceeded, in either acquire mode.
 The reply has whole batches as they are stored, and offset ranges that say which records are leased.
-"""
+
+
+ShareAcknowledge: take acknowledgements as ShareFetch does, without fetching. The last request of
+a member has the closing epoch: records that are not acknowledged by then are released."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from penstock.frontend.kafka.checks import find_id
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
@@ -32,14 +36,14 @@ from penstock.frontend.kafka.shares.share_leases import (
     release,
     share_at,
 )
-from penstock.frontend.kafka.topic_lookup import find_id
 from penstock.model.calls import Acquire
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated import share_fetch as wire
+from penstock.wire.kafka.generated import share_acknowledge as ack_wire
+from penstock.wire.kafka.generated import share_fetch as fetch_wire
 from penstock.wire.kafka.share_fetch import ShareFetchReply, SharePartitionReply, ShareTopicReply
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
@@ -47,11 +51,11 @@ WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
 COUNT_MAX: Final = 32_767  # of deliveries: the field is an int16
 
 
-async def run(call: KafkaCall, request: wire.Request) -> ShareFetchReply:
-    session = await _session(call, request)
+async def share_fetch(call: KafkaCall, request: fetch_wire.Request) -> ShareFetchReply:
+    session = await _fetch_session(call, request)
     if isinstance(session, ErrorCode):
         return ShareFetchReply(error_code=session, error_message=session.message)
-    acked = await _acknowledge(call, session, request)
+    acked = await _acknowledge_all(call, session, request)
     if request.share_session_epoch == CLOSING:
         await close_session(call.context, session)
         return await _reply(call, session, acked, None, 0)
@@ -76,7 +80,7 @@ async def run(call: KafkaCall, request: wire.Request) -> ShareFetchReply:
 
 
 # ── The session ──────────────────────────────────────────────────────────────────────────────
-async def _session(call: KafkaCall, request: wire.Request) -> ShareSession | ErrorCode:
+async def _fetch_session(call: KafkaCall, request: fetch_wire.Request) -> ShareSession | ErrorCode:
     group_id, member_id = request.group_id, request.member_id
     if not on_group(call, Operation.READ, group_id or ""):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -103,8 +107,8 @@ async def _session(call: KafkaCall, request: wire.Request) -> ShareSession | Err
     return session if session.add(places) else ErrorCode.INVALID_REQUEST
 
 
-async def _acknowledge(
-    call: KafkaCall, session: ShareSession, request: wire.Request
+async def _acknowledge_all(
+    call: KafkaCall, session: ShareSession, request: fetch_wire.Request
 ) -> dict[Place, ErrorCode]:
     acked: dict[Place, ErrorCode] = {}
     slices = call.slices
@@ -166,7 +170,7 @@ class _Leases:
         "taken",
     )
 
-    def __init__(self, call: KafkaCall, session: ShareSession, request: wire.Request) -> None:
+    def __init__(self, call: KafkaCall, session: ShareSession, request: fetch_wire.Request) -> None:
         self._context = call.context
         self._session = session
         self._bytes_max = min(request.max_bytes, RESPONSE_BYTES_MAX)
@@ -365,3 +369,72 @@ def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
         last = offset
     found.append((first, last, min(count, COUNT_MAX)))
     return found
+
+
+_LOCK_FROM = 2
+_NO_LEADER = ack_wire.LeaderIdAndEpoch(-1, -1)  # the leader has not changed
+
+
+async def share_acknowledge(call: KafkaCall, request: ack_wire.Request) -> ack_wire.Response:
+    session = _ack_session(call, request)
+    if isinstance(session, ErrorCode):
+        return ack_wire.Response(error_code=session, error_message=session.message)
+    slices = call.slices
+    topics = []
+    for each in request.topics:
+        if slices.is_over:
+            await slices.next()
+        partitions = []
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
+            partitions.append(
+                await _acknowledged(
+                    call, session, each.topic_id, one, is_renewal=request.is_renew_ack
+                )
+            )
+        topics.append(ack_wire.ShareAcknowledgeTopicResponse(each.topic_id, partitions))
+    if request.share_session_epoch == CLOSING:
+        await close_session(call.context, session)
+    lock_ms = call.context.groups.share_settings(session.group_id).lock_ms
+    return ack_wire.Response(
+        acquisition_lock_timeout_ms=lock_ms if call.version >= _LOCK_FROM else 0, responses=topics
+    )
+
+
+def _ack_session(call: KafkaCall, request: ack_wire.Request) -> ShareSession | ErrorCode:
+    if not on_group(call, Operation.READ, request.group_id or ""):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if not request.group_id or not request.member_id:
+        return ErrorCode.INVALID_REQUEST
+    if request.share_session_epoch == OPENING:
+        return ErrorCode.INVALID_SHARE_SESSION_EPOCH  # only a fetch opens a session
+    return call.context.share_sessions.go_on(
+        request.group_id,
+        request.member_id,
+        request.share_session_epoch,
+        account=call.context.account,
+    )
+
+
+async def _acknowledged(
+    call: KafkaCall,
+    session: ShareSession,
+    topic_id: bytes,
+    requested: ack_wire.AcknowledgePartition,
+    *,
+    is_renewal: bool,
+) -> ack_wire.PartitionData:
+    index = requested.partition_index
+    topic = find_id(call.context, topic_id)
+    if topic is not None and not on_topic(call, Operation.READ, topic.name, topic):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return ack_wire.PartitionData(index, code, code.message, _NO_LEADER)
+    code = await acknowledge(
+        call.context,
+        session,
+        (topic_id, index),
+        requested.acknowledgement_batches,
+        is_renewal=is_renewal,
+    )
+    return ack_wire.PartitionData(index, code, code.message or None, _NO_LEADER)

@@ -1,12 +1,40 @@
-"""Checks of share groups for administrative requests, and their shares of topics."""
+"""Checks of share groups for administrative requests, and their shares of topics.
+
+DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: how far share
+groups have read."""
+
+from collections.abc import Sequence
 
 from penstock.cursor.coordinator_calls import DescribeGroup, MakeShareGroup
-from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.kafka.errors import ApiError
-from penstock.model.calls import OpenShare
+from penstock.frontend.kafka.checks import (
+    check_group,
+    check_partition,
+    check_topic,
+    find_name,
+    has_partition,
+    id_of,
+    locate_name,
+    topic_named,
+)
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import (
+    API_ERRORS,
+    ApiError,
+    api_error,
+    error_fields,
+    invalid_request,
+    partition_code,
+)
+from penstock.frontend.kafka.permissions import Operation, on_topic
+from penstock.model.calls import CloseShare, OpenShare, RestartShare, ShareLag, ShareStart
+from penstock.model.errors import PenstockError, client_text
 from penstock.model.ports import EARLIEST, LATEST
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import alter_share_group_offsets as alter_wire
+from penstock.wire.kafka.generated import delete_share_group_offsets as delete_wire
+from penstock.wire.kafka.generated import describe_share_group_offsets as describe_wire
+from penstock.wire.kafka.primitives import ZERO_UUID
 
 DELIVERIES_MAX = 5  # of one record; Kafka's default
 
@@ -52,3 +80,157 @@ async def open_share(
             attempts_max=DELIVERIES_MAX,
         )
     )
+
+
+_LAG_FROM = 1
+_UNKNOWN = -1
+
+
+# ── Describing ───────────────────────────────────────────────────────────────────────────────
+
+
+async def describe_offsets(
+    call: KafkaCall, request: describe_wire.Request
+) -> describe_wire.Response:
+    """Return for each partition the first record that is not finished and, from version 1, how many
+    are not."""
+    groups = [await _group(call, each) async for each in call.slices.each(request.groups)]
+    return describe_wire.Response(groups=groups)
+
+
+async def _group(
+    call: KafkaCall, requested: describe_wire.DescribeShareGroupOffsetsRequestGroup
+) -> describe_wire.DescribeShareGroupOffsetsResponseGroup:
+    group_id = requested.group_id
+    try:
+        check_group(call, Operation.DESCRIBE, group_id)
+        await check_share_group(call.context, group_id, may_be_new=True)  # nothing read yet
+    except API_ERRORS as error:
+        return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, **error_fields(error))
+    located: list[tuple[str, Topic | ErrorCode, Sequence[int]]]
+    if requested.topics is None:
+        located = [
+            (topic.name, topic, range(topic.partition_count))
+            async for topic in call.slices.each(shared_topics(call.context, group_id))
+            if on_topic(call, Operation.DESCRIBE, topic.name, topic)
+        ]
+    else:
+        located = [
+            (name, locate_name(call, Operation.DESCRIBE, name), each.partitions)
+            async for each in call.slices.each(requested.topics)
+            for name in (each.topic_name,)
+        ]
+    topics = [
+        describe_wire.DescribeShareGroupOffsetsResponseTopic(
+            name,
+            id_of(topic) if isinstance(topic, Topic) else ZERO_UUID,
+            [
+                await _partition(call, group_id, topic, index)
+                async for index in call.slices.each(indexes)
+            ],
+        )
+        async for name, topic, indexes in call.slices.each(located)
+    ]
+    return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, topics)
+
+
+async def _partition(
+    call: KafkaCall, group_id: str, topic: Topic | ErrorCode, index: int
+) -> describe_wire.DescribeShareGroupOffsetsResponsePartition:
+    reply = describe_wire.DescribeShareGroupOffsetsResponsePartition
+    broker, lag = call.context.anywhere, _UNKNOWN
+    try:
+        if isinstance(topic, ErrorCode):
+            raise ApiError(topic)
+        if not has_partition(topic, index):
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        share = broker.find_share(topic, group_id)
+        if share is None:
+            return reply(index, _UNKNOWN)  # never read
+        start_offset = await broker.call(ShareStart(share, index))
+        if call.version >= _LAG_FROM:
+            lag = await broker.call(ShareLag(share, index))
+    except ApiError as error:
+        return reply(index, _UNKNOWN, **error_fields(error))
+    except PenstockError as error:
+        code, message = partition_code(error), client_text(error)
+        return reply(index, _UNKNOWN, error_code=code, error_message=message)
+    return reply(index, start_offset, call.context.brokers.place(topic, index).epoch, lag)
+
+
+# ── Altering ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+    """Let a share group without members start at other offsets: leases, deliveries and acks are
+    forgotten. A group that does not exist is created with the first offset that is accepted, so
+    that an operator can choose where a new group starts."""
+    group_id = request.group_id
+    exists = await _check_empty_group(call, Operation.READ, group_id, may_be_new=True)
+    topics = []
+    async for each in call.slices.each(request.topics):
+        partitions = []
+        async for one in call.slices.each(each.partitions):
+            index = one.partition_index
+            try:
+                check_topic(call, Operation.READ, each.topic_name)
+                topic = check_partition(topic_named(call.context, each.topic_name), index)
+                if one.start_offset < 0:
+                    raise invalid_request(f"{one.start_offset} is not an offset.")
+                if not exists:
+                    await make_share_group(call.context, group_id)
+                    exists = True
+                await _restart(call.context, group_id, topic, index, one.start_offset)
+                partitions.append(alter_wire.AlterShareGroupOffsetsResponsePartition(index))
+            except API_ERRORS as error:
+                partitions.append(
+                    alter_wire.AlterShareGroupOffsetsResponsePartition(index, **error_fields(error))
+                )
+        found = find_name(call.context, each.topic_name)
+        may_read = found is not None and on_topic(call, Operation.READ, found.name, found)
+        topic_id = id_of(found) if found is not None and may_read else ZERO_UUID
+        topics.append(
+            alter_wire.AlterShareGroupOffsetsResponseTopic(each.topic_name, topic_id, partitions)
+        )
+    return alter_wire.Response(responses=topics)
+
+
+async def _check_empty_group(
+    call: KafkaCall, operation: Operation, group_id: str, *, may_be_new: bool = False
+) -> bool:
+    """Return whether the share group exists. Raises ApiError."""
+    try:
+        check_group(call, operation, group_id)
+        return await check_share_group(
+            call.context, group_id, must_be_empty=True, may_be_new=may_be_new
+        )
+    except API_ERRORS as error:
+        raise api_error(error) from None
+
+
+async def _restart(
+    context: KafkaContext, group_id: str, topic: Topic, index: int, offset: int
+) -> None:
+    is_earliest = context.groups.share_settings(group_id).is_earliest
+    share = await open_share(context, topic, group_id, is_earliest=is_earliest)
+    await context.anywhere.call(RestartShare(share, index, offset))
+
+
+# ── Deleting ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
+    """Let a share group without members forget that it has read some topics."""
+    await _check_empty_group(call, Operation.DELETE, request.group_id)
+    topics = []
+    async for each in call.slices.each(request.topics):
+        name = each.topic_name
+        try:
+            check_topic(call, Operation.READ, name)
+            topic = topic_named(call.context, name)
+            await call.context.anywhere.call(CloseShare(topic, request.group_id))
+            reply = delete_wire.DeleteShareGroupOffsetsResponseTopic(name, id_of(topic))
+        except API_ERRORS as error:
+            reply = delete_wire.DeleteShareGroupOffsetsResponseTopic(name, **error_fields(error))
+        topics.append(reply)
+    return delete_wire.Response(responses=topics)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from penstock.frontend.kafka.checks import find_id, has_partition
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.sessions.share_sessions import (
@@ -18,7 +19,6 @@ from penstock.frontend.kafka.sessions.share_sessions import (
     ShareSession,
     are_valid,
 )
-from penstock.frontend.kafka.topic_lookup import find_id, has_partition
 from penstock.model.calls import Finish, Prolong
 from penstock.model.errors import PenstockError
 from penstock.model.message import Claim

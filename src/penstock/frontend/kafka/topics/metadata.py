@@ -2,13 +2,23 @@
 
 With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does:
 it may be the last request of a producer whose topic was deleted. Topics that the caller may not
-describe are not in the list of all topics, and are not found by name or id."""
+describe are not in the list of all topics, and are not found by name or id.
+
+DescribeTopicPartitions: the partitions of topics, in pages. Topics are sorted by name, and the
+cursor of a page names the first partition of the next."""
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.checks import (
+    find_id,
+    find_name,
+    id_of,
+    is_internal_topic,
+    is_topic_name,
+    topics_shown,
+)
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, api_error
 from penstock.frontend.kafka.offsets_view import log_of
@@ -20,19 +30,13 @@ from penstock.frontend.kafka.permissions import (
     on_topic,
     topic_operations,
 )
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, Place
-from penstock.frontend.kafka.topic_lookup import (
-    find_id,
-    find_name,
-    id_of,
-    is_internal_topic,
-    topics_shown,
-)
-from penstock.frontend.kafka.topics.new_topic import new_stream
+from penstock.frontend.kafka.ports.cluster import NO_LEADER, Place
+from penstock.frontend.kafka.topics.changes import new_stream
 from penstock.model.errors import TopicExists, TopicNotFound
 from penstock.model.names import is_for_operators
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import describe_topic_partitions as partitions_wire
 from penstock.wire.kafka.generated import metadata as wire
 from penstock.wire.kafka.primitives import ZERO_UUID
 
@@ -42,7 +46,7 @@ _BY_ID_FROM = 12
 _OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
+async def metadata(call: KafkaCall, request: wire.Request) -> wire.Response:
     config = call.context.config
     wants_operations = request.include_topic_authorized_operations
 
@@ -152,4 +156,88 @@ def _partition(index: int, place: Place) -> wire.MetadataResponsePartition:
     code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NO_LEADER else ErrorCode.NONE
     return wire.MetadataResponsePartition(
         code, index, place.leader, place.epoch, place.replicas, place.in_sync, place.offline
+    )
+
+
+PAGE_PARTITIONS_MAX = 2_000  # whatever the request allows
+
+
+async def describe_partitions(
+    call: KafkaCall, request: partitions_wire.Request
+) -> partitions_wire.Response:
+    cursor = request.cursor
+    room = max(1, min(request.response_partition_limit, PAGE_PARTITIONS_MAX))
+    topics: list[partitions_wire.DescribeTopicPartitionsResponseTopic] = []
+    async for name in call.slices.each(await _names(call, request)):
+        is_cursor = cursor is not None and name == cursor.topic_name
+        first = max(0, cursor.partition_index) if cursor is not None and is_cursor else 0
+        if room <= 0:
+            return partitions_wire.Response(
+                topics=topics,
+                next_cursor=partitions_wire.DescribeTopicPartitionsResponseCursor(name, first),
+            )
+        topic = find_name(call.context, name)
+        if not on_topic(call, Operation.DESCRIBE, name, topic):
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            topics.append(partitions_wire.DescribeTopicPartitionsResponseTopic(code, name))
+            continue
+        if topic is None:
+            operations = topic_operations(call, name, None)
+            topics.append(
+                partitions_wire.DescribeTopicPartitionsResponseTopic(
+                    _missing(name), name, topic_authorized_operations=operations
+                )
+            )
+            continue
+        stop = min(topic.partition_count, first + room)
+        topics.append(_described_in_page(call, topic, range(first, stop)))
+        room -= max(0, stop - first)
+        if stop < topic.partition_count:
+            return partitions_wire.Response(
+                topics=topics,
+                next_cursor=partitions_wire.DescribeTopicPartitionsResponseCursor(name, stop),
+            )
+    return partitions_wire.Response(topics=topics)
+
+
+async def _names(call: KafkaCall, request: partitions_wire.Request) -> Sequence[str]:
+    if request.topics:
+        names = sorted({each.name for each in request.topics})
+    else:
+        names = [
+            topic.name
+            async for topic in call.slices.each(topics_shown(call.context))
+            if on_topic(call, Operation.DESCRIBE, topic.name, topic)
+        ]
+    cursor = request.cursor
+    return names if cursor is None else [name for name in names if name >= cursor.topic_name]
+
+
+def _missing(name: str) -> ErrorCode:
+    if is_topic_name(name):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def _described_in_page(
+    call: KafkaCall, topic: Topic, indexes: range
+) -> partitions_wire.DescribeTopicPartitionsResponseTopic:
+    log = log_of(call.context, topic)
+    return partitions_wire.DescribeTopicPartitionsResponseTopic(
+        0,
+        topic.name,
+        id_of(topic),
+        is_internal_topic(topic),
+        [_partition_in_page(index, call.context.brokers.place(log, index)) for index in indexes],
+        topic_operations(call, topic.name, topic),
+    )
+
+
+def _partition_in_page(
+    index: int, place: Place
+) -> partitions_wire.DescribeTopicPartitionsResponsePartition:
+    code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NO_LEADER else ErrorCode.NONE
+    # The Java client fails upon null for the eligible leaders.
+    return partitions_wire.DescribeTopicPartitionsResponsePartition(
+        code, index, place.leader, place.epoch, place.replicas, place.in_sync, (), (), place.offline
     )

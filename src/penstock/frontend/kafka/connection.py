@@ -1,18 +1,105 @@
-"""Counts the entries of requests, for limits on the request rate, and rejects requests with too
+"""ApiVersions: the APIs and features that are served. It is the first request of every client, and
+clients use only what the reply contains.
+
+SaslHandshake and SaslAuthenticate: a client logs in.
+
+Counts the entries of requests, for limits on the request rate, and rejects requests with too
 many entries."""
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, get_args, get_type_hints
 
+from penstock.frontend.kafka.cluster.nodes import features
+from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import error_response
 from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST
-from penstock.wire.kafka.apis import FETCH, PRODUCE, SHARE_FETCH, Api
+from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE, SHARE_FETCH, Api
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchResponse
+from penstock.wire.kafka.generated import api_versions as versions_wire
+from penstock.wire.kafka.generated import sasl_authenticate as authenticate_wire
+from penstock.wire.kafka.generated import sasl_handshake as handshake_wire
 from penstock.wire.kafka.primitives import Message
 from penstock.wire.kafka.share_fetch import ShareFetchReply
+
+_SOFTWARE_FROM = 3  # the first version with name and version of the client
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?\Z")
+_SOFTWARE_CHARS_MAX = 128
+
+
+async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versions_wire.Response:
+    if call.version >= _SOFTWARE_FROM:
+        software = (request.client_software_name, request.client_software_version)
+        if not all(map(_is_software, software)):
+            return versions_wire.Response(error_code=ErrorCode.INVALID_REQUEST, api_keys=served())
+        call.connection.session["software"] = software
+    found = features(call.context)
+    return versions_wire.Response(
+        api_keys=served(),
+        supported_features=[
+            versions_wire.SupportedFeatureKey(name, *levels) for name, levels in found.items()
+        ],
+        # Features are added while the node runs, never removed.
+        finalized_features_epoch=len(found),
+        finalized_features=[
+            versions_wire.FinalizedFeatureKey(name, levels.level, levels.level)
+            for name, levels in found.items()
+        ],
+    )
+
+
+def _is_software(text: str) -> bool:
+    return len(text) <= _SOFTWARE_CHARS_MAX and _SOFTWARE.match(text) is not None
+
+
+@cache
+def served() -> Sequence[versions_wire.ApiVersion]:
+    return tuple(
+        versions_wire.ApiVersion(api.key, api.advertised_min, api.version_max)
+        for api in APIS.values()
+    )
+
+
+@cache
+def encoded_unsupported() -> bytes:
+    """Return the reply to an unknown version: in version 0, with an error and all APIs."""
+    return versions_wire.encode_api_versions_response(
+        versions_wire.Response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=served()), 0
+    )
+
+
+_REQUESTS_FROM = 1
+
+
+async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handshake_wire.Response:
+    """Begin a login with a mechanism. After version 0 the client's tokens come as frames without a
+    header, after version 1 as SaslAuthenticate requests."""
+    connection, logins = call.connection, call.context.logins
+    has_tokens_only = call.version < _REQUESTS_FROM
+    code = logins.begin(connection, request.mechanism, has_tokens_only=has_tokens_only)
+    if code is ErrorCode.ILLEGAL_SASL_STATE:
+        connection.close_after_reply()
+    mechanisms = logins.mechanisms(connection)
+    return handshake_wire.Response(error_code=code, mechanisms=mechanisms)
+
+
+async def authenticate(
+    call: KafkaCall, request: authenticate_wire.Request
+) -> authenticate_wire.Response:
+    """Process a token of the client. A rejected login ends the connection after the reply."""
+    reply = await call.context.logins.take(call.connection, request.auth_bytes)
+    if reply.code:
+        call.connection.close_after_reply()
+    return authenticate_wire.Response(
+        error_code=reply.code,
+        error_message=reply.message,
+        auth_bytes=reply.token,
+        session_lifetime_ms=reply.lifetime_ms,
+    )
+
 
 _FETCH_ERROR_FROM = 7
 FEW = 32

@@ -1,32 +1,74 @@
-"""AlterPartitionReassignments and ListPartitionReassignments: move partitions to given nodes, or
+"""Checks of replicas that a client assigns to partitions. Pure.
+
+AlterPartitionReassignments and ListPartitionReassignments: move partitions to given nodes, or
 cancel their moves. The first node of a list is the preferred leader. Moves continue after the
 reply.
 
 A list of another length changes the replication factor of the partition. Fewer replicas than
-``min.insync.replicas`` are rejected, because nothing could be written then."""
+``min.insync.replicas`` are rejected, because nothing could be written then.
 
-from collections.abc import Iterator, Mapping, Sequence
+ElectLeaders: make the preferred replica of partitions the leader, or, by an unclean election,
+any replica that is alive where no in-sync replica is: records that it does not have are lost."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from penstock.frontend.kafka.checks import check_cluster, check_has_replicas, check_partition
-from penstock.frontend.kafka.cluster.assignments import check_replicas, invalid
+from penstock.frontend.kafka.checks import (
+    check_cluster,
+    check_has_replicas,
+    check_partition,
+    find_name,
+)
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, error_fields
-from penstock.frontend.kafka.permissions import Operation
-from penstock.frontend.kafka.ports.cluster import Reassigned
-from penstock.frontend.kafka.topic_lookup import find_name
+from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.ports.cluster import NO_LEADER, Election, Place, Reassigned
 from penstock.model.errors import InvalidRequest, NotFound
-from penstock.model.replication import MANUAL, PLACEMENT, factor_of, is_manual, with_factors
+from penstock.model.replication import (
+    FACTOR_MAX,
+    MANUAL,
+    PLACEMENT,
+    factor_of,
+    is_manual,
+    with_factors,
+)
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter_wire
+from penstock.wire.kafka.generated import elect_leaders as elect_wire
 from penstock.wire.kafka.generated import list_partition_reassignments as list_wire
+
+
+def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
+    """Raises ApiError unless these are different nodes that are alive, at least one."""
+    if not 1 <= len(replicas) <= FACTOR_MAX:
+        raise invalid(f"A partition has 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
+    seen: set[int] = set()
+    for node in replicas:
+        if node in seen:
+            raise invalid(f"Node {node} is in the list of replicas more than once.")
+        if node not in nodes:
+            raise invalid(f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}.")
+        seen.add(node)
+
+
+def check_lists(lists: Sequence[Sequence[int]], nodes: Collection[int], *, factor: int) -> None:
+    """Check the lists of several partitions, each with ``factor`` replicas."""
+    for replicas in lists:
+        check_replicas(replicas, nodes)
+        if len(replicas) != factor:
+            raise invalid(f"A partition is given {len(replicas)} replicas and must have {factor}.")
+
+
+def invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
 
 Moves = Mapping[tuple[str, int], Reassigned]
 
 
-async def alter(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+async def reassign(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     check_cluster(call, Operation.ALTER)
     moves = await call.context.cluster.moves() if request.topics else {}
     is_factor_fixed = not request.allow_replication_factor_change
@@ -150,3 +192,94 @@ def _chosen(
         found = find_name(context, each.name)
         if found is not None:
             yield found, each.partition_indexes
+
+
+PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
+
+
+async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Response:
+    if not on_cluster(call, Operation.ALTER):
+        return await _refused(call, request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if request.election_type not in ELECTION_TYPES:
+        return await _refused(call, request, ErrorCode.INVALID_REQUEST)
+    is_unclean = request.election_type == UNCLEAN
+    if request.topic_partitions is None:
+        results = await _of_all(call, is_unclean=is_unclean)
+    else:
+        results = [
+            elect_wire.ReplicaElectionResult(
+                named.topic,
+                [
+                    await _elected(call.context, named.topic, index, is_unclean=is_unclean)
+                    async for index in call.slices.each(named.partitions)
+                ],
+            )
+            async for named in call.slices.each(request.topic_partitions)
+        ]
+    return elect_wire.Response(replica_election_results=results)
+
+
+async def _of_all(call: KafkaCall, *, is_unclean: bool) -> list[elect_wire.ReplicaElectionResult]:
+    """The reply contains only partitions that needed an election."""
+    results = []
+    topics = list(call.context.catalog.topics(call.context.account, call.context.config.region))
+    async for topic in call.slices.each(topics):
+        found = []
+        async for index in call.slices.each(range(topic.partition_count)):
+            place = call.context.brokers.place(topic, index)
+            if _has_leader(place, is_unclean=is_unclean):
+                continue  # as far as this node knows
+            result = await _elected(call.context, topic.name, index, is_unclean=is_unclean)
+            if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
+                found.append(result)
+        if found:
+            results.append(elect_wire.ReplicaElectionResult(topic.name, found))
+    return results
+
+
+async def _refused(
+    call: KafkaCall, request: elect_wire.Request, code: ErrorCode
+) -> elect_wire.Response:
+    """Report the error for each partition as well: version 0 has no other field."""
+    return elect_wire.Response(
+        error_code=code,
+        replica_election_results=[
+            elect_wire.ReplicaElectionResult(
+                named.topic,
+                [
+                    elect_wire.PartitionResult(one, code, code.message)
+                    async for one in call.slices.each(named.partitions)
+                ],
+            )
+            async for named in call.slices.each(request.topic_partitions or ())
+        ],
+    )
+
+
+async def _elected(
+    context: KafkaContext, name: str, index: int, *, is_unclean: bool
+) -> elect_wire.PartitionResult:
+    try:
+        topic = check_partition(find_name(context, name), index)
+        check_has_replicas(topic)
+        outcome = await context.cluster.elect(topic, index, is_unclean=is_unclean)
+    except API_ERRORS as error:
+        return elect_wire.PartitionResult(index, **error_fields(error))
+    code = _code(outcome, is_unclean=is_unclean)
+    return elect_wire.PartitionResult(index, code, code.message if code else None)
+
+
+def _has_leader(place: Place, *, is_unclean: bool) -> bool:
+    if is_unclean:
+        return place.leader != NO_LEADER
+    return place.leader in place.replicas[:1]
+
+
+def _code(outcome: Election, *, is_unclean: bool) -> ErrorCode:
+    if outcome is Election.DONE:
+        return ErrorCode.NONE
+    if outcome is Election.NOT_NEEDED:
+        return ErrorCode.ELECTION_NOT_NEEDED
+    if is_unclean:
+        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
