@@ -1,7 +1,6 @@
 """The handlers of all APIs that are served, by key."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.frontend.kafka import connection
@@ -107,6 +106,6 @@ def _replying(api: Api, handler: Handler) -> Handler:
     return handler if api.name in _REPLY_BY_PARTITION else run
 
 
-ACTIONS: Final[Mapping[int, Handler]] = MappingProxyType(
-    {api.key: _replying(api, _HANDLERS[api.name]) for api in APIS.values()}
-)
+ACTIONS: Final[Mapping[int, Handler]] = {
+    api.key: _replying(api, _HANDLERS[api.name]) for api in APIS.values()
+}

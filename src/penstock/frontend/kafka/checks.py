@@ -1,15 +1,15 @@
-"""Finds topics by the name or id in a request, in the account of the context.
+"""Finds and checks what a request names, in the account of the context.
 
 A queue is a topic of the same name. From some version of each API on, requests name topics by id
 only; a topic that is deleted and created again gets another id, and ids of other accounts are
 unknown. Permission is checked before existence, except where the request has the topic's id.
 
-Checks of what a request names. All raise ApiError, or another error that a reply can report."""
+All checks raise ApiError, or another error that a reply can report."""
 
 import re
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
@@ -28,6 +28,9 @@ from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 
 NO_EPOCH = -1  # the client accepts a reply of any leader
+T = TypeVar("T")
+NAME_CHARS_MAX = 249
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 
 def find_name(context: KafkaContext, name: str) -> Topic | None:
@@ -52,6 +55,20 @@ def topics_shown(context: KafkaContext) -> list[Topic]:
     if view is not None and is_offsets_view(view):
         insort(topics, view, key=lambda topic: topic.name)
     return topics
+
+
+def topics_chosen(
+    context: KafkaContext, wanted: Iterable[tuple[str, Sequence[int]]] | None
+) -> Iterator[tuple[Topic, Sequence[int]]]:
+    """Return topics with partitions: all (None), or those wanted by name that exist."""
+    if wanted is None:
+        for topic in list(context.catalog.topics(context.account, context.config.region)):
+            yield topic, range(topic.partition_count)
+        return
+    for name, indexes in wanted:
+        found = find_name(context, name)
+        if found is not None:
+            yield found, indexes
 
 
 def locate_name(call: KafkaCall, operation: Operation, name: str) -> Topic | ErrorCode:
@@ -85,18 +102,10 @@ def is_internal_topic(topic: Topic) -> bool:
 
 
 def epoch_error(requested: int, current: int) -> ErrorCode:
-    """Return the code for a client that knows epoch ``requested`` of the leader, NONE if
-    current."""
+    """Return the code for a client that knows epoch ``requested``; NONE if it is current."""
     if requested in (NO_EPOCH, current):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH
-
-
-T = TypeVar("T")
-
-NAME_CHARS_MAX = 249
-
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 
 def is_topic_name(name: str) -> bool:

@@ -1,16 +1,13 @@
-"""ApiVersions: the APIs and features that are served. It is the first request of every client, and
-clients use only what the reply contains.
-
-SaslHandshake and SaslAuthenticate: a client logs in.
-
-Counts the entries of requests, for limits on the request rate, and rejects requests with too
-many entries."""
+"""ApiVersions, SaslHandshake and SaslAuthenticate, with which a connection begins; and the entries
+of requests, which count against the request rate. Requests with too many entries are rejected."""
 
 import re
 from collections.abc import Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, get_args, get_type_hints
+
+from msgspec.structs import astuple
 
 from penstock.frontend.kafka.cluster.nodes import features
 from penstock.frontend.kafka.context import KafkaCall
@@ -28,12 +25,17 @@ from penstock.wire.kafka.share_fetch import ShareFetchReply
 _SOFTWARE_FROM = 3  # the first version with name and version of the client
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?\Z")
 _SOFTWARE_CHARS_MAX = 128
+_REQUESTS_FROM = 1
+_FETCH_ERROR_FROM = 7
+FEW = 32
+ENTRY_BYTES_MIN = 2  # of an element of an array: a text with one letter
 
 
 async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versions_wire.Response:
+    """Return the APIs and features that are served; clients use only those."""
     if call.version >= _SOFTWARE_FROM:
         software = (request.client_software_name, request.client_software_version)
-        if not all(map(_is_software, software)):
+        if not all(len(text) <= _SOFTWARE_CHARS_MAX and _SOFTWARE.match(text) for text in software):
             return versions_wire.Response(error_code=ErrorCode.INVALID_REQUEST, api_keys=served())
         call.connection.session["software"] = software
     found = features(call.context)
@@ -51,10 +53,6 @@ async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versi
     )
 
 
-def _is_software(text: str) -> bool:
-    return len(text) <= _SOFTWARE_CHARS_MAX and _SOFTWARE.match(text) is not None
-
-
 @cache
 def served() -> Sequence[versions_wire.ApiVersion]:
     return tuple(
@@ -69,9 +67,6 @@ def encoded_unsupported() -> bytes:
     return versions_wire.encode_api_versions_response(
         versions_wire.Response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=served()), 0
     )
-
-
-_REQUESTS_FROM = 1
 
 
 async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handshake_wire.Response:
@@ -93,22 +88,11 @@ async def authenticate(
     reply = await call.context.logins.take(call.connection, request.auth_bytes)
     if reply.code:
         call.connection.close_after_reply()
-    return authenticate_wire.Response(
-        error_code=reply.code,
-        error_message=reply.message,
-        auth_bytes=reply.token,
-        session_lifetime_ms=reply.lifetime_ms,
-    )
-
-
-_FETCH_ERROR_FROM = 7
-FEW = 32
-ENTRY_BYTES_MIN = 2  # of an element of an array: a text with one letter
+    return authenticate_wire.Response(*astuple(reply))  # the same fields
 
 
 def requests_in(request: Any, frame_bytes: int) -> int:
-    """Return as how many requests a request counts against the rate of its tenant. A short frame
-    counts once."""
+    """Return as how many requests a request counts against the rate of its tenant."""
     if frame_bytes < KAFKA_ENTRIES_PER_REQUEST * ENTRY_BYTES_MIN:
         return 1
     return max(1, entries_in(request) // KAFKA_ENTRIES_PER_REQUEST)
@@ -152,7 +136,6 @@ def _arrays_of(kind: type[Message]) -> tuple[str, ...]:
 
 @cache
 def _structs_of(kind: type[Message]) -> tuple[str, ...]:
-    """Return the fields that are one struct, such as a topology."""
     return tuple(
         name
         for name, hint in get_type_hints(kind).items()

@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from penstock.access.decisions import Decisions
 from penstock.access.no_identities import NoIdentities
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
@@ -43,9 +45,7 @@ from penstock.wire.kafka.frame import RequestHeader
 
 class ProducerIds(Protocol):
     async def next_id(self) -> int:
-        """Return a number of 0 or greater that was never returned before, also not before a
-        restart."""
-        ...
+        """Return a number of 0 or greater that was never returned, also not before a restart."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,28 +113,16 @@ class KafkaContext:
         return tenants
 
 
-class KafkaCall:
-    """One request: its header, its connection, its caller, and the context of the caller's
-    tenant."""
+class KafkaCall(msgspec.Struct, eq=False):
+    """One request, with the context of the caller's tenant."""
 
-    __slots__ = ("_slices", "_turns", "api", "caller", "connection", "context", "header")
-
-    def __init__(
-        self,
-        context: KafkaContext,
-        header: RequestHeader,
-        api: Api,
-        connection: KafkaConnection,
-        caller: Caller,
-        turns: Turns | None = None,
-    ) -> None:
-        self.context = context
-        self.header = header
-        self.api = api
-        self.connection = connection
-        self.caller = caller
-        self._turns = turns
-        self._slices: Slices | None = None
+    context: KafkaContext
+    header: RequestHeader
+    api: Api
+    connection: KafkaConnection
+    caller: Caller
+    _turns: Turns | None = None
+    _slices: Slices | None = None
 
     @property
     def slices(self) -> Slices:

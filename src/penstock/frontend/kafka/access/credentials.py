@@ -1,18 +1,16 @@
-"""AlterUserScramCredentials and DescribeUserScramCredentials: passwords of users of the caller's
-tenant. A client sends keys that it has derived from a password, so no node ever sees the password.
-
-A user that does not exist is created without rights: Kafka knows users by their passwords only.
-Only operators may change an operator's password, because its holder is an operator.
-
+"""Passwords and delegation tokens: AlterUserScramCredentials and DescribeUserScramCredentials;
 CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken.
+
+A client sends keys that it has derived from a password, so no node ever sees the password. A user
+that does not exist is created without rights: Kafka knows users by their passwords only. Only
+operators may change an operator's password, because its holder is an operator.
 
 A program logs in with a token as the token's owner. Only the replies to creating and describing a
 token contain its secret."""
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -45,12 +43,12 @@ from penstock.wire.kafka.generated import expire_delegation_token as expire_wire
 from penstock.wire.kafka.generated import renew_delegation_token as renew_wire
 from penstock.wire.kafka.scram import SHA_256, SHA_512, credential_of
 
-MECHANISMS: Final[Mapping[int, str]] = MappingProxyType({1: SHA_256, 2: SHA_512})
+MECHANISMS: Final[Mapping[int, str]] = {1: SHA_256, 2: SHA_512}
 
 Change = alter_wire.ScramCredentialUpsertion | alter_wire.ScramCredentialDeletion
-
-
-# ── Changing ─────────────────────────────────────────────────────────────────────────────────
+USER: Final = "User"
+ID_BYTES: Final = 16
+_NO_TIME: Final = -1  # in replies with an error
 
 
 async def alter_scram(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
@@ -70,12 +68,10 @@ async def alter_scram(call: KafkaCall, request: alter_wire.Request) -> alter_wir
                 await _carry_out(call.context, each)
         except API_ERRORS as error:
             errors[each.name] = api_error(error)
-    results = [
-        alter_wire.AlterUserScramCredentialsResult(name, **error_fields(errors[name]))
-        if name in errors
-        else alter_wire.AlterUserScramCredentialsResult(name, error_message=None)
-        for name in dict.fromkeys(each.name for each in changes)
-    ]
+    results = []
+    for name in dict.fromkeys(each.name for each in changes):
+        fields = error_fields(errors[name]) if name in errors else {"error_message": None}
+        results.append(alter_wire.AlterUserScramCredentialsResult(name, **fields))
     return alter_wire.Response(results=results)
 
 
@@ -143,56 +139,28 @@ async def _carry_out(context: KafkaContext, change: Change) -> None:
         raise _unacceptable(str(error)) from None
 
 
-# ── Describing ───────────────────────────────────────────────────────────────────────────────
-
-
 async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
-    """Return the users that have a password, with mechanisms and numbers of iterations."""
     check_cluster(call, Operation.DESCRIBE)
-    context = call.context
-    if request.users:
-        counts = Counter(user.name for user in request.users)
-        results = [
-            _described_scram(context, name, count)
-            async for name, count in call.slices.each(counts.items())
-        ]
-    else:
-        results = [
-            describe_wire.DescribeUserScramCredentialsResult(
-                user.name, error_message="", credential_infos=infos
-            )
-            async for user in call.slices.each(list(context.identities.users(context.account)))
-            if (infos := _infos(context, user.name))
-        ]
-    return describe_wire.Response(error_message="", results=results)
-
-
-def _described_scram(
-    context: KafkaContext, name: str, count: int
-) -> describe_wire.DescribeUserScramCredentialsResult:
-    if count > 1:
-        code = ErrorCode.DUPLICATE_RESOURCE
-        return describe_wire.DescribeUserScramCredentialsResult(name, code, code.message)
-    infos = _infos(context, name)
-    if not infos:
+    context, reply = call.context, describe_wire.DescribeUserScramCredentialsResult
+    names = [user.name for user in request.users or ()]
+    if not names:
+        names = [user.name for user in context.identities.users(context.account)]
+    results = []
+    async for name, count in call.slices.each(Counter(names).items()):
         code, message = ErrorCode.RESOURCE_NOT_FOUND, "No user of this name has a password."
-        return describe_wire.DescribeUserScramCredentialsResult(name, code, message)
-    return describe_wire.DescribeUserScramCredentialsResult(
-        name, error_message="", credential_infos=infos
-    )
-
-
-def _infos(context: KafkaContext, user: str) -> list[describe_wire.CredentialInfo]:
-    return [
-        describe_wire.CredentialInfo(number, credential.iterations)
-        for number, mechanism in MECHANISMS.items()
-        if (credential := context.identities.scram(context.account, user, mechanism)) is not None
-    ]
-
-
-USER: Final = "User"
-ID_BYTES: Final = 16
-_NO_TIME: Final = -1  # in replies with an error
+        infos = [
+            describe_wire.CredentialInfo(number, credential.iterations)
+            for number, mechanism in MECHANISMS.items()
+            if (credential := context.identities.scram(context.account, name, mechanism))
+        ]
+        if count > 1:
+            code = ErrorCode.DUPLICATE_RESOURCE
+            results.append(reply(name, code, code.message))
+        elif infos:
+            results.append(reply(name, error_message="", credential_infos=infos))
+        elif request.users:
+            results.append(reply(name, code, message))
+    return describe_wire.Response(error_message="", results=results)
 
 
 def _check_tokens(call: KafkaCall) -> TokenCalls:
@@ -209,9 +177,6 @@ def _check_tokens(call: KafkaCall) -> TokenCalls:
 
 def _may_renew(caller: Caller, token: DelegationToken) -> bool:
     return caller.user == token.owner or caller.user in token.renewers
-
-
-# ── Creating ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def create_token(call: KafkaCall, request: create_wire.Request) -> create_wire.Response:
@@ -241,7 +206,6 @@ async def create_token(call: KafkaCall, request: create_wire.Request) -> create_
 
 
 def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken:
-    """Raises ApiError."""
     context = call.context
     owner = request.owner_principal_name or call.caller.user
     is_user = not request.owner_principal_name or request.owner_principal_type == USER
@@ -280,89 +244,79 @@ def _may_create_for(call: KafkaCall, owner: User) -> bool:
     )
 
 
-# ── Changing ─────────────────────────────────────────────────────────────────────────────────
-
-
 async def renew_token(call: KafkaCall, request: renew_wire.Request) -> renew_wire.Response:
     """Let a token expire later, at its maximum lifetime at the latest."""
     period_ms = TOKEN_RENEWAL_MS_MAX
     if request.renew_period_ms > 0:
         period_ms = min(period_ms, request.renew_period_ms)
-    try:
-        token = await _expire_after(call, request.hmac, period_ms)
-    except ApiError as error:
-        return renew_wire.Response(error.code, _NO_TIME)
-    return renew_wire.Response(expiry_timestamp_ms=token.expires_at_ms)
+    return renew_wire.Response(*await _expire_after(call, request.hmac, period_ms))
 
 
 async def expire_token(call: KafkaCall, request: expire_wire.Request) -> expire_wire.Response:
     """Let a token expire after a period; a negative period deletes it. Clients that are logged in
     with a deleted token are disconnected at their next request."""
-    now_ms, period_ms = call.context.clock.wall_ms(), request.expiry_time_period_ms
-    try:
-        if period_ms < 0:
-            await _change(call, request.hmac, lambda _: None)
-            return expire_wire.Response(expiry_timestamp_ms=now_ms)
-        token = await _expire_after(call, request.hmac, period_ms)
-    except ApiError as error:
-        return expire_wire.Response(error.code, _NO_TIME)
-    return expire_wire.Response(expiry_timestamp_ms=token.expires_at_ms)
+    return expire_wire.Response(
+        *await _expire_after(call, request.hmac, request.expiry_time_period_ms)
+    )
 
 
-async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> DelegationToken:
+async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[ErrorCode, int]:
+    """Return the code and the time at which the token with this HMAC expires."""
     now_ms = call.context.clock.wall_ms()
 
-    def change(token: DelegationToken) -> DelegationToken:
+    def change(token: DelegationToken) -> DelegationToken | None:
+        if not _may_renew(call.caller, token):
+            raise ApiError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
+        if period_ms < 0:
+            return None
         if token.is_expired(now_ms=now_ms):
             raise ApiError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
         expires_at_ms = min(token.max_at_ms, now_ms + period_ms)
         return msgspec.structs.replace(token, expires_at_ms=expires_at_ms)
 
-    return await _change(call, hmac, change)
-
-
-async def _change(
-    call: KafkaCall, hmac: bytes, change: Callable[[DelegationToken], DelegationToken | None]
-) -> DelegationToken:
-    """Apply ``change`` to the token with this HMAC; None deletes the token. Raises ApiError."""
-    tokens = _check_tokens(call)
-    found = tokens.find_by_hmac(call.context.account, hmac)
-
-    def checked(token: DelegationToken) -> DelegationToken | None:
-        if not _may_renew(call.caller, token):
-            raise ApiError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
-        return change(token)
-
     try:
-        done = None if found is None else await tokens.change(found.token_id, checked)
+        tokens = _check_tokens(call)
+        found = tokens.find_by_hmac(call.context.account, hmac)
+        done = None if found is None else await tokens.change(found.token_id, change)
     except API_ERRORS as error:
-        raise api_error(error) from None
+        return api_error(error).code, _NO_TIME
     if done is None:
-        raise ApiError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
-    return done
-
-
-# ── Describing ───────────────────────────────────────────────────────────────────────────────
+        return ErrorCode.DELEGATION_TOKEN_NOT_FOUND, _NO_TIME
+    return ErrorCode.NONE, now_ms if period_ms < 0 else done.expires_at_ms
 
 
 async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> tokens_wire.Response:
-    """Return the tokens that the caller owns, may renew, or may see by an access rule. Expired
-    tokens and tokens of deleted users are left out. No list of owners means all tokens, an empty
-    list none."""
+    """Return live tokens that the caller owns, may renew, or may see by an access rule. No list of
+    owners means all tokens, an empty list none."""
     tokens = _check_tokens(call)
     owners = None
     if request.owners is not None:
         owners = {each.principal_name for each in request.owners if each.principal_type == USER}
     identities, now_ms = call.context.identities, call.context.clock.wall_ms()
-    return tokens_wire.Response(
-        tokens=[
-            _described(token, tokens.hmac_of(token.token_id))
-            async for token in call.slices.each(list(tokens.of(call.context.account)))
-            if (owners is None or not owners.isdisjoint((token.owner, *token.renewers)))
-            and is_live(token, identities, now_ms=now_ms)
-            and _may_describe(call, token)
+    found = []
+    async for token in call.slices.each(list(tokens.of(call.context.account))):
+        is_wanted = owners is None or not owners.isdisjoint((token.owner, *token.renewers))
+        is_shown = is_wanted and is_live(token, identities, now_ms=now_ms)
+        if not is_shown or not _may_describe(call, token):
+            continue
+        renewers = [
+            tokens_wire.DescribedDelegationTokenRenewer(USER, each) for each in token.renewers
         ]
-    )
+        found.append(
+            tokens_wire.DescribedDelegationToken(
+                principal_type=USER,
+                principal_name=token.owner,
+                token_requester_principal_type=USER,
+                token_requester_principal_name=token.requester,
+                issue_timestamp=token.issued_at_ms,
+                expiry_timestamp=token.expires_at_ms,
+                max_timestamp=token.max_at_ms,
+                token_id=token.token_id,
+                hmac=tokens.hmac_of(token.token_id),
+                renewers=renewers,
+            )
+        )
+    return tokens_wire.Response(tokens=found)
 
 
 def _may_describe(call: KafkaCall, token: DelegationToken) -> bool:
@@ -375,20 +329,3 @@ def _may_describe(call: KafkaCall, token: DelegationToken) -> bool:
     return may_by_rules(
         call, Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id
     ) or may_by_rules(call, Operation.DESCRIBE_TOKENS, ResourceType.USER, f"{USER}:{token.owner}")
-
-
-def _described(token: DelegationToken, hmac: bytes) -> tokens_wire.DescribedDelegationToken:
-    return tokens_wire.DescribedDelegationToken(
-        principal_type=USER,
-        principal_name=token.owner,
-        token_requester_principal_type=USER,
-        token_requester_principal_name=token.requester,
-        issue_timestamp=token.issued_at_ms,
-        expiry_timestamp=token.expires_at_ms,
-        max_timestamp=token.max_at_ms,
-        token_id=token.token_id,
-        hmac=hmac,
-        renewers=[
-            tokens_wire.DescribedDelegationTokenRenewer(USER, name) for name in token.renewers
-        ],
-    )

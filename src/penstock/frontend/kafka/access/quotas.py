@@ -1,37 +1,27 @@
 """Client quotas: limits on the bytes per second that a user or client id sends to or fetches from
-this node.
+this node, and on the connections per second from an address. AlterClientQuotas sets them.
 
 A quota belongs to an entity: a user, a client id, or a user with a client id. Each is given by
 name, or as the default for all names without a quota. An address (ip) is an entity of its own.
-Quotas are stored per tenant (``metadata/topics/resource_configs.py``). The stored name of an entity
+Quotas are stored per tenant (``metadata/topics/resource_configs.py``) and apply to its own clients.
+Tenants share addresses, so only operators see and set quotas of those. The stored name of an entity
 is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default.
 
-Bytes are counted in leaky buckets after each request. The reply tells a client above its quota how
-long to pause, and the node does not read the connection until then. Each node counts for itself,
-as in Kafka.
-
-Limits on the connections per second that Kafka clients open to this node, from one address and
-from all together.
-
-The rate of an address is a client quota (``connection_creation_rate`` of an ip), the rate of all is
-the broker config ``max.connection.creation.rate``. A connection above a rate is closed at once.
-
-AlterClientQuotas and DescribeClientQuotas: quotas of users, client ids and addresses. Quotas of
-a tenant apply to its own clients only. Tenants share addresses, so only operators see and set
-quotas of those."""
+Bytes are counted in leaky buckets after each request. A client above its quota learns how long to
+pause, and the node does not read its connection until then. A connection above a rate is closed at
+once. Each node counts for itself, as in Kafka."""
 
 import ipaddress
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from penstock.frontend.kafka.checks import check_cluster, check_operator
 from penstock.frontend.kafka.configs.rows import INT_MAX, check_level, is_address
-from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, error_fields, invalid_request
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.limits.leaky_bucket import LeakyBucket
@@ -60,6 +50,16 @@ FOUND_MAX: Final = 20_000  # clients whose buckets are remembered; about 300 byt
 BUCKETS_MAX: Final = 20_000  # above it, empty buckets are dropped: a new one is the same
 
 Entity = tuple[tuple[str, str | None], ...]  # types with names, sorted by type; None: the default
+K = TypeVar("K")
+CREATION_RATE: Final = "connection_creation_rate"
+_DEFAULT: Final = ""  # all addresses without a rate of their own
+_OF_CLIENTS: Final[Mapping[str, float]] = {
+    PRODUCED: LONG_MAX,
+    FETCHED: LONG_MAX,
+    "request_percentage": math.inf,
+    "controller_mutation_rate": math.inf,
+}
+_OF_ADDRESSES: Final[Mapping[str, float]] = {CREATION_RATE: INT_MAX}
 
 
 def entity_text(entity: Entity) -> str:
@@ -96,13 +96,10 @@ class ClientQuotas:
         self._found: dict[_Client, LeakyBucket | None] = {}
         self._buckets: dict[_Client, LeakyBucket] = {}
         self.is_any = False  # whether any tenant has quotas; if not, callers skip everything else
-        stored.on_change(CLIENT_QUOTA, self._changed)
+        stored.on_change(CLIENT_QUOTA, self._look)
         self._look()
 
-    def _changed(self, _account: str, _name: str, _configs: Configs) -> None:
-        self._look()
-
-    def _look(self) -> None:
+    def _look(self, *_changed: object) -> None:
         self._found.clear()
         self.is_any = bool(self._stored.accounts(CLIENT_QUOTA))
 
@@ -130,16 +127,15 @@ class ClientQuotas:
             pass
         if len(self._found) >= FOUND_MAX:
             self._found.clear()
-        bucket = self._found[client] = self._work_out(client, now_ms)
-        return bucket
-
-    def _work_out(self, client: _Client, now_ms: float) -> LeakyBucket | None:
+        bucket = None
         for entity in entities_of(client.user, client.client_id):
             resource = Resource(client.account, CLIENT_QUOTA, entity_text(entity))
             text = self._stored.get(resource).get(client.key)
             if text is not None:
-                return self._shared(client, dict(entity), float(text), now_ms)
-        return None
+                bucket = self._shared(client, dict(entity), float(text), now_ms)
+                break
+        self._found[client] = bucket
+        return bucket
 
     def _shared(
         self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
@@ -153,23 +149,21 @@ class ClientQuotas:
         bucket = self._buckets.get(place)
         if bucket is None or bucket.rate.per_s != per_s:
             if len(self._buckets) >= BUCKETS_MAX:
-                self._drop_idle(now_ms)
+                self._found.clear()  # it may refer to buckets that are dropped
+                _drop_idle(self._buckets, now_ms)
             bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
         return bucket
-
-    def _drop_idle(self, now_ms: float) -> None:
-        self._found.clear()  # it may refer to buckets that are dropped
-        self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}
-        if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets.clear()  # all in use: each client gets one burst more
 
 
 def sorted_entity(parts: Sequence[tuple[str, str | None]]) -> Entity:
     return tuple(sorted(parts, key=lambda part: part[0]))
 
 
-CREATION_RATE: Final = "connection_creation_rate"
-_DEFAULT: Final = ""  # all addresses without a rate of their own
+def _drop_idle(buckets: dict[K, LeakyBucket], now_ms: float) -> None:
+    for key in [key for key, one in buckets.items() if one.is_idle(now_ms=now_ms)]:
+        del buckets[key]
+    if len(buckets) >= BUCKETS_MAX:
+        buckets.clear()  # all in use: each client gets one burst more
 
 
 class ConnectionRates:
@@ -222,11 +216,7 @@ class ConnectionRates:
         bucket = self._buckets.get(place)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
-                self._buckets = {
-                    key: one for key, one in self._buckets.items() if not one.is_idle(now_ms=now_ms)
-                }
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._buckets.clear()  # all in use: each address gets one burst more
+                _drop_idle(self._buckets, now_ms)
             bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
         return bucket
 
@@ -238,26 +228,14 @@ def _plain(address: str) -> str:
     return str(mapped or found)
 
 
-class Key(NamedTuple):
-    most: float
-    is_whole: bool
-
-
-_OF_CLIENTS: Final[Mapping[str, Key]] = MappingProxyType(
-    {
-        PRODUCED: Key(LONG_MAX, is_whole=True),
-        FETCHED: Key(LONG_MAX, is_whole=True),
-        "request_percentage": Key(math.inf, is_whole=False),
-        "controller_mutation_rate": Key(math.inf, is_whole=False),
-    }
-)
-_OF_ADDRESSES: Final[Mapping[str, Key]] = MappingProxyType(
-    {CREATION_RATE: Key(INT_MAX, is_whole=True)}
-)
+# The largest value of each quota; those that are not infinite are whole numbers.
 
 
 async def alter_quotas(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    named = [(_entity(entry), entry) for entry in request.entries]
+    named = [
+        (sorted_entity([(part.entity_type, part.entity_name) for part in entry.entity]), entry)
+        for entry in request.entries
+    ]
     counts = Counter(entity for entity, _ in named)
     replies: dict[Entity, alter_wire.AlterClientQuotasResponseEntryData] = {}
     async for entity, entry in call.slices.each(named):
@@ -273,10 +251,6 @@ async def alter_quotas(call: KafkaCall, request: alter_wire.Request) -> alter_wi
     return alter_wire.Response(entries=tuple(replies.values()))
 
 
-def _entity(entry: alter_wire.AlterClientQuotasRequestEntryData) -> Entity:
-    return sorted_entity([(part.entity_type, part.entity_name) for part in entry.entity])
-
-
 async def _alter(
     call: KafkaCall,
     entity: Entity,
@@ -284,7 +258,6 @@ async def _alter(
     *,
     is_dry: bool,
 ) -> None:
-    """Raises ApiError and PenstockError."""
     check_cluster(call, Operation.ALTER_CONFIGS)
     account, keys = call.context.account, _OF_CLIENTS
     if IP in dict(entity):
@@ -302,8 +275,12 @@ async def _alter(
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:
         check_level(call.context)
-        if not before:
-            _check_room(call.context, account)
+        count, most = len(stored.names(account, CLIENT_QUOTA)), CLIENT_QUOTAS_PER_TENANT_MAX
+        if not before and account != call.context.config.account and count >= most:
+            raise QuotaExceeded(
+                f"{count:,} of {most:,} users and client ids have quotas of their own: remove some"
+                " first."
+            )
         await stored.change(resource, changed)
 
 
@@ -332,32 +309,20 @@ def _check_entity(entity: Entity) -> None:
         raise invalid_request(f"{address[:100]!r} is not an IP address.")
 
 
-def _read(op: alter_wire.OpData, keys: Mapping[str, Key]) -> str:
+def _read(op: alter_wire.OpData, keys: Mapping[str, float]) -> str:
     """Return the text to store. Raises ApiError."""
-    key = keys.get(op.key)
-    if key is None:
+    most = keys.get(op.key)
+    if most is None:
         raise invalid_request(f"Unknown quota {op.key[:100]!r}: use one of {', '.join(keys)}.")
     if not 0 < op.value < math.inf:  # nor NaN
         raise invalid_request(f"{op.key} must be greater than 0, not {op.value:g}.")
-    if op.value > key.most:
-        raise invalid_request(f"{op.key} is at most {key.most}, not {op.value:g}.")
-    if not key.is_whole:
+    if op.value > most:
+        raise invalid_request(f"{op.key} is at most {most}, not {op.value:g}.")
+    if most == math.inf:
         return repr(op.value)
     if op.value != int(op.value):
         raise invalid_request(f"{op.key} is a whole number, not {op.value:g}.")
     return str(int(op.value))
-
-
-def _check_room(context: KafkaContext, account: str) -> None:
-    count = len(context.dynamic.stored.names(account, CLIENT_QUOTA))
-    if account != context.config.account and count >= CLIENT_QUOTAS_PER_TENANT_MAX:
-        raise QuotaExceeded(
-            f"{count:,} of {CLIENT_QUOTAS_PER_TENANT_MAX:,} users and client ids have quotas of"
-            " their own: remove some first."
-        )
-
-
-# ── Describing ───────────────────────────────────────────────────────────────────────────────
 
 
 class Match(IntEnum):
@@ -374,31 +339,30 @@ async def describe_quotas(
         filters = _filters(request.components)
     except ApiError as error:
         return describe_wire.Response(**error_fields(error), entries=None)
-    is_operator = call.caller.is_trusted or call.caller.is_operator
-    found = [
-        _entry(call.context, resource, entity)
-        async for resource in call.slices.each(_resources(call.context))
-        if _is_shown(call.context, resource, entity := entity_of(resource.name), is_operator)
-        and _matches(dict(entity), filters, is_strict=request.strict)
-    ]
+    context, is_operator = call.context, call.caller.is_trusted or call.caller.is_operator
+    stored = context.dynamic.stored
+    resources = (
+        Resource(account, CLIENT_QUOTA, name)
+        for account in {context.account, context.config.account}
+        for name in tuple(stored.names(account, CLIENT_QUOTA))
+    )
+    found = []
+    async for resource in call.slices.each(resources):
+        entity = entity_of(resource.name)
+        # Quotas of addresses are stored in the account of the nodes.
+        is_own = resource.account == context.account
+        is_shown = is_operator if entity[0][0] == IP else is_own
+        if is_shown and _matches(dict(entity), filters, is_strict=request.strict):
+            parts = [describe_wire.EntityData(*part) for part in entity]
+            quotas = sorted(stored.get(resource).items())
+            values = [describe_wire.ValueData(key, float(value)) for key, value in quotas]
+            found.append(describe_wire.EntryData(parts, values))
     return describe_wire.Response(error_message="", entries=found)
-
-
-def _resources(context: KafkaContext) -> Iterator[Resource]:
-    for account in {context.account, context.config.account}:
-        for name in tuple(context.dynamic.stored.names(account, CLIENT_QUOTA)):
-            yield Resource(account, CLIENT_QUOTA, name)
-
-
-def _is_shown(context: KafkaContext, resource: Resource, entity: Entity, is_operator: bool) -> bool:
-    """Quotas of addresses are stored in the account of the nodes."""
-    return is_operator if entity[0][0] == IP else resource.account == context.account
 
 
 def _filters(
     components: Sequence[describe_wire.ComponentData],
 ) -> Mapping[str, describe_wire.ComponentData]:
-    """Return the filters by entity type. Raises ApiError."""
     filters: dict[str, describe_wire.ComponentData] = {}
     for one in components:
         kind = one.entity_type
@@ -433,12 +397,4 @@ def _matches(
     return all(
         kind in entity and (one.match_type == Match.ANY or entity[kind] == one.match)
         for kind, one in filters.items()
-    )
-
-
-def _entry(context: KafkaContext, resource: Resource, entity: Entity) -> describe_wire.EntryData:
-    quotas = context.dynamic.stored.get(resource)
-    return describe_wire.EntryData(
-        [describe_wire.EntityData(*part) for part in entity],
-        [describe_wire.ValueData(key, float(value)) for key, value in sorted(quotas.items())],
     )

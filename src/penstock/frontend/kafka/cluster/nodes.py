@@ -1,32 +1,20 @@
-"""DescribeCluster, DescribeQuorum and UnregisterBroker: the nodes of the cluster.
+"""The nodes of the cluster: DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs and
+AlterReplicaLogDirs, and UpdateFeatures, with the features that are in force for ApiVersions.
 
-UpdateFeatures, and the features of Kafka that are in force here, for ApiVersions.
-
-A level says which form of a protocol clients may use. Levels below those listed, and features that
-are not listed, are not implemented: ``metadata.version``, ``kraft.version`` and
-``eligible.leader.replicas.version`` are about how nodes of Apache Kafka store their own metadata.
-
-
-DescribeLogDirs and AlterReplicaLogDirs: a node has one data folder with all its replicas."""
+The level of a feature says which form of a protocol clients may use. Levels below those listed, and
+features that are not listed, are not implemented: ``metadata.version``, ``kraft.version`` and
+``eligible.leader.replicas.version`` are about how nodes of Apache Kafka store their metadata."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from penstock.frontend.kafka.checks import check_cluster, find_name, has_partition
+from penstock.frontend.kafka import permissions
+from penstock.frontend.kafka.checks import check_cluster, find_name, has_partition, topics_chosen
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error
-from penstock.frontend.kafka.permissions import (
-    UNASKED,
-    Operation,
-    cluster_operations,
-    on_cluster,
-    reaches_topic,
-)
 from penstock.model.errors import NotFound
 from penstock.model.levels import STREAMS_GROUPS
-from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_replica_log_dirs as alter_wire
 from penstock.wire.kafka.generated import describe_cluster as cluster_wire
@@ -38,6 +26,7 @@ from penstock.wire.kafka.generated import update_features as features_wire
 _BROKERS = 1
 _CONTROLLERS = 2
 METADATA_TOPIC = "__cluster_metadata"
+_STREAMS: Final = "streams.version"
 
 
 async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cluster_wire.Response:
@@ -58,16 +47,19 @@ async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cl
         cluster_id=context.config.cluster_id,
         controller_id=context.brokers.controller,
         brokers=brokers,
-        cluster_authorized_operations=cluster_operations(call) if with_operations else UNASKED,
+        cluster_authorized_operations=permissions.cluster_operations(call)
+        if with_operations
+        else permissions.UNASKED,
     )
 
 
 async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quorum_wire.Response:
     """Return the manager of the cluster as Kafka shows the leader of its metadata log. The metadata
     is in a store of its own, so all nodes are voters that have read up to its revision."""
-    check_cluster(call, Operation.DESCRIBE)
-    quorum = call.context.cluster.quorum()
-    metadata = quorum_wire.DescribeQuorumResponsePartitionData(
+    check_cluster(call, permissions.Operation.DESCRIBE)
+    quorum, code = call.context.cluster.quorum(), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    reply = quorum_wire.DescribeQuorumResponsePartitionData
+    metadata = reply(
         partition_index=0,
         error_message="",
         leader_id=quorum.leader,
@@ -84,17 +76,16 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
             [
                 metadata
                 if (topic.topic_name, one.partition_index) == (METADATA_TOPIC, 0)
-                else _unknown(one.partition_index)
+                else reply(one.partition_index, code, code.message)
                 async for one in call.slices.each(topic.partitions)
             ],
         )
         async for topic in call.slices.each(request.topics)
     ]
+    protocol, brokers = call.context.config.protocol, call.context.brokers.all()
     nodes = [
-        quorum_wire.Node(
-            at.node_id, (quorum_wire.Listener(call.context.config.protocol, at.host, at.port),)
-        )
-        for at in call.context.brokers.all()
+        quorum_wire.Node(at.node_id, (quorum_wire.Listener(protocol, at.host, at.port),))
+        for at in brokers
     ]
     is_about_metadata = any(metadata in topic.partitions for topic in topics)
     return quorum_wire.Response(
@@ -102,15 +93,10 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
     )
 
 
-def _unknown(index: int) -> quorum_wire.DescribeQuorumResponsePartitionData:
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return quorum_wire.DescribeQuorumResponsePartitionData(index, code, code.message)
-
-
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
     """Remove a node that is stopped and has no replicas. A node with replicas is rejected: its
     partitions would wait for it for ever."""
-    check_cluster(call, Operation.ALTER)
+    check_cluster(call, permissions.Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
     except NotFound as error:
@@ -125,18 +111,14 @@ class Feature(NamedTuple):
     level: int  # in force, and the highest
 
 
-_STREAMS: Final = "streams.version"
-_FEATURES: Final[Mapping[str, Feature]] = MappingProxyType(
-    {
-        "group.version": Feature(1, 1),  # consumer groups of KIP-848
-        "share.version": Feature(1, 1),  # share groups
-        _STREAMS: Feature(1, 1),  # streams groups
-        # With 2, clients raise their epoch with every transaction and leave it to the broker to add
-        # partitions; others use the first form.
-        "transaction.version": Feature(1, 2),
-    }
-)
-_TEXT_CHARS_MAX: Final = 100
+_FEATURES: Final[Mapping[str, Feature]] = {
+    "group.version": Feature(1, 1),  # consumer groups of KIP-848
+    "share.version": Feature(1, 1),  # share groups
+    _STREAMS: Feature(1, 1),  # streams groups
+    # With 2, clients raise their epoch with every transaction and leave it to the broker to add
+    # partitions; others use the first form.
+    "transaction.version": Feature(1, 2),
+}
 
 
 def features(context: KafkaContext) -> Mapping[str, Feature]:
@@ -151,22 +133,20 @@ async def update_features(
 ) -> features_wire.Response:
     """Levels are fixed in each version of the server, so only the level in force can be requested.
     One update that is not possible rejects the whole request."""
-    check_cluster(call, Operation.ALTER)
+    check_cluster(call, permissions.Operation.ALTER)
     known = features(call.context)
     async for update in call.slices.each(request.feature_updates):
-        feature = known.get(update.feature)
+        feature, reason = known.get(update.feature), None
         if feature is None:
-            raise ApiError(
-                ErrorCode.INVALID_UPDATE_VERSION,
-                f"There is no feature {update.feature[:_TEXT_CHARS_MAX]!r}."
-                f" Features: {', '.join(known)}.",
-            )
-        if update.max_version_level != feature.level:
-            raise ApiError(
-                ErrorCode.INVALID_UPDATE_VERSION,
+            names = ", ".join(known)
+            reason = f"There is no feature {update.feature[:100]!r}. Features: {names}."
+        elif update.max_version_level != feature.level:
+            reason = (
                 f"{update.feature} is at level {feature.level} and cannot be set to"
-                f" {update.max_version_level}: the level belongs to this version of the server.",
+                f" {update.max_version_level}: the level belongs to this version of the server."
             )
+        if reason is not None:
+            raise ApiError(ErrorCode.INVALID_UPDATE_VERSION, reason)
     return features_wire.Response(
         error_message=None,
         results=[
@@ -180,22 +160,28 @@ async def describe_log_dirs(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
     """Return the replicas of this node, as leader or follower, with their sizes and how far they
-    are behind their leaders."""
-    check_cluster(call, Operation.DESCRIBE)
+    are behind their leaders. A node has one data folder."""
+    context = call.context
+    check_cluster(call, permissions.Operation.DESCRIBE)
+    wanted = None
+    if request.topics is not None:
+        wanted = ((each.topic, each.partitions) for each in request.topics)
     topics = []
-    async for topic, indexes in call.slices.each(_replicas_wanted(call.context, request)):
-        if not reaches_topic(call, Operation.DESCRIBE, topic):
+    async for topic, indexes in call.slices.each(topics_chosen(context, wanted)):
+        if not permissions.reaches_topic(call, permissions.Operation.DESCRIBE, topic):
             continue  # left out, as a topic that does not exist
         partitions = []
         async for index in call.slices.each(indexes):
-            replica = await call.context.cluster.replica(topic, index)
+            replica = None
+            if has_partition(topic, index):
+                replica = await context.cluster.replica(topic, index)
             if replica is not None:
                 partitions.append(describe_wire.DescribeLogDirsPartition(index, *replica))
         if partitions:
             topics.append(describe_wire.DescribeLogDirsTopic(topic.name, partitions))
-    total_bytes, usable_bytes = await asyncio.to_thread(call.context.volume)
+    total_bytes, usable_bytes = await asyncio.to_thread(context.volume)
     result = describe_wire.DescribeLogDirsResult(
-        log_dir=call.context.config.log_dir,
+        log_dir=context.config.log_dir,
         topics=topics,
         total_bytes=total_bytes,
         usable_bytes=usable_bytes,
@@ -203,40 +189,24 @@ async def describe_log_dirs(
     return describe_wire.Response(results=(result,))
 
 
-def _replicas_wanted(
-    context: KafkaContext, request: describe_wire.Request
-) -> Iterator[tuple[Topic, Sequence[int]]]:
-    if request.topics is None:
-        for topic in list(context.catalog.topics(context.account, context.config.region)):
-            yield topic, range(topic.partition_count)
-        return
-    for each in request.topics:
-        found = find_name(context, each.topic)
-        if found is not None:  # unknown topics are left out
-            yield found, [index for index in each.partitions if has_partition(found, index)]
-
-
 async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     """A replica can only be moved to the folder in which it is."""
-    is_allowed = on_cluster(call, Operation.ALTER)
+    is_allowed = permissions.on_cluster(call, permissions.Operation.ALTER)
+    here = call.context.config.log_dir.rstrip("/")
     results = []
     for folder in request.dirs:
-        async for topic in call.slices.each(folder.topics):
-            partitions = []
-            async for index in call.slices.each(topic.partitions):
-                code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-                if is_allowed:
-                    code = await _log_dir_code(call.context, folder.path, topic.name, index)
+        async for named in call.slices.each(folder.topics):
+            topic, partitions = find_name(call.context, named.name), []
+            async for index in call.slices.each(named.partitions):
+                code = ErrorCode.NONE
+                if not is_allowed:
+                    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                elif folder.path.rstrip("/") != here:
+                    code = ErrorCode.LOG_DIR_NOT_FOUND
+                elif topic is None or not has_partition(topic, index):
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif await call.context.cluster.replica(topic, index) is None:
+                    code = ErrorCode.REPLICA_NOT_AVAILABLE
                 partitions.append(alter_wire.AlterReplicaLogDirPartitionResult(index, code))
-            results.append(alter_wire.AlterReplicaLogDirTopicResult(topic.name, partitions))
+            results.append(alter_wire.AlterReplicaLogDirTopicResult(named.name, partitions))
     return alter_wire.Response(results=results)
-
-
-async def _log_dir_code(context: KafkaContext, path: str, name: str, index: int) -> ErrorCode:
-    if path.rstrip("/") != context.config.log_dir.rstrip("/"):
-        return ErrorCode.LOG_DIR_NOT_FOUND
-    topic = find_name(context, name)
-    if topic is None or not has_partition(topic, index):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    is_here = await context.cluster.replica(topic, index) is not None
-    return ErrorCode.NONE if is_here else ErrorCode.REPLICA_NOT_AVAILABLE

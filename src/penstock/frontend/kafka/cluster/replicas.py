@@ -1,29 +1,20 @@
-"""Checks of replicas that a client assigns to partitions. Pure.
+"""AlterPartitionReassignments and ListPartitionReassignments, which move partitions to given nodes,
+and ElectLeaders.
 
-AlterPartitionReassignments and ListPartitionReassignments: move partitions to given nodes, or
-cancel their moves. The first node of a list is the preferred leader. Moves continue after the
-reply.
+The first node of a list is the preferred leader. Moves continue after the reply. A list of another
+length changes the replication factor of the partition. Fewer replicas than ``min.insync.replicas``
+are rejected, because nothing could be written then."""
 
-A list of another length changes the replication factor of the partition. Fewer replicas than
-``min.insync.replicas`` are rejected, because nothing could be written then.
-
-ElectLeaders: make the preferred replica of partitions the leader, or, by an unclean election,
-any replica that is alive where no in-sync replica is: records that it does not have are lost."""
-
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from penstock.frontend.kafka.checks import (
-    check_cluster,
-    check_has_replicas,
-    check_partition,
-    find_name,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, error_fields
 from penstock.frontend.kafka.permissions import Operation, on_cluster
-from penstock.frontend.kafka.ports.cluster import NO_LEADER, Election, Place, Reassigned
+from penstock.frontend.kafka.ports.cluster import NO_LEADER, Election, Reassigned
 from penstock.model.errors import InvalidRequest, NotFound
 from penstock.model.replication import (
     FACTOR_MAX,
@@ -38,6 +29,9 @@ from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter_wire
 from penstock.wire.kafka.generated import elect_leaders as elect_wire
 from penstock.wire.kafka.generated import list_partition_reassignments as list_wire
+
+Moves = Mapping[tuple[str, int], Reassigned]
+PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
 
 
 def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
@@ -54,7 +48,6 @@ def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
 
 
 def check_lists(lists: Sequence[Sequence[int]], nodes: Collection[int], *, factor: int) -> None:
-    """Check the lists of several partitions, each with ``factor`` replicas."""
     for replicas in lists:
         check_replicas(replicas, nodes)
         if len(replicas) != factor:
@@ -65,11 +58,8 @@ def invalid(message: str) -> ApiError:
     return ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
 
 
-Moves = Mapping[tuple[str, int], Reassigned]
-
-
 async def reassign(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    check_cluster(call, Operation.ALTER)
+    checks.check_cluster(call, Operation.ALTER)
     moves = await call.context.cluster.moves() if request.topics else {}
     is_factor_fixed = not request.allow_replication_factor_change
     return alter_wire.Response(
@@ -85,53 +75,44 @@ async def reassign(call: KafkaCall, request: alter_wire.Request) -> alter_wire.R
 async def _altered(
     call: KafkaCall, named: alter_wire.ReassignableTopic, moves: Moves, *, is_factor_fixed: bool
 ) -> alter_wire.ReassignableTopicResponse:
-    found = find_name(call.context, named.name)
+    context = call.context
+    found = checks.find_name(context, named.name)
     results = []
     async for wanted in call.slices.each(named.partitions):
         index = wanted.partition_index
+        fields: dict[str, Any] = {"error_message": None}
         try:
-            topic = check_partition(found, index)
-            check_has_replicas(topic)
-            move = moves.get((topic.topic_id, index))
+            topic = checks.check_partition(found, index)
+            checks.check_has_replicas(topic)
             if wanted.replicas is None:
-                await _cancel(call.context, topic, index)
+                await _cancel(context, topic, index)
             else:
-                count = _count(call.context, topic, index, move)
+                # The number of replicas without the current move:
+                count = len(context.brokers.place(topic, index).replicas)
+                move = moves.get((topic.topic_id, index))
+                if move is not None:
+                    count = len(move.replicas) - len(move.adding)
                 if is_factor_fixed and len(wanted.replicas) != count:
-                    raise _factor_changed(count, len(wanted.replicas))
-                await _move(call.context, topic, wanted)
-            results.append(alter_wire.ReassignablePartitionResponse(index, error_message=None))
+                    raise ApiError(
+                        ErrorCode.INVALID_REPLICATION_FACTOR,
+                        f"The replication factor is changed from {count} to"
+                        f" {len(wanted.replicas)}, and the request does not allow that.",
+                    )
+                await _move(context, topic, index, wanted.replicas)
         except API_ERRORS as error:
-            results.append(alter_wire.ReassignablePartitionResponse(index, **error_fields(error)))
+            fields = error_fields(error)
+        results.append(alter_wire.ReassignablePartitionResponse(index, **fields))
     return alter_wire.ReassignableTopicResponse(named.name, results)
 
 
-def _count(context: KafkaContext, topic: Topic, index: int, move: Reassigned | None) -> int:
-    """Return the number of replicas without the current move."""
-    if move is not None:
-        return len(move.replicas) - len(move.adding)
-    return len(context.brokers.place(topic, index).replicas)
-
-
-def _factor_changed(before: int, after: int) -> ApiError:
-    return ApiError(
-        ErrorCode.INVALID_REPLICATION_FACTOR,
-        f"The replication factor is changed from {before} to {after}, and the request does not "
-        "allow that.",
-    )
-
-
-async def _move(
-    context: KafkaContext, topic: Topic, wanted: alter_wire.ReassignablePartition
-) -> None:
-    replicas, index = wanted.replicas or (), wanted.partition_index
+async def _move(context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int]) -> None:
     holding = context.brokers.place(topic, index).replicas
     check_replicas(replicas, {*context.cluster.nodes, *holding})
     try:
         await context.cluster.move(topic, index, replicas)
     except InvalidRequest as error:
         raise invalid(str(error)) from None
-    await _note(context, topic, {index: len(replicas)}, is_assigned=True)
+    await _note(context, topic, index, len(replicas), is_assigned=True)
 
 
 async def _cancel(context: KafkaContext, topic: Topic, index: int) -> None:
@@ -139,17 +120,17 @@ async def _cancel(context: KafkaContext, topic: Topic, index: int) -> None:
         count = await context.cluster.cancel_move(topic, index)
     except NotFound:
         raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS) from None
-    await _note(context, topic, {index: count}, is_assigned=False)
+    await _note(context, topic, index, count, is_assigned=False)
 
 
 async def _note(
-    context: KafkaContext, topic: Topic, counts: Mapping[int, int], *, is_assigned: bool
+    context: KafkaContext, topic: Topic, index: int, count: int, *, is_assigned: bool
 ) -> None:
     """Store factor and manual placement in the topic: the manager applies what the topic says."""
     default = context.config.replicas_default
 
     def change(topic: Topic) -> Topic:
-        changed = with_factors(topic, counts, default)
+        changed = with_factors(topic, {index: count}, default)
         if not is_assigned:
             return changed
         return msgspec.structs.replace(changed, configs={**changed.configs, PLACEMENT: MANUAL})
@@ -157,18 +138,20 @@ async def _note(
     now = context.catalog.find_id(topic.topic_id)
     if context.joined is None or now is None:
         return
-    is_right = all(factor_of(now, at, default) == count for at, count in counts.items())
+    is_right = factor_of(now, index, default) == count
     if not is_right or (is_assigned and not is_manual(now)):
         await context.catalog.change(topic.account, topic.region, topic.name, change)
 
 
 async def list_moves(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
-    """Return partitions that are moving, with added and removed replicas."""
-    check_cluster(call, Operation.DESCRIBE)
+    checks.check_cluster(call, Operation.DESCRIBE)
     moves = await call.context.cluster.moves()
     moving = {topic_id for topic_id, _ in moves}
+    wanted = None
+    if request.topics is not None:
+        wanted = ((each.name, each.partition_indexes) for each in request.topics)
     topics = []
-    async for topic, indexes in call.slices.each(_chosen(call.context, request)):
+    async for topic, indexes in call.slices.each(checks.topics_chosen(call.context, wanted)):
         if topic.topic_id not in moving:
             continue
         found = [
@@ -181,54 +164,42 @@ async def list_moves(call: KafkaCall, request: list_wire.Request) -> list_wire.R
     return list_wire.Response(error_message=None, topics=topics)
 
 
-def _chosen(
-    context: KafkaContext, request: list_wire.Request
-) -> Iterator[tuple[Topic, Sequence[int]]]:
-    if request.topics is None:
-        for topic in list(context.catalog.topics(context.account, context.config.region)):
-            yield topic, range(topic.partition_count)
-        return
-    for each in request.topics:
-        found = find_name(context, each.name)
-        if found is not None:
-            yield found, each.partition_indexes
-
-
-PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
-
-
 async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Response:
+    """Make the preferred replica of partitions the leader, or, by an unclean election, any replica
+    that is alive where no in-sync replica is: records that it does not have are lost."""
+    code, is_unclean = ErrorCode.NONE, request.election_type == UNCLEAN
     if not on_cluster(call, Operation.ALTER):
-        return await _refused(call, request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    if request.election_type not in ELECTION_TYPES:
-        return await _refused(call, request, ErrorCode.INVALID_REQUEST)
-    is_unclean = request.election_type == UNCLEAN
-    if request.topic_partitions is None:
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    elif request.election_type not in ELECTION_TYPES:
+        code = ErrorCode.INVALID_REQUEST
+    if request.topic_partitions is None and not code:
         results = await _of_all(call, is_unclean=is_unclean)
     else:
+        # An error is reported for each partition as well: version 0 has no other field.
         results = [
             elect_wire.ReplicaElectionResult(
                 named.topic,
                 [
-                    await _elected(call.context, named.topic, index, is_unclean=is_unclean)
+                    elect_wire.PartitionResult(index, code, code.message)
+                    if code
+                    else await _elected(call.context, named.topic, index, is_unclean=is_unclean)
                     async for index in call.slices.each(named.partitions)
                 ],
             )
-            async for named in call.slices.each(request.topic_partitions)
+            async for named in call.slices.each(request.topic_partitions or ())
         ]
-    return elect_wire.Response(replica_election_results=results)
+    return elect_wire.Response(error_code=code, replica_election_results=results)
 
 
 async def _of_all(call: KafkaCall, *, is_unclean: bool) -> list[elect_wire.ReplicaElectionResult]:
     """The reply contains only partitions that needed an election."""
     results = []
-    topics = list(call.context.catalog.topics(call.context.account, call.context.config.region))
-    async for topic in call.slices.each(topics):
+    async for topic, indexes in call.slices.each(checks.topics_chosen(call.context, None)):
         found = []
-        async for index in call.slices.each(range(topic.partition_count)):
-            place = call.context.brokers.place(topic, index)
-            if _has_leader(place, is_unclean=is_unclean):
-                continue  # as far as this node knows
+        async for index in call.slices.each(indexes):
+            at = call.context.brokers.place(topic, index)
+            if at.leader != NO_LEADER if is_unclean else at.leader in at.replicas[:1]:
+                continue  # it has the right leader, as far as this node knows
             result = await _elected(call.context, topic.name, index, is_unclean=is_unclean)
             if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
                 found.append(result)
@@ -237,49 +208,20 @@ async def _of_all(call: KafkaCall, *, is_unclean: bool) -> list[elect_wire.Repli
     return results
 
 
-async def _refused(
-    call: KafkaCall, request: elect_wire.Request, code: ErrorCode
-) -> elect_wire.Response:
-    """Report the error for each partition as well: version 0 has no other field."""
-    return elect_wire.Response(
-        error_code=code,
-        replica_election_results=[
-            elect_wire.ReplicaElectionResult(
-                named.topic,
-                [
-                    elect_wire.PartitionResult(one, code, code.message)
-                    async for one in call.slices.each(named.partitions)
-                ],
-            )
-            async for named in call.slices.each(request.topic_partitions or ())
-        ],
-    )
-
-
 async def _elected(
     context: KafkaContext, name: str, index: int, *, is_unclean: bool
 ) -> elect_wire.PartitionResult:
     try:
-        topic = check_partition(find_name(context, name), index)
-        check_has_replicas(topic)
+        topic = checks.check_partition(checks.find_name(context, name), index)
+        checks.check_has_replicas(topic)
         outcome = await context.cluster.elect(topic, index, is_unclean=is_unclean)
     except API_ERRORS as error:
         return elect_wire.PartitionResult(index, **error_fields(error))
-    code = _code(outcome, is_unclean=is_unclean)
-    return elect_wire.PartitionResult(index, code, code.message if code else None)
-
-
-def _has_leader(place: Place, *, is_unclean: bool) -> bool:
-    if is_unclean:
-        return place.leader != NO_LEADER
-    return place.leader in place.replicas[:1]
-
-
-def _code(outcome: Election, *, is_unclean: bool) -> ErrorCode:
     if outcome is Election.DONE:
-        return ErrorCode.NONE
+        return elect_wire.PartitionResult(index, error_message=None)
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     if outcome is Election.NOT_NEEDED:
-        return ErrorCode.ELECTION_NOT_NEEDED
-    if is_unclean:
-        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-    return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        code = ErrorCode.ELECTION_NOT_NEEDED
+    elif is_unclean:
+        code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    return elect_wire.PartitionResult(index, code, code.message)

@@ -13,22 +13,7 @@ from typing import Final
 
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.transactions import TIMEOUT_MS_MAX
-from penstock.frontend.kafka.configs.rows import (
-    INT_MAX,
-    ConfigEntry,
-    Edit,
-    ListOperation,
-    Source,
-    Synonym,
-    Table,
-    ValueType,
-    invalid_config,
-    is_address,
-    read_by,
-    store,
-    table,
-    whole,
-)
+from penstock.frontend.kafka.configs import rows
 from penstock.frontend.kafka.configs.topic_configs import TABLE, check_lags, set_for_brokers
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.errors import ApiError, invalid_request
@@ -51,7 +36,91 @@ OVERRIDES_MAX: Final = 1_000  # addresses with their own limit
 TOPIC_NAMES: Final[Mapping[str, str]] = {
     row.node_name: row.name for row in TABLE.values() if row.node_name is not None
 }
-_count: Final = whole(0, INT_MAX)
+_count: Final = rows.whole(0, rows.INT_MAX)
+_OF_TOPICS: Final = {
+    node_name: replace(TABLE[name], name=node_name, node_name=None)
+    for node_name, name in TOPIC_NAMES.items()
+}
+_READ_ONLY: Final = rows.table(
+    """\
+broker.id | int | -
+node.id | int | -
+    The number of this node.
+advertised.listeners | string | -
+    Address at which clients reach this node.
+listeners | list | -
+    Address at which this node listens for Kafka clients.
+auto.create.topics.enable | boolean | -
+    Whether a topic is created when a client first names it.
+log.dirs | string | -
+    Data folder.
+num.partitions | int | -
+    Default partition count of new topics.
+offsets.topic.num.partitions | int | -
+    Partitions of the topic that has the offsets of groups.
+default.replication.factor | short | -
+offsets.topic.replication.factor | short | -
+transaction.state.log.replication.factor | short | -
+    Number of replicas of each partition. A node by itself has one.
+transaction.state.log.min.isr | int | -
+    Number of replicas that must be in sync for acks=all.
+delete.topic.enable | boolean | -
+    Whether topics may be deleted.
+group.max.session.timeout.ms | int | -
+    Longest session timeout that a member may request.
+group.min.session.timeout.ms | int | -
+    Shortest session timeout that a member may request.
+offsets.retention.minutes | int | -
+    Time for which the offsets of a group without members are kept.
+transaction.max.timeout.ms | int | -
+    Longest transaction timeout that a producer may request.
+"""
+)
+# Names that cannot be changed while a node runs: those of Apache Kafka 4.3, and its listeners,
+# security and plug-ins, which are settings of the node here.
+_FIXED_FAMILIES: Final = tuple(
+    f"{family}."
+    for family in (
+        *("alter", "broker", "controller", "delegation", "group", "listener", "metadata"),
+        *("metrics", "offsets", "remote", "replica", "sasl", "share", "socket", "ssl"),
+        "transaction",
+    )
+)
+_FIXED_NAMES: Final = """
+add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
+advertised.listeners authorizer.class.name auto.create.topics.enable auto.leader.rebalance.enable
+client.quota.callback.class config.providers connection.failed.authentication.delay.ms
+connections.max.idle.ms connections.max.reauth.ms controlled.shutdown.enable cordoned.log.dirs
+create.topic.policy.class.name default.replication.factor
+delete.records.purgatory.purge.interval.requests delete.topic.enable early.start.listeners
+fetch.max.bytes fetch.purgatory.purge.interval.requests file.delete.delay.ms
+initial.broker.registration.timeout.ms inter.broker.listener.name
+kafka.metrics.polling.interval.secs kafka.metrics.reporters
+leader.imbalance.check.interval.seconds listeners log.cleaner.enable log.dir
+log.dir.failure.timeout.ms log.dirs log.flush.offset.checkpoint.interval.ms
+log.flush.scheduler.interval.ms log.flush.start.offset.checkpoint.interval.ms
+log.retention.check.interval.ms log.retention.hours log.retention.minutes log.roll.hours
+log.roll.jitter.hours max.incremental.fetch.session.cache.slots max.request.partition.size.limit
+metric.reporters node.id num.partitions num.replica.alter.log.dirs.threads
+offset.metadata.max.bytes principal.builder.class process.roles
+producer.purgatory.purge.interval.requests queued.max.request.bytes queued.max.requests
+quota.window.num quota.window.size.seconds replication.quota.window.num
+replication.quota.window.size.seconds request.timeout.ms security.inter.broker.protocol
+security.providers telemetry.max.bytes transactional.id.expiration.ms
+"""
+_FIXED: Final = frozenset(_FIXED_NAMES.split())
+# Levels are configs of resource type 8. They are not stored: after a restart ``log.level`` of the
+# node's configuration applies again, as in Kafka.
+ROOT: Final = "root"
+# Kafka's names: FATAL is critical in Python, which has nothing below DEBUG.
+LEVELS: Final[Mapping[str, int]] = {
+    "TRACE": 5,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
 
 
 def addresses(text: str) -> Mapping[str, int]:
@@ -59,7 +128,7 @@ def addresses(text: str) -> Mapping[str, int]:
     found = {}
     for part in filter(None, map(str.strip, text.split(","))):
         address, _, count = part.rpartition(":")
-        if not is_address(address):
+        if not rows.is_address(address):
             raise ValueError("a list of ADDRESS:NUMBER with commas between them")
         found[address] = int(_count(count))
     if len(found) > OVERRIDES_MAX:
@@ -71,17 +140,17 @@ def _overrides(text: str) -> str:
     return ",".join(f"{address}:{count}" for address, count in addresses(text).items())
 
 
-_OWN: Final = table(
+_OWN: Final = rows.table(
     f"""\
 {COMPACTION_BACKOFF} | long 10.. | 15000
     How often compacted topics are searched for closed segments to compact.
-{CONNECTIONS_MAX} | int 1.. | {INT_MAX}
+{CONNECTIONS_MAX} | int 1.. | {rows.INT_MAX}
     Connections of Kafka clients open at once; more are rejected.
-{CONNECTIONS_PER_IP_MAX} | int 1.. | {INT_MAX}
+{CONNECTIONS_PER_IP_MAX} | int 1.. | {rows.INT_MAX}
     Connections of Kafka clients open at once from one address; more are rejected.
 {CONNECTIONS_PER_IP} | string overrides |
     Limits for single addresses: ADDRESS:NUMBER, separated by commas.
-{CONNECTIONS_PER_SECOND} | int 1.. | {INT_MAX}
+{CONNECTIONS_PER_SECOND} | int 1.. | {rows.INT_MAX}
     Connections per second that Kafka clients open; more are rejected.
 background.threads | int 1.. | 10
 num.io.threads | int 1.. | 8
@@ -124,97 +193,22 @@ remote.log.manager.fetch.max.bytes.per.second | long 1.. | {LONG_MAX}
 """,
     overrides=_overrides,
 )
-_OF_TOPICS: Final = {
-    node_name: replace(TABLE[name], name=node_name, node_name=None)
-    for node_name, name in TOPIC_NAMES.items()
-}
-BROKER_TABLE: Final[Table] = {**_OWN, **_OF_TOPICS}
-_READ_ONLY: Final = table(
-    """\
-broker.id | int | -
-node.id | int | -
-    The number of this node.
-advertised.listeners | string | -
-    Address at which clients reach this node.
-listeners | list | -
-    Address at which this node listens for Kafka clients.
-auto.create.topics.enable | boolean | -
-    Whether a topic is created when a client first names it.
-log.dirs | string | -
-    Data folder.
-num.partitions | int | -
-    Default partition count of new topics.
-offsets.topic.num.partitions | int | -
-    Partitions of the topic that has the offsets of groups.
-default.replication.factor | short | -
-offsets.topic.replication.factor | short | -
-transaction.state.log.replication.factor | short | -
-    Number of replicas of each partition. A node by itself has one.
-transaction.state.log.min.isr | int | -
-    Number of replicas that must be in sync for acks=all.
-delete.topic.enable | boolean | -
-    Whether topics may be deleted.
-group.max.session.timeout.ms | int | -
-    Longest session timeout that a member may request.
-group.min.session.timeout.ms | int | -
-    Shortest session timeout that a member may request.
-offsets.retention.minutes | int | -
-    Time for which the offsets of a group without members are kept.
-transaction.max.timeout.ms | int | -
-    Longest transaction timeout that a producer may request.
-"""
-)
-
-# Names that cannot be changed while a node runs: those of Apache Kafka 4.3, and its listeners,
-# security and plug-ins, which are settings of the node here.
-_FIXED_FAMILIES: Final = tuple(
-    f"{family}."
-    for family in (
-        *("alter", "broker", "controller", "delegation", "group", "listener", "metadata"),
-        *("metrics", "offsets", "remote", "replica", "sasl", "share", "socket", "ssl"),
-        "transaction",
-    )
-)
-_FIXED_NAMES: Final = """
-add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
-advertised.listeners authorizer.class.name auto.create.topics.enable auto.leader.rebalance.enable
-client.quota.callback.class config.providers connection.failed.authentication.delay.ms
-connections.max.idle.ms connections.max.reauth.ms controlled.shutdown.enable cordoned.log.dirs
-create.topic.policy.class.name default.replication.factor
-delete.records.purgatory.purge.interval.requests delete.topic.enable early.start.listeners
-fetch.max.bytes fetch.purgatory.purge.interval.requests file.delete.delay.ms
-initial.broker.registration.timeout.ms inter.broker.listener.name
-kafka.metrics.polling.interval.secs kafka.metrics.reporters
-leader.imbalance.check.interval.seconds listeners log.cleaner.enable log.dir
-log.dir.failure.timeout.ms log.dirs log.flush.offset.checkpoint.interval.ms
-log.flush.scheduler.interval.ms log.flush.start.offset.checkpoint.interval.ms
-log.retention.check.interval.ms log.retention.hours log.retention.minutes log.roll.hours
-log.roll.jitter.hours max.incremental.fetch.session.cache.slots max.request.partition.size.limit
-metric.reporters node.id num.partitions num.replica.alter.log.dirs.threads
-offset.metadata.max.bytes principal.builder.class process.roles
-producer.purgatory.purge.interval.requests queued.max.request.bytes queued.max.requests
-quota.window.num quota.window.size.seconds replication.quota.window.num
-replication.quota.window.size.seconds request.timeout.ms security.inter.broker.protocol
-security.providers telemetry.max.bytes transactional.id.expiration.ms
-"""
-_FIXED: Final = frozenset(_FIXED_NAMES.split())
+BROKER_TABLE: Final[rows.Table] = {**_OWN, **_OF_TOPICS}
 
 
 def is_read_only(name: str) -> bool:
-    """Return whether a request to set the config is rejected. So are unknown names of these
-    families: they may be secrets."""
+    """Also for unknown names of these families: they may be secrets."""
     return name not in BROKER_TABLE and (name in _FIXED or name.startswith(_FIXED_FAMILIES))
 
 
-# ── Changing ─────────────────────────────────────────────────────────────────────────────────
-async def alter_brokers(context: KafkaContext, name: str, edit: Edit, *, is_dry: bool) -> None:
+async def alter_brokers(context: KafkaContext, name: str, edit: rows.Edit, *, is_dry: bool) -> None:
     """``name``: this node, or empty for all brokers. Raises ApiError."""
     if name:
         check_is_this_node(context, name)
     if fixed := [one for one in edit.given if is_read_only(one)]:
         raise invalid_request(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
     if name and IN_SYNC_MIN in edit.given:
-        raise invalid_config(
+        raise rows.invalid_config(
             f"{IN_SYNC_MIN} can be set for all brokers or for a topic, not for one broker."
         )
     changes: dict[str, str | None] = dict.fromkeys(edit.removed)
@@ -223,7 +217,7 @@ async def alter_brokers(context: KafkaContext, name: str, edit: Edit, *, is_dry:
     check_lags(
         {TOPIC_NAMES[one]: text for one, text in merged.items() if text and one in TOPIC_NAMES}
     )
-    await store(context, BROKER, name, changes, is_dry=is_dry)
+    await rows.store(context, BROKER, name, changes, is_dry=is_dry)
 
 
 def check_is_this_node(context: KafkaContext, name: str) -> None:
@@ -242,21 +236,28 @@ def _read(name: str, text: str | None) -> str:
     if row is None:
         return text  # an unknown name may have any text
     try:
-        return read_by(row, text)
+        return rows.read_by(row, text)
     except ApiError as error:
         raise invalid_request(error.message) from None  # as in Kafka, for brokers only
 
 
-# ── Showing ──────────────────────────────────────────────────────────────────────────────────
-def node_entries(context: KafkaContext) -> list[ConfigEntry]:
-    """Return every config of this node, sorted by name."""
-    dynamic = context.dynamic
+def node_entries(context: KafkaContext) -> list[rows.ConfigEntry]:
+    dynamic, config = context.dynamic, context.config
+    # Values of the node's own configuration for configs that can be changed:
+    static = {
+        IN_SYNC_MIN: config.in_sync_min_default,
+        COMPACTION_BACKOFF: config.compaction_check_ms,
+        CONNECTIONS_MAX: config.connections_max,
+    }
+    if config.connections_per_ip_max:
+        static[CONNECTIONS_PER_IP_MAX] = config.connections_per_ip_max
     entries = list(_read_only(context))
-    static = _static(context)
-    for row in BROKER_TABLE.values():
-        synonyms = list(set_for_brokers(context, row.name))
-        if row.default is not None:
-            synonyms.append((row.name, *static.get(row.name, (row.default, Source.DEFAULT))))
+    for name, row in BROKER_TABLE.items():
+        synonyms = set_for_brokers(context, name)
+        if name in static:
+            synonyms.append((name, str(static[name]), rows.Source.NODE))
+        elif row.default is not None:
+            synonyms.append((name, row.default, rows.Source.DEFAULT))
         if synonyms:
             entries.append(row.entry(synonyms))
     unknown = {*dynamic.own, *dynamic.of_all} - BROKER_TABLE.keys()
@@ -264,23 +265,22 @@ def node_entries(context: KafkaContext) -> list[ConfigEntry]:
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def entries_of_all(configs: Configs) -> list[ConfigEntry]:
-    """Return the configs that are set for all brokers, sorted by name."""
+def entries_of_all(configs: Configs) -> list[rows.ConfigEntry]:
     entries = []
     for name in sorted(configs):
-        synonyms = [(name, configs[name], Source.ALL_BROKERS)]
+        synonyms = [(name, configs[name], rows.Source.ALL_BROKERS)]
         row = BROKER_TABLE.get(name)
         entries.append(_hidden(name, synonyms) if row is None else row.entry(synonyms))
     return entries
 
 
-def _hidden(name: str, synonyms: Sequence[Synonym]) -> ConfigEntry:
+def _hidden(name: str, synonyms: Sequence[rows.Synonym]) -> rows.ConfigEntry:
     """Return the entry of an unknown name, whose values are never shown."""
-    return ConfigEntry(
+    return rows.ConfigEntry(
         name,
         None,
         synonyms[0][2],
-        ValueType.UNKNOWN,
+        rows.ValueType.UNKNOWN,
         "Kept: the name is unknown.",
         is_read_only=True,
         is_sensitive=True,
@@ -288,20 +288,7 @@ def _hidden(name: str, synonyms: Sequence[Synonym]) -> ConfigEntry:
     )
 
 
-def _static(context: KafkaContext) -> Mapping[str, tuple[str, Source]]:
-    """Return values of the node's own configuration for configs that can be changed."""
-    config = context.config
-    found = {
-        IN_SYNC_MIN: config.in_sync_min_default,
-        COMPACTION_BACKOFF: config.compaction_check_ms,
-        CONNECTIONS_MAX: config.connections_max,
-    }
-    if config.connections_per_ip_max:
-        found[CONNECTIONS_PER_IP_MAX] = config.connections_per_ip_max
-    return {name: (str(number), Source.NODE) for name, number in found.items()}
-
-
-def _read_only(context: KafkaContext) -> Iterator[ConfigEntry]:
+def _read_only(context: KafkaContext) -> Iterator[rows.ConfigEntry]:
     config, settings = context.config, GroupSettings()
     host, port = config.advertised()
     groups = context.catalog.find(config.account, config.region, GROUPS_TOPIC)
@@ -326,7 +313,7 @@ def _read_only(context: KafkaContext) -> Iterator[ConfigEntry]:
         "offsets.retention.minutes": settings.offsets_retention_ms // MINUTE_MS,
         "transaction.max.timeout.ms": TIMEOUT_MS_MAX,
     }
-    for source, values in ((Source.NODE, of_node), (Source.DEFAULT, fixed)):
+    for source, values in ((rows.Source.NODE, of_node), (rows.Source.DEFAULT, fixed)):
         for name, value in values.items():
             if value is not None:
                 synonyms = ((name, str(value), source),)
@@ -334,18 +321,6 @@ def _read_only(context: KafkaContext) -> Iterator[ConfigEntry]:
 
 
 # ── Loggers ──────────────────────────────────────────────────────────────────────────────────
-# Levels are configs of resource type 8. They are not stored: after a restart ``log.level`` of the
-# node's configuration applies again, as in Kafka.
-ROOT: Final = "root"
-# Kafka's names: FATAL is critical in Python, which has nothing below DEBUG.
-LEVELS: Final[Mapping[str, int]] = {
-    "TRACE": 5,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "FATAL": logging.CRITICAL,
-}
 
 
 def alter_loggers(
@@ -357,7 +332,7 @@ def alter_loggers(
     wanted = [(found.get(config.name), config.name, _level(config)) for config in configs]
     for logger, logger_name, _ in wanted:
         if logger is None:
-            raise invalid_config(
+            raise rows.invalid_config(
                 f"Unknown logger {logger_name[:100]!r}: DescribeConfigs lists those of this node."
             )
     for logger, logger_name, level in () if is_dry else wanted:
@@ -369,34 +344,34 @@ def alter_loggers(
 
 def _level(config: AlterableConfig) -> int:
     operation = config.config_operation
-    if operation == ListOperation.DELETE:
+    if operation == rows.ListOperation.DELETE:
         if config.name == ROOT:
             raise invalid_request("The level of the root logger cannot be deleted.")
         return logging.NOTSET  # the level of the parent logger applies
-    if operation != ListOperation.SET:
+    if operation != rows.ListOperation.SET:
         raise invalid_request(
             f"The level of a logger can be set or deleted; operation {operation} is not supported."
         )
     level = LEVELS.get((config.value or "").upper())
     if level is None:
-        raise invalid_config(
+        raise rows.invalid_config(
             f"The level of a logger is one of {', '.join(LEVELS)}, not {config.value!r:.100}."
         )
     return level
 
 
-def logger_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:
-    """Return all loggers, sorted by name. Raises ApiError."""
+def logger_entries(context: KafkaContext, name: str) -> list[rows.ConfigEntry]:
     check_is_this_node(context, name)
     documentation = "The lowest level that is logged."
     return [
-        ConfigEntry(logger, _shown_level(found), Source.LOGGER, ValueType.UNKNOWN, documentation)
+        rows.ConfigEntry(
+            logger, _shown_level(found), rows.Source.LOGGER, rows.ValueType.UNKNOWN, documentation
+        )
         for logger, found in sorted(_loggers().items())
     ]
 
 
 def _loggers() -> Mapping[str, logging.Logger]:
-    """Return loggers by name, without placeholders."""
     named = list(logging.root.manager.loggerDict.items())
     found = {name: logger for name, logger in named if isinstance(logger, logging.Logger)}
     return {ROOT: logging.getLogger(), **found}

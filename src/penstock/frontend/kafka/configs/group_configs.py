@@ -71,18 +71,29 @@ GROUP_TABLE: Final = table(
     How long an empty streams group waits for more members after the first.
 """
 )
+INTERVAL: Final = "interval.ms"
+INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000  # as in Kafka
+_PATTERN: Final = re.compile(r"\s*([a-z_]+)\s*=[^=]+\Z")
+_MATCHED: Final = (
+    *("client_id", "client_instance_id", "client_software_name", "client_software_version"),
+    *("client_source_address", "client_source_port"),
+)
 
 
 async def alter_group(
     context: KafkaContext, group_id: str, current: Mapping[str, str], edit: Edit, *, is_dry: bool
 ) -> None:
-    """Raises ApiError."""
     changes: dict[str, str | None] = {
         name: read_by(_row(name), text) for name, text in edit.given.items()
     }
     changes |= {_row(name).name: None for name in edit.removed}
-    if not context.groups.has_stored_configs:
-        _check_known_to_rows(changes)
+    for name, text in () if context.groups.has_stored_configs else changes.items():
+        # Below feature level 3 an older node may coordinate the group.
+        if name not in settings.CONFIGS_OF_ROWS or text == settings.READ_COMMITTED:
+            raise invalid_config(
+                f"{name}={text} needs feature level {GROUP_CONFIGS_STORED}: upgrade all nodes, then"
+                " run penstock cluster upgrade."
+            )
     merged: dict[str, str | None] = {**current, **changes}
     for kind, _, _ in _TIMES:
         heartbeat, session = f"{kind}.heartbeat.interval.ms", f"{kind}.session.timeout.ms"
@@ -95,16 +106,6 @@ async def alter_group(
         reply = await context.groups.call(ChangeConfigs(group_id, changes))
         if reply.code:
             raise ApiError(ErrorCode(reply.code))
-
-
-def _check_known_to_rows(changes: Mapping[str, str | None]) -> None:
-    """Below feature level 3 an older node may coordinate the group. Raises ApiError."""
-    for name, text in changes.items():
-        if name not in settings.CONFIGS_OF_ROWS or text == settings.READ_COMMITTED:
-            raise invalid_config(
-                f"{name}={text} needs feature level {GROUP_CONFIGS_STORED}: upgrade all nodes, then"
-                " run penstock cluster upgrade."
-            )
 
 
 def _row(name: str) -> ConfigRow:
@@ -125,7 +126,6 @@ async def configs_of(context: KafkaContext, group_id: str) -> Mapping[str, str]:
 
 
 def group_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
-    """Return all configs of a group, sorted by name."""
     entries = []
     for row in GROUP_TABLE.values():
         synonyms: list[Synonym] = [(row.node_name or row.name, row.default, Source.DEFAULT)]
@@ -136,13 +136,6 @@ def group_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
 
 
 # ── Client metrics ───────────────────────────────────────────────────────────────────────────
-INTERVAL: Final = "interval.ms"
-INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000  # as in Kafka
-_PATTERN: Final = re.compile(r"\s*([a-z_]+)\s*=[^=]+\Z")
-_MATCHED: Final = (
-    *("client_id", "client_instance_id", "client_software_name", "client_software_version"),
-    *("client_source_address", "client_source_port"),
-)
 
 
 def _listed(text: str) -> str:
@@ -172,7 +165,6 @@ metrics | list listed |
 
 
 async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry: bool) -> None:
-    """Raises ApiError."""
     _check_metrics_name(name)
     changes: dict[str, str | None] = dict.fromkeys(edit.removed)
     for key, text in edit.given.items():
@@ -189,7 +181,6 @@ async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry:
 
 
 def metric_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:
-    """Return all configs of a subscription, sorted by name. Raises ApiError."""
     _check_metrics_name(name)
     configs, source = context.dynamic.of(CLIENT_METRICS, name), Source.CLIENT_METRICS
     return [

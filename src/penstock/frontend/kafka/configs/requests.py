@@ -8,17 +8,7 @@ from those that are lists."""
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.frontend.kafka.checks import (
-    check_cluster,
-    check_group,
-    check_name,
-    check_not_repeated,
-    check_operator,
-    check_topic,
-    repeated,
-    topic_named,
-    topics_shown,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.configs import broker_configs as brokers
 from penstock.frontend.kafka.configs import group_configs as groups
 from penstock.frontend.kafka.configs import topic_configs as topics
@@ -63,22 +53,22 @@ async def _alter_all(
     call: KafkaCall, request: Any, edits: Edits, kind: Callable[..., Any]
 ) -> list[Any]:
     """Alter one resource after the other. Return replies of the given kind."""
-    twice = repeated((each.resource_type, each.resource_name) for each in request.resources)
+    twice = checks.repeated((each.resource_type, each.resource_name) for each in request.resources)
     results = []
     async for resource in call.slices.each(request.resources):
         key = (resource.resource_type, resource.resource_name)
         fields: dict[str, Any] = {"error_code": ErrorCode.NONE, "error_message": None}
         try:
-            check_not_repeated(key, twice)
+            checks.check_not_repeated(key, twice)
             if resource.resource_type == ResourceType.TOPIC:
-                check_topic(call, Operation.ALTER_CONFIGS, resource.resource_name)
+                checks.check_topic(call, Operation.ALTER_CONFIGS, resource.resource_name)
             elif resource.resource_type == ResourceType.GROUP:
-                check_group(call, Operation.ALTER_CONFIGS, resource.resource_name)
+                checks.check_group(call, Operation.ALTER_CONFIGS, resource.resource_name)
             else:
-                check_operator(call, Operation.ALTER_CONFIGS)
+                checks.check_operator(call, Operation.ALTER_CONFIGS)
             if resource.resource_type not in list(ResourceType):
                 raise _unknown(resource.resource_type)
-            for name in repeated(config.name for config in resource.configs):
+            for name in checks.repeated(config.name for config in resource.configs):
                 raise invalid_request(f"{name} is given more than once.")
             await _alter(call, resource, edits, is_dry=request.validate_only)
         except API_ERRORS as error:
@@ -154,19 +144,19 @@ async def describe_configs(
 async def _entries(call: KafkaCall, resource_type: int, name: str) -> Sequence[ConfigEntry]:
     context = call.context
     if resource_type == ResourceType.TOPIC:
-        check_topic(call, Operation.DESCRIBE_CONFIGS, name)
-        check_name(name)
-        return list(topics.entries_of(context, topic_named(context, name)))
+        checks.check_topic(call, Operation.DESCRIBE_CONFIGS, name)
+        checks.check_name(name)
+        return list(topics.entries_of(context, checks.topic_named(context, name)))
     if resource_type == ResourceType.BROKER:
-        check_cluster(call, Operation.DESCRIBE_CONFIGS)
+        checks.check_cluster(call, Operation.DESCRIBE_CONFIGS)
         if not name:
             return brokers.entries_of_all(context.dynamic.of_all)
         brokers.check_is_this_node(context, name)
         return brokers.node_entries(context)
     if resource_type == ResourceType.GROUP:
-        check_group(call, Operation.DESCRIBE_CONFIGS, name)
+        checks.check_group(call, Operation.DESCRIBE_CONFIGS, name)
         return groups.group_entries(await groups.configs_of(context, name))
-    check_operator(call, Operation.DESCRIBE_CONFIGS)
+    checks.check_operator(call, Operation.DESCRIBE_CONFIGS)
     if resource_type == ResourceType.LOGGER:
         return brokers.logger_entries(context, name)
     if resource_type == ResourceType.CLIENT_METRICS:
@@ -192,7 +182,7 @@ def _shown(
 
 async def list_resources(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
     """List topics and groups that the caller may describe, and client metrics for operators."""
-    check_cluster(call, Operation.DESCRIBE_CONFIGS)
+    checks.check_cluster(call, Operation.DESCRIBE_CONFIGS)
     if call.version < _TYPES_FROM:
         types = {int(ResourceType.CLIENT_METRICS)}
     else:
@@ -211,7 +201,7 @@ async def list_resources(call: KafkaCall, request: list_wire.Request) -> list_wi
 async def _names(call: KafkaCall, resource_type: ResourceType) -> AsyncIterator[str]:
     stored = call.context.dynamic.stored
     if resource_type is ResourceType.TOPIC:
-        async for topic in call.slices.each(topics_shown(call.context)):
+        async for topic in call.slices.each(checks.topics_shown(call.context)):
             if on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
                 yield topic.name
     elif resource_type is ResourceType.GROUP:

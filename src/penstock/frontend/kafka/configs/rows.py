@@ -213,7 +213,6 @@ class Edit(NamedTuple):
 
 
 def edit_of(configs: Iterable[AlterableConfig], rows: Table, current: Mapping[str, str]) -> Edit:
-    """Read the operations of an incremental request. Raises ApiError."""
     given: dict[str, str | None] = {}
     removed: list[str] = []
     for config in configs:
@@ -232,7 +231,6 @@ def edit_of(configs: Iterable[AlterableConfig], rows: Table, current: Mapping[st
 def _changed_list(
     config: AlterableConfig, row: ConfigRow | None, current: Mapping[str, str]
 ) -> str:
-    """Return the list with the given parts added or removed."""
     name = config.name
     if row is None or row.type is not ValueType.LIST:
         raise invalid_config(f"{name} is not a list.")
@@ -260,8 +258,7 @@ def check_level(context: KafkaContext) -> None:
 async def store(
     context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
 ) -> None:
-    """Store the changes that differ from the stored values. Values have been checked. Raises
-    ApiError."""
+    """Store the changes that differ from the stored values. Raises ApiError."""
     before = context.dynamic.of(kind, name)
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:

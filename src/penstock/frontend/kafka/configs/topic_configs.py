@@ -16,17 +16,7 @@ from typing import Final
 import msgspec
 
 from penstock.frontend.kafka.checks import check_not_internal, topic_named
-from penstock.frontend.kafka.configs.rows import (
-    ConfigEntry,
-    ConfigRow,
-    Edit,
-    Source,
-    Synonym,
-    invalid_config,
-    read_by,
-    table,
-    whole,
-)
+from penstock.frontend.kafka.configs import rows
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.model import stream
 from penstock.model.limits import (
@@ -55,6 +45,12 @@ QUEUE_RETENTION_MS_MAX: Final = 14 * 24 * 3_600_000
 SECOND_MS: Final = 1_000
 THROTTLED_CHARS_MAX: Final = 32_768  # enough for 1,024 partitions with three replicas
 _THROTTLED: Final = re.compile(r"\d{1,10}:\d{1,10}\Z")
+# Values of queues, whatever the defaults of topics are.
+_OF_QUEUES: Final[Mapping[str, str]] = {
+    CLEANUP_POLICY: stream.DELETE,
+    RETENTION_BYTES: str(stream.FOREVER),
+    TIMESTAMP_TYPE: stream.APPEND_TIME,
+}
 
 
 def _policies(text: str) -> str:
@@ -86,12 +82,12 @@ def _gzip_level(text: str) -> str:
     if text == "-1":
         return text
     try:
-        return whole(1, 9)(text)
+        return rows.whole(1, 9)(text)
     except ValueError as error:
         raise ValueError(f"{error}, or -1") from None
 
 
-TABLE: Final = table(
+TABLE: Final = rows.table(
     f"""\
 {CLEANUP_POLICY} | list policies | {stream.DELETE} | log.cleanup.policy
     delete: records are deleted after their retention; compact: the last record of each key is
@@ -173,87 +169,73 @@ penstock.replication | string sync/async | sync
     throttled=_throttled,
     is_false=_is_false,
 )
-# Values of queues, whatever the defaults of topics are.
-_OF_QUEUES: Final[Mapping[str, str]] = {
-    CLEANUP_POLICY: stream.DELETE,
-    RETENTION_BYTES: str(stream.FOREVER),
-    TIMESTAMP_TYPE: stream.APPEND_TIME,
-}
 
 
-def row_of(name: str) -> ConfigRow:
+def row_of(name: str) -> rows.ConfigRow:
     row = TABLE.get(name)
     if row is None:
-        raise invalid_config(f"There is no topic config {name[:100]!r}.")
+        raise rows.invalid_config(f"There is no topic config {name[:100]!r}.")
     return row
 
 
-# ── Showing ──────────────────────────────────────────────────────────────────────────────────
-def set_for_brokers(context: KafkaContext, name: str) -> list[Synonym]:
+def set_for_brokers(context: KafkaContext, name: str) -> list[rows.Synonym]:
     """Return the values that operators have set for this broker and for all brokers."""
     dynamic = context.dynamic
-    found = ((dynamic.own.get(name), Source.BROKER), (dynamic.of_all.get(name), Source.ALL_BROKERS))
+    found = (
+        (dynamic.own.get(name), rows.Source.BROKER),
+        (dynamic.of_all.get(name), rows.Source.ALL_BROKERS),
+    )
     return [(name, value, source) for value, source in found if value is not None]
 
 
-def entries_of(context: KafkaContext, topic: Topic) -> Iterator[ConfigEntry]:
-    """Return every config of a topic, sorted by name."""
+def entries_of(context: KafkaContext, topic: Topic) -> Iterator[rows.ConfigEntry]:
     for row in TABLE.values():
-        synonyms: list[Synonym] = []
         value = value_of(topic, row.name)
-        if value is not None:
-            synonyms.append((row.name, value, Source.TOPIC))
+        own: list[rows.Synonym] = [(row.name, value, rows.Source.TOPIC)]
+        synonyms = [] if value is None else own
         if row.node_name is not None:
             synonyms += _of_node(context, topic, row, row.node_name)
         yield row.entry(synonyms)
 
 
 def _of_node(
-    context: KafkaContext, topic: Topic, row: ConfigRow, node_name: str
-) -> Iterator[Synonym]:
+    context: KafkaContext, topic: Topic, row: rows.ConfigRow, node_name: str
+) -> list[rows.Synonym]:
     """Return the values that apply if the topic has none. Values of brokers do not apply to
     internal topics, nor to configs that are fixed for queues."""
     if topic.is_queue and row.name in _OF_QUEUES:
-        yield node_name, _OF_QUEUES[row.name], Source.DEFAULT
-        return
-    if row.name == IN_SYNC_MIN:
-        default: str | None = str(context.config.in_sync_min_default)
-    else:
-        default = row.default
-    found: list[Synonym] = [(node_name, default, Source.DEFAULT)]
-    if not is_internal(topic.name):
-        found[:0] = set_for_brokers(context, node_name)
-    for name, value, source in found:
-        if row.name == IN_SYNC_MIN and value is not None:
-            factor = factor_of(topic, None, context.config.replicas_default)
-            value = str(max(1, min(int(value), factor)))
-        yield name, value, source
+        return [(node_name, _OF_QUEUES[row.name], rows.Source.DEFAULT)]
+    set_by_operators = [] if is_internal(topic.name) else set_for_brokers(context, node_name)
+    if row.name != IN_SYNC_MIN:
+        return [*set_by_operators, (node_name, row.default, rows.Source.DEFAULT)]
+    default = str(context.config.in_sync_min_default)
+    factor = factor_of(topic, None, context.config.replicas_default)
+    return [
+        (name, str(max(1, min(int(value or 1), factor))), source)
+        for name, value, source in (*set_by_operators, (node_name, default, rows.Source.DEFAULT))
+    ]
 
 
 def value_of(topic: Topic, name: str) -> str | None:
-    """Return the value that is set on the topic, or None."""
     if name == QUEUE:
         return "true" if topic.is_queue else None
     if name == FSYNC:
         return None if topic.fsync is None else topic.fsync.value
     if name == ENCRYPTION:
-        return _encryption(topic)
+        is_on = True if topic.settings.kms_key else topic.settings.is_sse_managed
+        return None if is_on is None else str(is_on).lower()
     if name == RETENTION_MS and topic.is_queue:
         return str(topic.settings.retention_ms)
     return topic.configs.get(name)
 
 
-def _encryption(topic: Topic) -> str | None:
-    is_on = True if topic.settings.kms_key else topic.settings.is_sse_managed
-    return None if is_on is None else str(is_on).lower()
-
-
-# ── Changing ─────────────────────────────────────────────────────────────────────────────────
-def with_configs(topic: Topic, edit: Edit, *, now_ms: int, defaults: Mapping[str, str]) -> Topic:
+def with_configs(
+    topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
+) -> Topic:
     """Return the topic with changed configs. ``defaults``: values that operators have set for
     topics without a value. Raises ApiError."""
     removed = edit.removed
-    texts = {name: read_by(row_of(name), text) for name, text in edit.given.items()}
+    texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
         row_of(name)
     becomes_queue = _becomes_queue(topic, texts, removed)
@@ -272,7 +254,15 @@ def with_configs(topic: Topic, edit: Edit, *, now_ms: int, defaults: Mapping[str
             given_ms = defaults.get(RETENTION_MS)
         retention = _queue_retention(topic, given_ms, removed)
         settings = msgspec.structs.replace(settings, retention_ms=retention)
-        _check_queue_configs(configs)
+        wrong = None
+        if stream.COMPACT in stream.policies_of(configs.get(CLEANUP_POLICY, stream.DELETE)):
+            wrong = f"{CLEANUP_POLICY}: a queue cannot be compacted."
+        elif int(configs.get(RETENTION_BYTES, stream.FOREVER)) != stream.FOREVER:
+            wrong = f"{RETENTION_BYTES}: a queue does not drop messages because of its size."
+        elif configs.get(TIMESTAMP_TYPE, stream.APPEND_TIME) != stream.APPEND_TIME:
+            wrong = f"{TIMESTAMP_TYPE}: messages of a queue carry the time of their append."
+        if wrong is not None:
+            raise rows.invalid_config(wrong)
     kind = Kind.STANDARD if becomes_queue else topic.kind
     after: Topic = msgspec.structs.replace(
         topic, kind=kind, fsync=fsync, settings=settings, configs=configs
@@ -306,20 +296,19 @@ def _with_encryption(
 
 
 def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[str]) -> bool:
-    """Return whether the change turns the stream into a queue."""
     if topic.is_queue:
         if texts.get(QUEUE) == "false" or QUEUE in removed:
-            raise invalid_config(f"{topic.name} is a queue and cannot become a stream again.")
+            raise rows.invalid_config(f"{topic.name} is a queue and cannot become a stream again.")
         return False
     if texts.get(QUEUE) != "true":
         return False
     if not is_queue_name(topic.name) or topic.name.endswith(FIFO_SUFFIX):
-        raise invalid_config(
+        raise rows.invalid_config(
             f"{QUEUE}: a queue's name has 1 to 80 of the characters a-z A-Z 0-9 _ -, which "
             f"{topic.name} has not."
         )
     if topic.partition_count > QUEUE_PARTITIONS_MAX:
-        raise invalid_config(
+        raise rows.invalid_config(
             f"{QUEUE}: a queue has at most {QUEUE_PARTITIONS_MAX} partitions and {topic.name} has "
             f"{topic.partition_count}."
         )
@@ -337,30 +326,17 @@ def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -
         retention_ms = stream.RETENTION_MS_DEFAULT
     is_whole = retention_ms % SECOND_MS == 0
     if not is_whole or not QUEUE_RETENTION_MS_MIN <= retention_ms <= QUEUE_RETENTION_MS_MAX:
-        raise invalid_config(
+        raise rows.invalid_config(
             f"{RETENTION_MS} of a queue is from {QUEUE_RETENTION_MS_MIN} to "
             f"{QUEUE_RETENTION_MS_MAX} in whole seconds, not {retention_ms}."
         )
     return retention_ms
 
 
-def _check_queue_configs(configs: Mapping[str, str]) -> None:
-    if stream.COMPACT in stream.policies_of(configs.get(CLEANUP_POLICY, stream.DELETE)):
-        raise invalid_config(f"{CLEANUP_POLICY}: a queue cannot be compacted.")
-    if int(configs.get(RETENTION_BYTES, stream.FOREVER)) != stream.FOREVER:
-        raise invalid_config(
-            f"{RETENTION_BYTES}: a queue does not drop messages because of its size."
-        )
-    if configs.get(TIMESTAMP_TYPE, stream.APPEND_TIME) != stream.APPEND_TIME:
-        raise invalid_config(
-            f"{TIMESTAMP_TYPE}: messages of a queue carry the time of their append."
-        )
-
-
 def check_lags(configs: Mapping[str, str]) -> None:
     lag_ms_min = int(configs.get("min.compaction.lag.ms", 0))
     lag_ms_max = int(configs.get("max.compaction.lag.ms", stream.LONG_MAX))
     if lag_ms_min > lag_ms_max:
-        raise invalid_config(
+        raise rows.invalid_config(
             f"min.compaction.lag.ms ({lag_ms_min}) is above max.compaction.lag.ms ({lag_ms_max})."
         )

@@ -1,10 +1,7 @@
-"""FindCoordinator: the node that coordinates a group, a transactional id or a share group: the
-leader of the partition of the internal topic to which its id belongs, also for unused ids.
-
-JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the members of classic groups.
-
-ConsumerGroupHeartbeat and ShareGroupHeartbeat: members of groups whose partitions the
-coordinator assigns (KIP-848, KIP-932) send their state and get their assignment."""
+"""Coordinators and members of groups: FindCoordinator; JoinGroup, SyncGroup, Heartbeat and
+LeaveGroup of classic groups; ConsumerGroupHeartbeat and ShareGroupHeartbeat, with which members of
+groups whose partitions the coordinator assigns (KIP-848, KIP-932) send their state and get their
+assignment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +13,7 @@ from penstock.cursor.groups.classic.classic_state import JoinReply, JoinRequest,
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
 from penstock.cursor.patterns.visibility import TopicVisibility
-from penstock.frontend.kafka.checks import (
-    check_cluster,
-    check_group,
-    check_topic,
-    check_transactional_id,
-    find_id,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import ApiError, error_fields, invalid_request
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
@@ -41,13 +32,25 @@ from penstock.wire.kafka.generated import share_group_heartbeat as share_wire
 from penstock.wire.kafka.generated import sync_group as sync_wire
 
 _BATCHED_FROM = 4
+_OWN_ID_FROM = 1
 _GROUP = 0
 _TRANSACTION = 1
 _SHARE = 2
 _NO_NODE = -1
+_CONFIRMS_ID_FROM = 4
+_NULL_PROTOCOL_FROM = 7
+_SKIPS_ASSIGNMENT_FROM = 9
+_SYNC_NEEDS_PROTOCOL_FROM = 5
+_SEVERAL_LEAVE_FROM = 3
+# Names of ten thousand topics for two assignors; kept in memory and in the log as long as the
+# member is in the group.
+METADATA_BYTES_MAX = MIB
+PREFIX_CHARS_MAX = 255  # of the client or instance id that a member id begins with
 
 
 async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_wire.Response:
+    """Return the node that coordinates a group, a transactional id or a share group: the leader of
+    the partition of the internal topic to which its id belongs, also for unused ids."""
     if call.version >= _BATCHED_FROM:
         return find_wire.Response(
             coordinators=await call.slices.map(
@@ -66,14 +69,19 @@ async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_
 
 
 def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordinator:
-    context = call.context
+    context, group_id, internal = call.context, key, GROUPS_TOPIC
     try:
-        _check_key(call, key_type, key)
+        if key_type == _GROUP:
+            checks.check_group(call, Operation.DESCRIBE, key)
+        elif key_type == _TRANSACTION:
+            checks.check_transactional_id(call, Operation.DESCRIBE, key)
+            internal = TRANSACTIONS_TOPIC
+        elif key_type == _SHARE:
+            checks.check_cluster(call, Operation.CLUSTER_ACTION)
+            group_id = key.partition(":")[0]  # before topic id and partition
+        else:
+            raise invalid_request(f"There are no coordinators of type {key_type}.")
         # The internal topic has keys that contain the account.
-        internal = TRANSACTIONS_TOPIC if key_type == _TRANSACTION else GROUPS_TOPIC
-        group_id = (
-            key.partition(":")[0] if key_type == _SHARE else key
-        )  # before topic id, partition
         scoped = scoped_id(context.account, group_id, own_account=context.config.account)
         found = context.brokers.coordinator(internal, scoped)
         if found is None:
@@ -83,39 +91,30 @@ def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordina
     return find_wire.Coordinator(key, found.node_id, found.host, found.port, 0, "")
 
 
-def _check_key(call: KafkaCall, key_type: int, key: str) -> None:
-    if key_type == _GROUP:
-        check_group(call, Operation.DESCRIBE, key)
-    elif key_type == _TRANSACTION:
-        check_transactional_id(call, Operation.DESCRIBE, key)
-    elif key_type == _SHARE:
-        check_cluster(call, Operation.CLUSTER_ACTION)
-    else:
-        raise invalid_request(f"There are no coordinators of type {key_type}.")
-
-
-_CONFIRMS_ID_FROM = 4
-_NULL_PROTOCOL_FROM = 7
-_SKIPS_ASSIGNMENT_FROM = 9
-_SYNC_NEEDS_PROTOCOL_FROM = 5
-_SEVERAL_LEAVE_FROM = 3
-# Names of ten thousand topics for two assignors; kept in memory and in the log as long as the
-# member is in the group.
-METADATA_BYTES_MAX = MIB
-PREFIX_CHARS_MAX = 255  # of the client or instance id that a member id begins with
-
-
 async def join(call: KafkaCall, request: join_wire.Request) -> join_wire.Response:
-    """Make the client a member of the next generation; waits until all members have joined.
-
-    A new member gets its id from this node. From version 4 on the first reply only contains the id
-    (MEMBER_ID_REQUIRED) and the member joins again with it, unless it has an instance id."""
+    """Make the client a member of the next generation; waits until all members have joined. A new
+    member gets its id from this node. From version 4 on the first reply only contains the id, and
+    the member joins again with it, unless it has an instance id."""
     if not on_group(call, Operation.READ, request.group_id):
         reply = JoinReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif sum(len(each.metadata) for each in request.protocols) > METADATA_BYTES_MAX:
         reply = JoinReply(ErrorCode.INVALID_REQUEST)
     else:
-        reply = await call.context.groups.call(Join(request.group_id, _join_request(call, request)))
+        prefix = (request.group_instance_id or call.client_id)[:PREFIX_CHARS_MAX]
+        join_request = JoinRequest(
+            member_id=request.member_id,
+            fresh_member_id=f"{prefix}-{uuid_text(call.context.entropy(16))}",
+            session_ms=request.session_timeout_ms,
+            rebalance_ms=request.rebalance_timeout_ms,
+            protocol_type=request.protocol_type,
+            protocols=tuple((each.name, each.metadata) for each in request.protocols),
+            instance_id=request.group_instance_id,
+            client_id=call.client_id,
+            client_host=call.client_host,
+            confirms_id=call.version >= _CONFIRMS_ID_FROM,
+            can_skip_assignment=call.version >= _SKIPS_ASSIGNMENT_FROM,
+        )
+        reply = await call.context.groups.call(Join(request.group_id, join_request))
     protocol = reply.protocol
     if call.version < _NULL_PROTOCOL_FROM:
         protocol = protocol or ""
@@ -131,26 +130,9 @@ async def join(call: KafkaCall, request: join_wire.Request) -> join_wire.Respons
     )
 
 
-def _join_request(call: KafkaCall, request: join_wire.Request) -> JoinRequest:
-    prefix = request.group_instance_id or call.client_id
-    return JoinRequest(
-        member_id=request.member_id,
-        fresh_member_id=f"{prefix[:PREFIX_CHARS_MAX]}-{uuid_text(call.context.entropy(16))}",
-        session_ms=request.session_timeout_ms,
-        rebalance_ms=request.rebalance_timeout_ms,
-        protocol_type=request.protocol_type,
-        protocols=tuple((each.name, each.metadata) for each in request.protocols),
-        instance_id=request.group_instance_id,
-        client_id=call.client_id,
-        client_host=call.client_host,
-        confirms_id=call.version >= _CONFIRMS_ID_FROM,
-        can_skip_assignment=call.version >= _SKIPS_ASSIGNMENT_FROM,
-    )
-
-
 async def sync(call: KafkaCall, request: sync_wire.Request) -> sync_wire.Response:
     """Return the assignment of a member, once the leader has sent the assignments of all."""
-    check_group(call, Operation.READ, request.group_id)
+    checks.check_group(call, Operation.READ, request.group_id)
     has_protocol = request.protocol_type is not None and request.protocol_name is not None
     if call.version >= _SYNC_NEEDS_PROTOCOL_FROM and not has_protocol:
         return sync_wire.Response(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -173,7 +155,7 @@ async def sync(call: KafkaCall, request: sync_wire.Request) -> sync_wire.Respons
 
 async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbeat_wire.Response:
     """Keep a member in its group. The code of the reply may tell the member to join again."""
-    check_group(call, Operation.READ, request.group_id)
+    checks.check_group(call, Operation.READ, request.group_id)
     reply = await call.context.groups.call(
         Heartbeat(
             request.group_id,
@@ -187,33 +169,27 @@ async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbe
 
 async def leave(call: KafkaCall, request: leave_wire.Request) -> leave_wire.Response:
     """Remove members. Before version 3 it is one member, whose error is that of the reply."""
-    check_group(call, Operation.READ, request.group_id)
-    if call.version < _SEVERAL_LEAVE_FROM:
-        reply = await call.context.groups.call(
-            Leave(request.group_id, ((request.member_id, None),))
-        )
+    checks.check_group(call, Operation.READ, request.group_id)
+    leavers = [(each.member_id, each.group_instance_id) for each in request.members]
+    is_one = call.version < _SEVERAL_LEAVE_FROM
+    if is_one:
+        leavers = [(request.member_id, None)]
+    reply = await call.context.groups.call(Leave(request.group_id, leavers))
+    if is_one:
         code = reply.code or next((code for _, _, code in reply.members), reply.code)
         return leave_wire.Response(error_code=code)
-    leavers = [(each.member_id, each.group_instance_id) for each in request.members]
-    reply = await call.context.groups.call(Leave(request.group_id, leavers))
     return leave_wire.Response(
         error_code=reply.code, members=[leave_wire.MemberResponse(*each) for each in reply.members]
     )
-
-
-_OWN_ID_FROM = 1
 
 
 async def check_heartbeat(call: KafkaCall, group_id: str, names: Sequence[str] | None) -> None:
     """Raises ApiError unless the caller may read the group and describe the topics."""
     if not group_id:
         raise invalid_request("GroupId can't be empty.")
-    check_group(call, Operation.READ, group_id)
+    checks.check_group(call, Operation.READ, group_id)
     async for name in call.slices.each(names or ()):
-        check_topic(call, Operation.DESCRIBE, name)
-
-
-# ── Consumer groups ──────────────────────────────────────────────────────────────────────────
+        checks.check_topic(call, Operation.DESCRIBE, name)
 
 
 async def consumer_heartbeat(
@@ -223,34 +199,26 @@ async def consumer_heartbeat(
         await check_heartbeat(call, request.group_id, request.subscribed_topic_names)
     except ApiError as error:
         return consumer_wire.Response(**error_fields(error), member_id=request.member_id or None)
-    heartbeat = _consumer_heartbeat(call, request)
+    heartbeat, visibility = _consumer_heartbeat(call, request), None
+    if not call.caller.is_trusted:
+        # A pattern of the member must match only topics that the caller may read.
+        visibility = TopicVisibility(
+            call.context.identities.epoch, lambda name: on_topic(call, Operation.READ, name)
+        )
     reply = await call.context.groups.call(
-        BeatConsumer(request.group_id, heartbeat, visibility=_visible_topics(call))
+        BeatConsumer(request.group_id, heartbeat, visibility=visibility)
     )
+    assignment = None
+    if reply.assignment is not None:
+        topic = consumer_wire.ConsumerGroupHeartbeatResponseTopicPartitions
+        assignment = consumer_wire.Assignment([topic(*one) for one in _by_topic(reply.assignment)])
     return consumer_wire.Response(
         error_code=reply.code,
         error_message=reply.message,
         member_id=reply.member_id or heartbeat.member_id or None,
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_ms,
-        assignment=None
-        if reply.assignment is None
-        else consumer_wire.Assignment(
-            [
-                consumer_wire.ConsumerGroupHeartbeatResponseTopicPartitions(*each)
-                for each in _by_topic(reply.assignment)
-            ]
-        ),
-    )
-
-
-def _visible_topics(call: KafkaCall) -> TopicVisibility | None:
-    """For the coordinator: a pattern of the member must match only topics that the caller may
-    read. None: all topics."""
-    if call.caller.is_trusted:
-        return None
-    return TopicVisibility(
-        call.context.identities.epoch, lambda name: on_topic(call, Operation.READ, name)
+        assignment=assignment,
     )
 
 
@@ -276,9 +244,6 @@ def _consumer_heartbeat(call: KafkaCall, request: consumer_wire.Request) -> Cons
     )
 
 
-# ── Share groups ─────────────────────────────────────────────────────────────────────────────
-
-
 async def share_heartbeat(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
     try:
         reply = await _share_reply(call, request)
@@ -294,7 +259,6 @@ async def share_heartbeat(call: KafkaCall, request: share_wire.Request) -> share
 
 
 async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareReply:
-    """Raises ApiError."""
     group_id, names = request.group_id, request.subscribed_topic_names
     await check_heartbeat(call, group_id, names)
     heartbeat = ShareHeartbeat(
@@ -308,29 +272,23 @@ async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareRep
     reply = await call.context.groups.call(BeatShare(group_id, heartbeat))
     if reply.code:
         raise ApiError(reply.code, reply.message)
-    if request.member_epoch != LEAVE:
-        try:
-            await _open_shares(call, group_id, reply)
-        except InvalidRequest as error:
-            raise invalid_request(str(error)) from None
-        except PenstockError as error:
-            # The client retries, so the topic is not forgotten.
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, client_text(error)) from None
+    if request.member_epoch == LEAVE:
+        return reply
+    # The group's share of each assigned topic is opened before the member learns of the topic: then
+    # records produced from now on are found, however late the first fetch is.
+    is_earliest = reply.settings.is_earliest
+    try:
+        for topic_id in {topic_id for topic_id, _ in reply.assignment}:
+            topic = checks.find_id(call.context, bytes.fromhex(topic_id))
+            if topic is not None and call.context.anywhere.find_share(topic, group_id) is None:
+                await open_share(call.context, topic, group_id, is_earliest=is_earliest)
+    except InvalidRequest as error:
+        raise invalid_request(str(error)) from None
+    except PenstockError as error:
+        # The client retries, so the topic is not forgotten.
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, client_text(error)) from None
     return reply
 
 
-async def _open_shares(call: KafkaCall, group_id: str, reply: ShareReply) -> None:
-    """Open the group's share of each assigned topic before the member learns of the topic: then
-    records produced from now on are found, however late the first fetch is. A group that has never
-    read the topic begins where ``share.auto.offset.reset`` says; by default after the latest
-    record."""
-    for topic_id in {topic_id for topic_id, _ in reply.assignment}:
-        topic = find_id(call.context, bytes.fromhex(topic_id))
-        if topic is not None and call.context.anywhere.find_share(topic, group_id) is None:
-            is_earliest = reply.settings.is_earliest
-            await open_share(call.context, topic, group_id, is_earliest=is_earliest)
-
-
 def _by_topic(partitions: Partitions) -> Any:
-    """Return topic ids, each with its partitions."""
     return [(bytes.fromhex(topic_id), indexes) for topic_id, indexes in to_map(partitions).items()]

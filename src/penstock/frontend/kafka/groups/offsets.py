@@ -1,19 +1,10 @@
-"""OffsetCommit and TxnOffsetCommit: store how far a group has read; the reply is sent when that is
-durable. Offsets committed in a transaction count if the transaction commits.
+"""OffsetCommit and TxnOffsetCommit, OffsetFetch and OffsetDelete: how far groups have read. Offsets
+committed in a transaction count if the transaction commits.
 
 Offsets are stored by topic id: a topic that is deleted and created again starts without offsets.
-The retention time in versions 2 to 4 of OffsetCommit is ignored; all offsets have the node's.
-
-OffsetFetch: the committed offsets of groups. Offset -1 without an error means that nothing is
-committed, also for an unknown group or topic.
-
-Versions before 8 request one group, and get the classes of their reply here. Version 1 has no field
-for the error of a group, so the error is repeated for each partition.
-
-OffsetDelete: delete committed offsets of a group, except for topics that its members read."""
+The retention time in versions 2 to 4 of OffsetCommit is ignored; all offsets have the node's."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,14 +16,7 @@ from penstock.cursor.groups.offsets import (
     FetchedOffset,
     PartitionCommit,
 )
-from penstock.frontend.kafka.checks import (
-    check_group,
-    find_id,
-    has_partition,
-    id_of,
-    locate_id,
-    locate_name,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic, on_transaction
 from penstock.frontend.kafka.transactions.producers import NEVER, code_for_version
@@ -51,6 +35,11 @@ _ADDS_GROUP_FROM = 5
 
 ReplyT = TypeVar("ReplyT")
 Results = Sequence[tuple[int, ErrorCode]]  # partitions of one topic with their codes
+_GROUP_ERROR_FROM = 2
+_MANY_GROUPS_FROM = 8
+_FETCH_BY_ID_FROM = 10
+_NO_OFFSET = -1
+Offsets = dict[tuple[str, int], FetchedOffset]
 
 
 async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.Response:
@@ -60,22 +49,18 @@ async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.R
         if not may_read:
             return ErrorCode.GROUP_AUTHORIZATION_FAILED
         if call.version >= _BY_ID_FROM:
-            return locate_id(call, Operation.READ, requested.topic_id)
-        return locate_name(call, Operation.READ, requested.name)
+            return checks.locate_id(call, Operation.READ, requested.topic_id)
+        return checks.locate_name(call, Operation.READ, requested.name)
 
-    async def commit(partitions: tuple[PartitionCommit, ...]) -> CommitReply:
-        return await call.context.groups.call(
-            Commit(
-                request.group_id,
-                CommitRequest(
-                    partitions=partitions,
-                    member_id=request.member_id,
-                    generation=request.generation_id_or_member_epoch,
-                    instance_id=request.group_instance_id,
-                    knows_epochs=call.version >= _EPOCHS_FROM,
-                ),
-            )
+    async def commit_some(partitions: tuple[PartitionCommit, ...]) -> CommitReply:
+        commits = CommitRequest(
+            partitions=partitions,
+            member_id=request.member_id,
+            generation=request.generation_id_or_member_epoch,
+            instance_id=request.group_instance_id,
+            knows_epochs=call.version >= _EPOCHS_FROM,
         )
+        return await call.context.groups.call(Commit(request.group_id, commits))
 
     def reply(
         requested: commit_wire.OffsetCommitRequestTopic, results: Results
@@ -83,9 +68,8 @@ async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.R
         partitions = [commit_wire.OffsetCommitResponsePartition(*result) for result in results]
         return commit_wire.OffsetCommitResponseTopic(requested.name, requested.topic_id, partitions)
 
-    return commit_wire.Response(
-        topics=await _commit_all(call, request.topics, locate, commit, reply)
-    )
+    topics = await _commit_all(call, request.topics, locate, commit_some, reply)
+    return commit_wire.Response(topics=topics)
 
 
 async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
@@ -97,9 +81,9 @@ async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> t
         denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
 
     def locate(requested: txn_wire.TxnOffsetCommitRequestTopic) -> Topic | ErrorCode:
-        return denied or locate_name(call, Operation.READ, requested.name)
+        return denied or checks.locate_name(call, Operation.READ, requested.name)
 
-    async def commit(partitions: tuple[PartitionCommit, ...]) -> CommitReply:
+    async def commit_some(partitions: tuple[PartitionCommit, ...]) -> CommitReply:
         return await call.context.transactions.call(
             CommitOffsets(
                 request.transactional_id,
@@ -119,21 +103,17 @@ async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> t
     def reply(
         requested: txn_wire.TxnOffsetCommitRequestTopic, results: Results
     ) -> txn_wire.TxnOffsetCommitResponseTopic:
-        partitions = [
-            txn_wire.TxnOffsetCommitResponsePartition(index, _txn_code(code, call.version))
-            for index, code in results
-        ]
+        partitions = []
+        for index, code in results:
+            if code is ErrorCode.CONCURRENT_TRANSACTIONS:  # the transaction is being completed
+                code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            # Clients expect an old epoch for a fenced producer.
+            shown = code_for_version(code, call.version, NEVER, _ABORTABLE_FROM)
+            partitions.append(txn_wire.TxnOffsetCommitResponsePartition(index, shown))
         return txn_wire.TxnOffsetCommitResponseTopic(requested.name, partitions)
 
-    return txn_wire.Response(topics=await _commit_all(call, request.topics, locate, commit, reply))
-
-
-def _txn_code(code: ErrorCode, version: int) -> ErrorCode:
-    """Return the code that clients of TxnOffsetCommit expect: an old epoch for a fenced producer, a
-    coordinator that loads for a transaction that is still being completed."""
-    if code is ErrorCode.CONCURRENT_TRANSACTIONS:
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    return code_for_version(code, version, fenced_from=NEVER, abortable_from=_ABORTABLE_FROM)
+    topics = await _commit_all(call, request.topics, locate, commit_some, reply)
+    return txn_wire.Response(topics=topics)
 
 
 async def _commit_all(
@@ -162,7 +142,7 @@ async def _commit_all(
                     each.committed_metadata or "",
                 )
                 for each in requested.partitions
-                if has_partition(topic, each.partition_index)
+                if checks.has_partition(topic, each.partition_index)
             ]
     codes: dict[tuple[str, int], ErrorCode] = {}
     default = ErrorCode.NONE  # for partitions that the coordinator's replies do not name
@@ -176,7 +156,7 @@ async def _commit_all(
     def code_at(topic: Topic | ErrorCode, index: int) -> ErrorCode:
         if isinstance(topic, ErrorCode):
             return topic
-        if not has_partition(topic, index):
+        if not checks.has_partition(topic, index):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return codes.get((topic.topic_id, index), default)
 
@@ -188,15 +168,10 @@ async def _commit_all(
     return await slices.map(replied, list(zip(topics, located, strict=True)))
 
 
-_GROUP_ERROR_FROM = 2
-_MANY_GROUPS_FROM = 8
-_FETCH_BY_ID_FROM = 10
-_NO_OFFSET = -1
-
-Offsets = dict[tuple[str, int], FetchedOffset]
-
-
 async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Response:
+    """Offset -1 without an error means that nothing is committed, also for an unknown group or
+    topic. Versions before 8 request one group, and get the classes of their reply here. Version 1
+    has no field for the error of a group, so the error is repeated for each partition."""
     if call.version >= _MANY_GROUPS_FROM:
         groups = [
             await _of_group(call, each, request.require_stable)
@@ -205,7 +180,10 @@ async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Resp
         return fetch_wire.Response(groups=groups)
     topics = None
     if request.topics is not None:
-        topics = await call.slices.map(_renamed, request.topics)
+        kind = fetch_wire.OffsetFetchRequestTopics
+        topics = await call.slices.map(
+            lambda each: kind(each.name, partition_indexes=each.partition_indexes), request.topics
+        )
     alone = fetch_wire.OffsetFetchRequestGroup(request.group_id, topics=topics)
     found = await _of_group(call, alone, request.require_stable)
     if found.error_code and call.version < _GROUP_ERROR_FROM:
@@ -214,12 +192,6 @@ async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Resp
         return fetch_wire.Response(topics=await _of_one_group(call, failed))
     replies = await _of_one_group(call, found.topics)
     return fetch_wire.Response(error_code=found.error_code, topics=replies)
-
-
-def _renamed(requested: fetch_wire.OffsetFetchRequestTopic) -> fetch_wire.OffsetFetchRequestTopics:
-    return fetch_wire.OffsetFetchRequestTopics(
-        requested.name, partition_indexes=requested.partition_indexes
-    )
 
 
 async def _of_group(
@@ -234,7 +206,12 @@ async def _of_group(
     for each in requested.topics or ():
         if slices.is_over:
             await slices.next()
-        topic = _located(call, each)
+        if call.version >= _FETCH_BY_ID_FROM:
+            topic = checks.locate_id(call, Operation.DESCRIBE, each.topic_id)
+        else:
+            topic = checks.locate_name(call, Operation.DESCRIBE, each.name)
+            if topic is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                topic = ErrorCode.NONE
         located.append((each, topic))
         if isinstance(topic, Topic):
             wanted += [(topic.topic_id, index) for index in each.partition_indexes]
@@ -263,28 +240,21 @@ async def _of_group(
     return fetch_wire.OffsetFetchResponseGroup(requested.group_id, topics)
 
 
-def _located(call: KafkaCall, requested: fetch_wire.OffsetFetchRequestTopics) -> Topic | ErrorCode:
-    """Return NONE for an unknown name."""
-    if call.version >= _FETCH_BY_ID_FROM:
-        return locate_id(call, Operation.DESCRIBE, requested.topic_id)
-    topic = locate_name(call, Operation.DESCRIBE, requested.name)
-    return ErrorCode.NONE if topic is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else topic
-
-
 async def _everything(
     call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[fetch_wire.OffsetFetchResponseTopics]:
-    """Return all offsets by topic. Deleted topics, and topics that the caller may not describe, are
-    left out."""
+    """Return all offsets, without deleted topics and topics that the caller may not describe."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)
     found = []
     async for topic_id, offsets in call.slices.each(by_topic.items()):
-        topic = find_id(call.context, bytes.fromhex(topic_id))
+        topic = checks.find_id(call.context, bytes.fromhex(topic_id))
         if topic is not None and on_topic(call, Operation.DESCRIBE, topic.name, topic):
             rows = [_row(offset) for offset in offsets]
-            found.append(fetch_wire.OffsetFetchResponseTopics(topic.name, id_of(topic), rows))
+            found.append(
+                fetch_wire.OffsetFetchResponseTopics(topic.name, checks.id_of(topic), rows)
+            )
     return found
 
 
@@ -294,13 +264,12 @@ async def _topic(
     topic: Topic | ErrorCode,
     offsets: Offsets,
 ) -> fetch_wire.OffsetFetchResponseTopics:
-    indexes = requested.partition_indexes
-    if isinstance(topic, Topic):
-        topic_id = topic.topic_id
-        rows = await slices.map(lambda index: _row(offsets[topic_id, index]), indexes)
-    else:
-        none = partial(fetch_wire.OffsetFetchResponsePartitions, error_code=topic)
-        rows = await slices.map(lambda index: none(index, _NO_OFFSET), indexes)
+    def row(index: int) -> fetch_wire.OffsetFetchResponsePartitions:
+        if isinstance(topic, Topic):
+            return _row(offsets[topic.topic_id, index])
+        return fetch_wire.OffsetFetchResponsePartitions(index, _NO_OFFSET, error_code=topic)
+
+    rows = await slices.map(row, requested.partition_indexes)
     return fetch_wire.OffsetFetchResponseTopics(requested.name, requested.topic_id, rows)
 
 
@@ -327,9 +296,10 @@ async def _of_one_group(
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    check_group(call, Operation.DELETE, request.group_id)
+    """Delete committed offsets of a group, except for topics that its members read."""
+    checks.check_group(call, Operation.DELETE, request.group_id)
     located = {
-        each.name: locate_name(call, Operation.READ, each.name)
+        each.name: checks.locate_name(call, Operation.READ, each.name)
         async for each in call.slices.each(request.topics)
     }
     ids = {name: topic.topic_id for name, topic in located.items() if isinstance(topic, Topic)}
@@ -345,24 +315,12 @@ async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.R
         if reply.code:
             return delete_wire.Response(error_code=reply.code)
         codes |= {(topic_id, index): int(code) for topic_id, index, code in reply.partitions}
-    topics = [
-        _answer(each, located[each.name], codes) async for each in call.slices.each(request.topics)
-    ]
+    topics = []
+    async for each in call.slices.each(request.topics):
+        topic, partitions = located[each.name], []
+        for one in each.partitions:
+            index = one.partition_index
+            code = codes[topic.topic_id, index] if isinstance(topic, Topic) else topic
+            partitions.append(delete_wire.OffsetDeleteResponsePartition(index, code))
+        topics.append(delete_wire.OffsetDeleteResponseTopic(each.name, partitions))
     return delete_wire.Response(topics=topics)
-
-
-def _answer(
-    requested: delete_wire.OffsetDeleteRequestTopic,
-    topic: Topic | ErrorCode,
-    codes: dict[tuple[str, int], int],
-) -> delete_wire.OffsetDeleteResponseTopic:
-    return delete_wire.OffsetDeleteResponseTopic(
-        requested.name,
-        [
-            delete_wire.OffsetDeleteResponsePartition(
-                each.partition_index,
-                codes[topic.topic_id, each.partition_index] if isinstance(topic, Topic) else topic,
-            )
-            for each in requested.partitions
-        ],
-    )

@@ -1,8 +1,6 @@
-"""The port to nodes, leaders and coordinators, which Kafka clients find by themselves. A single
-node leads everything.
-
-The port through which admin requests read and change the cluster: where partitions are, who
-leads them, which nodes belong to it. A single node is a cluster of one."""
+"""The ports to nodes, leaders and coordinators, which Kafka clients find by themselves, and through
+which admin requests read and change the cluster. A single node is a cluster of one, and leads
+everything."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -27,8 +25,6 @@ class BrokerAt(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The replicas of a partition."""
-
     leader: int  # NO_LEADER: none at the moment
     epoch: int
     replicas: Sequence[int]
@@ -47,11 +43,9 @@ class Brokers(Protocol):
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
         """Return the largest epoch up to this one in a log that this node leads, and its end
         offset; None if the log has only one epoch."""
-        ...
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
         """Return the coordinator of a group or transaction; None if there is none at the moment."""
-        ...
 
 
 class SoleBroker:
@@ -87,8 +81,6 @@ class SoleBroker:
 
 
 class Reassigned(NamedTuple):
-    """A partition that is moving."""
-
     replicas: Sequence[int]  # all replicas during the move
     adding: Sequence[int]
     removing: Sequence[int]
@@ -118,56 +110,41 @@ class KafkaCluster(Protocol):
     @property
     def nodes(self) -> Collection[int]:
         """Nodes that are alive."""
-        ...
 
     def placed(
         self, topic: Topic, places: Mapping[int, Sequence[int]]
     ) -> AbstractAsyncContextManager[None]:
         """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
-        that fails, the partitions are removed. Raises InvalidRequest for a node that is not
-        alive."""
-        ...
+        that fails, the partitions are removed. Raises InvalidRequest for a dead node."""
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
         """Return every partition that is moving, by topic id and index."""
-        ...
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
         """Raises InvalidRequest if the partition cannot be on these nodes."""
-        ...
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Return how many replicas the partition has without the move. Raises NotFound if it is
-        not moving."""
-        ...
+        """Return the number of replicas without the move. Raises NotFound if there is no move."""
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
         """Raises NotFound for a partition that is being created."""
-        ...
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
         """Return this node's replica; None if it has none."""
-        ...
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        """Return the producers that the follower on this node knows; None if it is not a
-        follower."""
-        ...
+        """Return the producers that this node knows as a follower; None if it is none."""
 
     async def stopped(self) -> Sequence[BrokerAt]:
         """Return nodes of the cluster that are not alive."""
-        ...
 
     async def unregister(self, node: int) -> None:
         """Raises NotFound for an unknown node, Conflict for one that is alive or has replicas."""
-        ...
 
     def quorum(self) -> Quorum: ...
 
 
 class SoleNode:
-    """The cluster of a single node."""
-
     def __init__(self, node: int, broker: BrokerPort) -> None:
         self._node = node
         self._broker = broker

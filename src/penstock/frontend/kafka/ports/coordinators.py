@@ -5,14 +5,12 @@ Coordinators store the groups and transactions of all accounts under ids that co
 reach groups of another account, whatever id it gets.
 
 ``GuardedCoordinators`` replies for a coordinator that hangs or is overloaded, with the code upon
-which clients look for the coordinator and retry: no call raises.
-
-A member that joins a group waits for the other members, and the coordinator ends the wait; here it
-is only counted. So is a client that waits for offsets of a coordinator that is moving. After a
-failure of a coordinator no call waits there before a short call has succeeded."""
+which clients look for the coordinator and retry: no call raises. A member that joins a group waits
+for the other members, and the coordinator ends the wait; here it is only counted. So is a client
+that waits for offsets of a coordinator that is moving. After a failure of a coordinator no call
+waits there before a short call has succeeded."""
 
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -54,33 +52,19 @@ _MEMBER: Final = Rule(without_id=ErrorCode.INVALID_GROUP_ID)
 _JOIN: Final = Rule(wait_ms=GroupSettings().rebalance_ms_max, without_id=ErrorCode.INVALID_GROUP_ID)
 
 RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
-    calls.Join: _JOIN,
-    calls.Sync: _JOIN,
-    calls.Heartbeat: _MEMBER,
-    calls.Leave: _MEMBER,
-    calls.BeatConsumer: _CHANGE,
-    calls.BeatShare: _CHANGE,
-    calls.BeatStreams: _CHANGE,
-    calls.MakeShareGroup: _CHANGE,
-    calls.ReadConfigs: _READ,
-    calls.ChangeConfigs: _CHANGE,
-    calls.Commit: _CHANGE,
-    calls.CommitInTransaction: _CHANGE,
-    calls.CompleteTransaction: _CHANGE,
-    calls.FetchOffsets: Rule(wait_ms=GroupSettings().fetch_ms_max),
-    calls.DeleteOffsets: _CHANGE,
-    calls.ListGroups: _READ,
-    calls.DescribeGroup: _READ,
-    calls.DeleteGroup: _CHANGE,
-    calls.InitProducer: _PRODUCER,
-    calls.AddPartitions: _PRODUCER,
-    calls.AddGroup: _PRODUCER,
+    **dict.fromkeys((calls.Join, calls.Sync), _JOIN),
+    **dict.fromkeys((calls.Heartbeat, calls.Leave), _MEMBER),
+    **dict.fromkeys((calls.BeatConsumer, calls.BeatShare, calls.BeatStreams), _CHANGE),
+    **dict.fromkeys((calls.MakeShareGroup, calls.ChangeConfigs, calls.DeleteGroup), _CHANGE),
+    **dict.fromkeys((calls.Commit, calls.CommitInTransaction, calls.CommitOffsets), _CHANGE),
+    **dict.fromkeys((calls.CompleteTransaction, calls.DeleteOffsets), _CHANGE),
+    **dict.fromkeys((calls.ReadConfigs, calls.ListGroups, calls.DescribeGroup), _READ),
+    **dict.fromkeys((calls.DescribeTransaction, calls.ListTransactions), _READ),
     # There is no await after the coordinator's reply, so it is still true for the caller.
     calls.VerifyPartition: _READ,
-    calls.CommitOffsets: _CHANGE,
-    calls.EndTransaction: _PRODUCER,
-    calls.DescribeTransaction: _READ,
-    calls.ListTransactions: _READ,
+    calls.FetchOffsets: Rule(wait_ms=GroupSettings().fetch_ms_max),
+    **dict.fromkeys((calls.InitProducer, calls.EndTransaction), _PRODUCER),
+    **dict.fromkeys((calls.AddPartitions, calls.AddGroup), _PRODUCER),
 }
 
 
@@ -99,20 +83,16 @@ class GuardedCoordinators:
         self._bulkhead = bulkhead
 
     async def call(self, call: CoordinatorCall[R]) -> R:
-        rule = RULES[type(call)]
+        rule, bulkhead = RULES[type(call)], self._bulkhead
         try:
             if rule.wait_ms:
                 return await self._wait(call, rule.wait_ms)
-            with self._holding(_id_of(call)):
-                make = self._bulkhead.read if rule.is_read else self._bulkhead.call
+            account, _ = split_scoped(_id_of(call), own_account=bulkhead.shares.own_account or "")
+            with bulkhead.shares.holding(account, UNDER_WAY):
+                make = bulkhead.read if rule.is_read else bulkhead.call
                 return await make(lambda: self._coordinators.call(call))
         except Overloaded:
             return failed(call, UNAVAILABLE)
-
-    def _holding(self, scoped: str) -> AbstractContextManager[None]:
-        shares = self._bulkhead.shares
-        account, _ = split_scoped(scoped, own_account=shares.own_account or "")
-        return shares.holding(account, UNDER_WAY)
 
     async def _wait(self, call: CoordinatorCall[R], wait_ms: int) -> R:
         bulkhead = self._bulkhead
@@ -160,7 +140,6 @@ class ScopedCoordinators:
         return await self._coordinators.call(self._scoped(call))
 
     async def _looked(self, call: CoordinatorCall[Any]) -> Any:
-        """Make a call whose reply contains ids."""
         found = await self._coordinators.call(self._scoped(call))
         if isinstance(call, DescribeGroup):
             return replace(found, group_id=call.group_id)

@@ -1,38 +1,22 @@
-"""ListOffsets: the start and end of a partition, and the offset of a timestamp.
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: the start and end of partitions.
 
-Negative timestamps have special meanings, each from some version on:
+Negative timestamps of ListOffsets have special meanings, each from some version on:
 
     -1 the end        -2 the start        -3 the newest record
     -4 the start on this node: the same as -2
-    -5, -6 tiered storage: not supported, so no offset
-
-OffsetForLeaderEpoch: the end offset of a leader epoch. After a change of leader, readers check
-with it whether records that they have read were truncated.
-
-DeleteRecords: delete all records before an offset, durably.
-
-Only for streams with ``cleanup.policy=delete``. Records of a queue are deleted by acks of its
-consumers, or by a purge."""
+    -5, -6 tiered storage: not supported, so no offset"""
 
 import asyncio
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
-from penstock.frontend.kafka.checks import (
-    epoch_error,
-    find_name,
-    has_partition,
-    is_internal_topic,
-    locate_name,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
 from penstock.model.calls import DeleteRecords, Ends, FindTime, MaxTimestamp
 from penstock.model.errors import PenstockError
-from penstock.model.ports import StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 from penstock.net.slices import portions
@@ -48,17 +32,16 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-_KNOWN_FROM: Final[Mapping[int, int]] = MappingProxyType(
-    {
-        LATEST: 0,
-        EARLIEST: 0,
-        MAX_TIMESTAMP: 7,
-        EARLIEST_LOCAL: 8,
-        LATEST_TIERED: 9,
-        EARLIEST_PENDING_UPLOAD: 11,
-    }
-)
-_NOT_FOUND = (-1, -1)
+_KNOWN_FROM: Final[Mapping[int, int]] = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+TO_THE_END = -1
+_UNKNOWN = -1
 
 
 async def list_offsets(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
@@ -77,7 +60,7 @@ async def list_offsets(call: KafkaCall, request: list_wire.Request) -> list_wire
     for each in request.topics:
         if slices.is_over:
             await slices.next()
-        topic = locate_name(call, Operation.DESCRIBE, each.name)
+        topic = checks.locate_name(call, Operation.DESCRIBE, each.name)
         partitions = []
         for one in each.partitions:
             if slices.is_over:
@@ -99,64 +82,53 @@ async def _listed(
     requested: list_wire.ListOffsetsPartition,
     is_committed: bool,
 ) -> list_wire.ListOffsetsPartitionResponse:
-    index = requested.partition_index
+    index, wanted = requested.partition_index, requested.timestamp
+    reply = list_wire.ListOffsetsPartitionResponse
     if isinstance(topic, ErrorCode):
-        return list_wire.ListOffsetsPartitionResponse(index, topic)
-    if not has_partition(topic, index):
-        return list_wire.ListOffsetsPartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if requested.timestamp < 0 and version < _KNOWN_FROM.get(requested.timestamp, version + 1):
-        return list_wire.ListOffsetsPartitionResponse(index, ErrorCode.UNSUPPORTED_VERSION)
-    topic = log_of(context, topic)
+        return reply(index, topic)
+    if not checks.has_partition(topic, index):
+        return reply(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if wanted < 0 and version < _KNOWN_FROM.get(wanted, version + 1):
+        return reply(index, ErrorCode.UNSUPPORTED_VERSION)
+    topic, broker, timestamp = log_of(context, topic), context.broker, -1
     try:
-        ends = await context.broker.call(Ends(topic, index))
-        code = epoch_error(requested.current_leader_epoch, ends.leader_epoch)
+        ends = await broker.call(Ends(topic, index))
+        code = checks.epoch_error(requested.current_leader_epoch, ends.leader_epoch)
+        if not code and not ends.is_settled and wanted < 0:
+            code = ErrorCode.OFFSET_NOT_AVAILABLE  # the new leader may not know the end yet
         if code:
-            return list_wire.ListOffsetsPartitionResponse(index, code)
-        if not ends.is_settled and requested.timestamp < 0:
-            # The new leader may not know the end yet.
-            return list_wire.ListOffsetsPartitionResponse(index, ErrorCode.OFFSET_NOT_AVAILABLE)
-        offset, timestamp = await _looked_up(context, topic, requested, ends, is_committed)
+            return reply(index, code)
+        end = ends.last_stable_offset if is_committed else ends.high_watermark
+        if wanted == LATEST:
+            offset = end
+        elif wanted in (EARLIEST, EARLIEST_LOCAL):
+            offset = ends.start_offset
+        elif wanted in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            offset = _UNKNOWN
+        elif wanted == MAX_TIMESTAMP:
+            offset, timestamp = await broker.call(MaxTimestamp(topic, index))
+        else:
+            offset, timestamp = await broker.call(FindTime(topic, index, wanted))
+            if offset >= end:
+                offset, timestamp = _UNKNOWN, -1
     except PenstockError as error:
-        return list_wire.ListOffsetsPartitionResponse(index, partition_code(error))
-    epoch = ends.leader_epoch if offset >= 0 else -1
-    return list_wire.ListOffsetsPartitionResponse(index, 0, timestamp, offset, epoch)
-
-
-async def _looked_up(
-    context: KafkaContext,
-    topic: Topic,
-    requested: list_wire.ListOffsetsPartition,
-    ends: StreamEnds,
-    is_committed: bool,
-) -> tuple[int, int]:
-    """Return offset and timestamp, -1 for unknown."""
-    index = requested.partition_index
-    end = ends.last_stable_offset if is_committed else ends.high_watermark
-    wanted = requested.timestamp
-    if wanted == LATEST:
-        return end, -1
-    if wanted in (EARLIEST, EARLIEST_LOCAL):
-        return ends.start_offset, -1
-    if wanted in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return _NOT_FOUND
-    if wanted == MAX_TIMESTAMP:
-        return await context.broker.call(MaxTimestamp(topic, index))
-    offset, timestamp = await context.broker.call(FindTime(topic, index, wanted))
-    return (offset, timestamp) if offset < end else _NOT_FOUND
+        return reply(index, partition_code(error))
+    return reply(index, 0, timestamp, offset, ends.leader_epoch if offset >= 0 else -1)
 
 
 async def epoch_ends(call: KafkaCall, request: epoch_wire.Request) -> epoch_wire.Response:
+    """After a change of leader, readers check whether records that they have read are truncated."""
     is_node = on_cluster(call, Operation.CLUSTER_ACTION)
     topics = []
     async for each in call.slices.each(request.topics):
-        found = find_name(call.context, each.topic) if is_node else None
+        found = checks.find_name(call.context, each.topic) if is_node else None
         topic: Topic | ErrorCode
         if found is not None and reaches_topic(call, Operation.DESCRIBE, found):
             topic = found
         elif is_node and found is None:
             topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
-            topic = locate_name(call, Operation.DESCRIBE, each.topic)
+            topic = checks.locate_name(call, Operation.DESCRIBE, each.topic)
         partitions = [
             await _epoch_end(call.context, topic, one)
             async for one in call.slices.each(each.partitions)
@@ -171,14 +143,14 @@ async def _epoch_end(
     index = requested.partition
     if isinstance(topic, ErrorCode):
         return epoch_wire.EpochEndOffset(topic, index)
-    if not has_partition(topic, index):
+    if not checks.has_partition(topic, index):
         return epoch_wire.EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, index)
     topic = log_of(context, topic)
     try:
         ends = await context.broker.call(Ends(topic, index))
     except PenstockError as error:
         return epoch_wire.EpochEndOffset(partition_code(error), index)
-    code = epoch_error(requested.current_leader_epoch, ends.leader_epoch)
+    code = checks.epoch_error(requested.current_leader_epoch, ends.leader_epoch)
     if code or not 0 <= requested.leader_epoch <= ends.leader_epoch:
         # The epoch never existed.
         return epoch_wire.EpochEndOffset(code, index)
@@ -188,15 +160,12 @@ async def _epoch_end(
     return epoch_wire.EpochEndOffset(0, index, requested.leader_epoch, ends.high_watermark)
 
 
-TO_THE_END = -1
-_UNKNOWN = -1
-
-
 async def delete_records(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
+    """Only for streams with ``cleanup.policy=delete``: acks and purges delete records of queues."""
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1_000
     async for each in call.slices.each(request.topics):
-        topic = locate_name(call, Operation.DELETE, each.name)
+        topic = checks.locate_name(call, Operation.DELETE, each.name)
         partitions: list[delete_wire.DeleteRecordsPartitionResult] = []
         # Concurrently: a partition that waits for its replicas must not use up the timeout.
         async for some in call.slices.each(portions(each.partitions)):
@@ -216,9 +185,9 @@ async def _deleted(
     index = requested.partition_index
     if isinstance(topic, ErrorCode):
         code = topic
-    elif not has_partition(topic, index):
+    elif not checks.has_partition(topic, index):
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    elif is_internal_topic(topic):
+    elif checks.is_internal_topic(topic):
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
     elif topic.is_queue or not settings_of(topic, context.defaults).is_deleted:
         code = ErrorCode.POLICY_VIOLATION
@@ -227,10 +196,8 @@ async def _deleted(
     else:
         try:
             async with asyncio.timeout_at(deadline):
-                start_offset = await context.broker.call(
-                    DeleteRecords(topic, index, requested.offset)
-                )
-            return delete_wire.DeleteRecordsPartitionResult(index, start_offset)
+                start = await context.broker.call(DeleteRecords(topic, index, requested.offset))
+            return delete_wire.DeleteRecordsPartitionResult(index, start)
         except TimeoutError:
             # Some replica has not stored the new start offset. It may still do so.
             code = ErrorCode.REQUEST_TIMED_OUT

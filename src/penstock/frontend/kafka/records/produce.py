@@ -1,18 +1,9 @@
-"""Rules about single records of a produced batch: compacted topics need keys, and timestamps must
-be near the present if the topic requires it.
+"""Produce: append batches to partitions; the reply is sent when they are committed.
 
-Batches are opened only where a record may break a rule: in a compacted topic, in a topic with
-``message.timestamp.before.max.ms``, and if the header's own maximum timestamp is too late. One bad
-record rejects its whole batch; the reply names every bad record (KIP-467).
-
-
-Produce: append batches to partitions; the reply is sent when they are committed.
-
-Batches are not decoded unless the topic has rules about records (``record_rules.py``): header and
-checksum are checked (``wire/kafka/batches.py``), and the log gets the slice of the frame. Each
-partition succeeds or fails by itself. First all batches are appended and the next request of the
-connection may begin; then the handler waits for the commits, so that partitions and requests share
-their syncs.
+Batches are not decoded unless the topic has rules about records: header and checksum are checked
+(``wire/kafka/batches.py``), and the log gets the slice of the frame. Each partition succeeds or
+fails by itself. First all batches are appended and the next request of the connection may begin;
+then the handler waits for the commits, so that partitions and requests share their syncs.
 
 Queues accept records too; the key of a record is its message group. FIFO queues do not: their
 messages need a deduplication id.
@@ -70,6 +61,15 @@ from penstock.wire.kafka.produce import (
 )
 
 _SHOWN = 3  # errors in the message
+_BY_ID_FROM = 13
+Place: TypeAlias = tuple[str, int]  # topic id, partition
+OPENED_MAX = 1_024  # per connection
+_OPENED = "opened partitions"
+Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
+API_ERRORS = (ApiError, BatchRefused, PenstockError)  # reported per partition
+ACKS = (-1, 0, 1)
+NO_REPLY = 0
+STEP: Final = 64  # partitions between two checks of the time slice
 
 
 class RecordsRefused(ApiError):
@@ -79,7 +79,9 @@ class RecordsRefused(ApiError):
 
 
 class RecordRules:
-    """The rules of one topic at one time. Made once per partition of a request."""
+    """The rules of one topic at one time about single records: compacted topics need keys, and
+    timestamps must be near the present if the topic requires it. Batches are opened only where a
+    record may break a rule. One bad record rejects its batch; the reply names all (KIP-467)."""
 
     __slots__ = ("_is_compacted", "earliest_ms", "latest_ms", "opens_all")
 
@@ -93,11 +95,10 @@ class RecordRules:
 
     async def check(self, topic: Topic, index: int, batch: memoryview, header: BatchHeader) -> None:
         """Open a batch and raise RecordsRefused if any record breaks a rule."""
-        data = bytes(batch)
         try:
             check_opened_count(header)
             blob = await unpacked(
-                data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
+                bytes(batch), header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
             )
             bad = await in_slices(
                 bad_records(
@@ -142,20 +143,14 @@ class RecordRules:
         return RecordsRefused(ErrorCode.INVALID_RECORD, text, errors)
 
 
-_BY_ID_FROM = 13
-Place: TypeAlias = tuple[str, int]  # topic id, partition
-OPENED_MAX = 1_024  # per connection
-_OPENED = "opened partitions"
-Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
-API_ERRORS = (ApiError, BatchRefused, PenstockError)  # reported per partition
-ACKS = (-1, 0, 1)
-NO_REPLY = 0
-
-STEP: Final = 64  # partitions between two checks of the time slice
-
-
 async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
-    rejected = _error_of_all(call, request)
+    rejected, transactional_id = None, request.transactional_id
+    if request.acks not in ACKS:
+        rejected = ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
+    elif transactional_id is not None and not on_transaction(
+        call, Operation.WRITE, transactional_id
+    ):
+        rejected = ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
     under_way: list[ProducePartitionResponse | EagerCoroutine[ProducePartitionResponse]] = []
     errors_left = RECORD_ERRORS_MAX
@@ -170,7 +165,7 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
                 under_way.append(_refused(partition.index, target))
                 continue
             try:
-                topic, batches = await _ready(
+                batches = await _ready(
                     call.context, call.version, request, target, partition, opened
                 )
             except RecordsRefused as error:
@@ -182,10 +177,11 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
             except API_ERRORS as error:
                 under_way.append(_refused(partition.index, error))
             else:
-                appending = _appended(
-                    call.context, topic, partition.index, batches, acks=request.acks
+                under_way.append(
+                    EagerCoroutine(
+                        _appended(call.context, target, partition.index, batches, request.acks)
+                    )
                 )
-                under_way.append(EagerCoroutine(appending))
     # All batches have their offsets: the next request of the connection may begin.
     call.connection.written()
     results: list[ProducePartitionResponse] = []
@@ -196,7 +192,9 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
     if len(results) >= STEP and call.slices.is_over:
         await call.slices.next()
     if request.acks == NO_REPLY:
-        _hang_up_on_error(results)
+        for result in results:
+            if result.error_code:
+                raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")
         return None
     replies = iter(results)
     return ProduceResponse(
@@ -205,15 +203,6 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
             for each in request.topics
         ]
     )
-
-
-def _error_of_all(call: KafkaCall, request: ProduceRequest) -> ApiError | None:
-    if request.acks not in ACKS:
-        return ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
-    transactional_id = request.transactional_id
-    if transactional_id is not None and not on_transaction(call, Operation.WRITE, transactional_id):
-        return ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    return None
 
 
 def _target(
@@ -231,10 +220,8 @@ def _target(
     if isinstance(found, ErrorCode):
         return ApiError(found)
     if is_internal_topic(found):
-        return ApiError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"{found.name} is internal: only the node writes to it.",
-        )
+        text = f"{found.name} is internal: only the node writes to it."
+        return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
     if found.is_fifo:
         return invalid_request("A FIFO queue takes no Kafka records; use SendMessage.")
     return found
@@ -247,7 +234,7 @@ async def _ready(
     target: Topic,
     partition: ProducePartition,
     opened: set[Place],
-) -> tuple[Topic, Batches]:
+) -> Batches:
     """Return the checked batches of a partition. The partition is open then: an append that starts
     before the caller's next await reaches the log without an await. ``opened``: partitions that
     this connection knows to be open; they stay open as long as their topic exists."""
@@ -275,11 +262,11 @@ async def _ready(
             await check_transaction(
                 context, version, request.transactional_id, target, index, header
             )
-    return target, batches
+    return batches
 
 
 async def _appended(
-    context: KafkaContext, topic: Topic, index: int, batches: Batches, *, acks: int
+    context: KafkaContext, topic: Topic, index: int, batches: Batches, acks: int
 ) -> ProducePartitionResponse:
     try:
         appended = await context.broker.call(
@@ -352,9 +339,3 @@ def _refused(index: int, error: Exception) -> ProducePartitionResponse:
         return ProducePartitionResponse(index, error.code, error_message=str(error))
     error = cast(PenstockError, error)
     return ProducePartitionResponse(index, partition_code(error), error_message=client_text(error))
-
-
-def _hang_up_on_error(results: Sequence[ProducePartitionResponse]) -> None:
-    for result in results:
-        if result.error_code:
-            raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")

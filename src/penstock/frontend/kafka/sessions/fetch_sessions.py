@@ -17,6 +17,8 @@ Pure: time and randomness are arguments. ``fetch_sets.py`` has the partitions of
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+import msgspec
+
 from penstock.frontend.kafka.sessions.fetch_sets import ADDED_AT_ONCE_MAX, FetchSet, Find, TopicKey
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
@@ -36,21 +38,19 @@ PARTITIONS_MAX: Final = 100_000  # of all sessions together, about 1 KB each
 IDLE_MS_MAX: Final = 120_000
 
 
-class FetchSession:
-    def __init__(
-        self, *, is_by_id: bool, is_of_replica: bool, wants_id: bool, owner: object = None
-    ) -> None:
-        self.owner = owner
-        self.session_id = NO_SESSION  # unless the session is kept
-        self.epoch = INITIAL_EPOCH  # of the next request, once it is kept
-        self.is_by_id = is_by_id
-        self.is_of_replica = is_of_replica
-        self.wants_id = wants_id
-        self.wanted = FetchSet()
-        self.size = 0  # partitions that count in the table of sessions
-        self.catalog_turn = 0
-        self.rights_turn = 0
-        self.begun_at_ms = self.used_at_ms = 0
+class FetchSession(msgspec.Struct, eq=False, kw_only=True):
+    is_by_id: bool
+    is_of_replica: bool
+    wants_id: bool
+    owner: object = None
+    session_id: int = NO_SESSION  # unless the session is kept
+    epoch: int = INITIAL_EPOCH  # of the next request, once it is kept
+    wanted: FetchSet = msgspec.field(default_factory=FetchSet)
+    size: int = 0  # partitions that count in the table of sessions
+    catalog_turn: int = 0
+    rights_turn: int = 0
+    begun_at_ms: int = 0
+    used_at_ms: int = 0
 
     @property
     def is_kept(self) -> bool:
@@ -58,7 +58,6 @@ class FetchSession:
 
     @property
     def account(self) -> str:
-        """The account of the owner."""
         return self.owner[0] if isinstance(self.owner, tuple) else ""
 
     @property
@@ -94,7 +93,6 @@ class FetchSessions:
         return self._partitions.total
 
     def attend(self, catalog: Catalog) -> None:
-        """Observe changes of the catalog from now on."""
         if self._catalog is not catalog:
             self._catalog = catalog
             catalog.on_change(self._catalog_changed)
@@ -113,8 +111,6 @@ class FetchSessions:
         is_stale = (kept.catalog_turn, kept.rights_turn) != (self._catalog_turn, rights_turn)
         return kept.wanted.topics if is_stale else ()
 
-    # ── A request ────────────────────────────────────────────────────────────────────────────
-
     def open(
         self,
         request: FetchRequest,
@@ -129,15 +125,17 @@ class FetchSessions:
         for this request alone, which ``keep`` may keep. ``owner``: the caller; ``rights_turn``: a
         counter of changes of rights, after which topics must be found again."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._drop_id(request.session_id, owner)
+            older = self._kept.get(request.session_id)
+            if older is not None and older.owner == owner:
+                self.drop(older)
             session = FetchSession(
                 is_by_id=is_by_id,
                 is_of_replica=max(request.replica_id, request.replica_state.replica_id) >= 0,
                 wants_id=request.session_epoch == INITIAL_EPOCH,
                 owner=owner,
+                catalog_turn=self._catalog_turn,
+                rights_turn=rights_turn,
             )
-            session.catalog_turn = self._catalog_turn
-            session.rights_turn = rights_turn
             session.wanted.want(request.topics, find, is_by_id=is_by_id)
             return session
         kept = self._kept.get(request.session_id)
@@ -196,8 +194,6 @@ class FetchSessions:
             self.drop(session)
         return not is_full
 
-    # ── Which are kept ───────────────────────────────────────────────────────────────────────
-
     def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
         """Keep the session if there is room. ``chance`` returns a random number for its id."""
         size = session.wanted.count
@@ -226,11 +222,6 @@ class FetchSessions:
         self._kept[session_id] = session
         self._sessions.add(account)
         self._partitions.add(account, size)
-
-    def _drop_id(self, session_id: int, owner: object) -> None:
-        session = self._kept.get(session_id)
-        if session is not None and session.owner == owner:
-            self.drop(session)
 
     def drop(self, session: FetchSession) -> None:
         """End a session. A fetch that waits in it gets its reply, with an error."""

@@ -1,21 +1,11 @@
-"""Checks of share groups for administrative requests, and their shares of topics.
-
-DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: how far share
-groups have read."""
+"""Share groups and their shares of topics: DescribeShareGroupOffsets, AlterShareGroupOffsets and
+DeleteShareGroupOffsets, which show and change how far groups have read, and checks for them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.cursor.coordinator_calls import DescribeGroup, MakeShareGroup
-from penstock.frontend.kafka.checks import (
-    check_group,
-    check_partition,
-    check_topic,
-    find_name,
-    has_partition,
-    id_of,
-    locate_name,
-    topic_named,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import (
     API_ERRORS,
@@ -37,6 +27,8 @@ from penstock.wire.kafka.generated import describe_share_group_offsets as descri
 from penstock.wire.kafka.primitives import ZERO_UUID
 
 DELIVERIES_MAX = 5  # of one record; Kafka's default
+_LAG_FROM = 1
+_UNKNOWN = -1
 
 
 async def check_share_group(
@@ -55,13 +47,6 @@ async def check_share_group(
     return True
 
 
-async def make_share_group(context: KafkaContext, group_id: str) -> None:
-    """Create a share group if it does not exist. Raises ApiError."""
-    reply = await context.groups.call(MakeShareGroup(group_id))
-    if reply.code:
-        raise ApiError(ErrorCode(reply.code), f"Share group {group_id} could not be created.")
-
-
 def shared_topics(context: KafkaContext, group_id: str) -> list[Topic]:
     """Return the topics that the group reads or has read, sorted by name."""
     found = context.catalog.topics(context.account, context.config.region)
@@ -71,29 +56,16 @@ def shared_topics(context: KafkaContext, group_id: str) -> list[Topic]:
 async def open_share(
     context: KafkaContext, topic: Topic, group_id: str, *, is_earliest: bool
 ) -> Topic:
+    start = EARLIEST if is_earliest else LATEST
     return await context.anywhere.call(
-        OpenShare(
-            topic,
-            0,
-            group_id,
-            start=EARLIEST if is_earliest else LATEST,
-            attempts_max=DELIVERIES_MAX,
-        )
+        OpenShare(topic, 0, group_id, start=start, attempts_max=DELIVERIES_MAX)
     )
-
-
-_LAG_FROM = 1
-_UNKNOWN = -1
-
-
-# ── Describing ───────────────────────────────────────────────────────────────────────────────
 
 
 async def describe_offsets(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
-    """Return for each partition the first record that is not finished and, from version 1, how many
-    are not."""
+    """Return the first record that is not finished and, from version 1, how many are not."""
     groups = [await _group(call, each) async for each in call.slices.each(request.groups)]
     return describe_wire.Response(groups=groups)
 
@@ -103,7 +75,7 @@ async def _group(
 ) -> describe_wire.DescribeShareGroupOffsetsResponseGroup:
     group_id = requested.group_id
     try:
-        check_group(call, Operation.DESCRIBE, group_id)
+        checks.check_group(call, Operation.DESCRIBE, group_id)
         await check_share_group(call.context, group_id, may_be_new=True)  # nothing read yet
     except API_ERRORS as error:
         return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, **error_fields(error))
@@ -116,14 +88,14 @@ async def _group(
         ]
     else:
         located = [
-            (name, locate_name(call, Operation.DESCRIBE, name), each.partitions)
+            (name, checks.locate_name(call, Operation.DESCRIBE, name), each.partitions)
             async for each in call.slices.each(requested.topics)
             for name in (each.topic_name,)
         ]
     topics = [
         describe_wire.DescribeShareGroupOffsetsResponseTopic(
             name,
-            id_of(topic) if isinstance(topic, Topic) else ZERO_UUID,
+            checks.id_of(topic) if isinstance(topic, Topic) else ZERO_UUID,
             [
                 await _partition(call, group_id, topic, index)
                 async for index in call.slices.each(indexes)
@@ -142,9 +114,7 @@ async def _partition(
     try:
         if isinstance(topic, ErrorCode):
             raise ApiError(topic)
-        if not has_partition(topic, index):
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        share = broker.find_share(topic, group_id)
+        share = broker.find_share(checks.check_partition(topic, index), group_id)
         if share is None:
             return reply(index, _UNKNOWN)  # never read
         start_offset = await broker.call(ShareStart(share, index))
@@ -158,37 +128,36 @@ async def _partition(
     return reply(index, start_offset, call.context.brokers.place(topic, index).epoch, lag)
 
 
-# ── Altering ─────────────────────────────────────────────────────────────────────────────────
-
-
 async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     """Let a share group without members start at other offsets: leases, deliveries and acks are
     forgotten. A group that does not exist is created with the first offset that is accepted, so
     that an operator can choose where a new group starts."""
-    group_id = request.group_id
+    context, group_id = call.context, request.group_id
     exists = await _check_empty_group(call, Operation.READ, group_id, may_be_new=True)
     topics = []
     async for each in call.slices.each(request.topics):
         partitions = []
         async for one in call.slices.each(each.partitions):
-            index = one.partition_index
+            index, fields = one.partition_index, dict[str, Any]()
             try:
-                check_topic(call, Operation.READ, each.topic_name)
-                topic = check_partition(topic_named(call.context, each.topic_name), index)
+                checks.check_topic(call, Operation.READ, each.topic_name)
+                topic = checks.check_partition(checks.topic_named(context, each.topic_name), index)
                 if one.start_offset < 0:
                     raise invalid_request(f"{one.start_offset} is not an offset.")
                 if not exists:
-                    await make_share_group(call.context, group_id)
+                    made = await context.groups.call(MakeShareGroup(group_id))
+                    if made.code:
+                        text = f"Share group {group_id} could not be created."
+                        raise ApiError(ErrorCode(made.code), text)
                     exists = True
-                await _restart(call.context, group_id, topic, index, one.start_offset)
-                partitions.append(alter_wire.AlterShareGroupOffsetsResponsePartition(index))
+                is_earliest = context.groups.share_settings(group_id).is_earliest
+                share = await open_share(context, topic, group_id, is_earliest=is_earliest)
+                await context.anywhere.call(RestartShare(share, index, one.start_offset))
             except API_ERRORS as error:
-                partitions.append(
-                    alter_wire.AlterShareGroupOffsetsResponsePartition(index, **error_fields(error))
-                )
-        found = find_name(call.context, each.topic_name)
-        may_read = found is not None and on_topic(call, Operation.READ, found.name, found)
-        topic_id = id_of(found) if found is not None and may_read else ZERO_UUID
+                fields = error_fields(error)
+            partitions.append(alter_wire.AlterShareGroupOffsetsResponsePartition(index, **fields))
+        found = checks.locate_name(call, Operation.READ, each.topic_name)
+        topic_id = checks.id_of(found) if isinstance(found, Topic) else ZERO_UUID
         topics.append(
             alter_wire.AlterShareGroupOffsetsResponseTopic(each.topic_name, topic_id, partitions)
         )
@@ -200,23 +169,12 @@ async def _check_empty_group(
 ) -> bool:
     """Return whether the share group exists. Raises ApiError."""
     try:
-        check_group(call, operation, group_id)
+        checks.check_group(call, operation, group_id)
         return await check_share_group(
             call.context, group_id, must_be_empty=True, may_be_new=may_be_new
         )
     except API_ERRORS as error:
         raise api_error(error) from None
-
-
-async def _restart(
-    context: KafkaContext, group_id: str, topic: Topic, index: int, offset: int
-) -> None:
-    is_earliest = context.groups.share_settings(group_id).is_earliest
-    share = await open_share(context, topic, group_id, is_earliest=is_earliest)
-    await context.anywhere.call(RestartShare(share, index, offset))
-
-
-# ── Deleting ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
@@ -226,10 +184,10 @@ async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delet
     async for each in call.slices.each(request.topics):
         name = each.topic_name
         try:
-            check_topic(call, Operation.READ, name)
-            topic = topic_named(call.context, name)
+            checks.check_topic(call, Operation.READ, name)
+            topic = checks.topic_named(call.context, name)
             await call.context.anywhere.call(CloseShare(topic, request.group_id))
-            reply = delete_wire.DeleteShareGroupOffsetsResponseTopic(name, id_of(topic))
+            reply = delete_wire.DeleteShareGroupOffsetsResponseTopic(name, checks.id_of(topic))
         except API_ERRORS as error:
             reply = delete_wire.DeleteShareGroupOffsetsResponseTopic(name, **error_fields(error))
         topics.append(reply)

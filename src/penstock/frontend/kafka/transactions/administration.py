@@ -1,44 +1,26 @@
-"""DescribeProducers: the producer ids that write to a partition, and the first offsets of their
-open transactions. Tools use it to find hanging transactions.
-
-The timestamp is the last time that the partition got a batch of the producer; after a restart
-without a snapshot it is the time of the restart.
-
-DescribeTransactions and ListTransactions: the state of transactional ids.
-
-WriteTxnMarkers: end transactions in partitions without their coordinator. Nodes send the
-decision of a coordinator to the partitions; people use it, through tools, to abort a hanging
-transaction that its coordinator has forgotten.
-
-A marker is rejected if its producer or coordinator has been replaced. In transaction version 2 the
-epoch is raised with each transaction, so a marker with the epoch of an open transaction is late,
-meant for the transaction before, and is rejected too. Queues and internal topics cannot be in
-transactions."""
+"""DescribeProducers, DescribeTransactions and ListTransactions, and WriteTxnMarkers, with which
+people end hanging transactions."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Final
+
+from msgspec.structs import astuple
 
 from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
 from penstock.cursor.patterns.pattern import Pattern
 from penstock.cursor.patterns.pattern_syntax import InvalidPattern
 from penstock.cursor.transactions import TxnState, TxnValue
-from penstock.frontend.kafka.checks import (
-    check_partition,
-    check_topic,
-    find_name,
-    has_partition,
-    is_internal_topic,
-)
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, error_fields, invalid_request, partition_code
 from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic, on_transaction
+from penstock.frontend.kafka.transactions.producers import transactional_code
 from penstock.model.calls import AppendMarker, IsInTransaction, Producers
 from penstock.model.errors import NotLeader, PenstockError
 from penstock.model.names import OFFSETS_TOPIC, is_internal
-from penstock.model.ports import Marker, ProducerSeen
+from penstock.model.ports import Marker
 from penstock.model.topic import Topic
 from penstock.net.slices import portions
 from penstock.wire.kafka.faults import ErrorCode
@@ -47,10 +29,20 @@ from penstock.wire.kafka.generated import describe_transactions as describe_wire
 from penstock.wire.kafka.generated import list_transactions as list_wire
 from penstock.wire.kafka.generated import write_txn_markers as marker_wire
 
+STATE_NAMES: Final[Mapping[TxnState, str]] = {
+    state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState
+}
+# States of other brokers that tools may filter by; no transaction here is ever in one.
+OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
+_EPOCH_RAISED_FROM: Final = 2  # transaction version
+
 
 async def describe_producers(
     call: KafkaCall, request: producers_wire.Request
 ) -> producers_wire.Response:
+    """Return the producer ids that write to a partition, and the first offsets of their open
+    transactions. The timestamp is the last time that the partition got a batch of the producer;
+    after a restart without a snapshot it is the time of the restart."""
     # A partition may have very many producers: repeated in one request, its reply would have no
     # bound.
     described: set[tuple[str, int]] = set()
@@ -58,63 +50,32 @@ async def describe_producers(
     async for named in call.slices.each(request.topics):
         partitions = []
         async for index in call.slices.each(named.partition_indexes):
-            is_again = (named.name, index) in described
-            described.add((named.name, index))
-            partitions.append(await _partition(call, named.name, index, is_again=is_again))
+            try:
+                if (named.name, index) in described:
+                    raise invalid_request("The request names this partition more than once.")
+                described.add((named.name, index))
+                checks.check_topic(call, Operation.READ, named.name)
+                topic = checks.check_partition(checks.find_name(call.context, named.name), index)
+                producers = await _producers(call.context, log_of(call.context, topic), index)
+                partitions.append(producers_wire.PartitionResponse(index, 0, None, producers))
+            except API_ERRORS as error:
+                partitions.append(producers_wire.PartitionResponse(index, **error_fields(error)))
         topics.append(producers_wire.TopicResponse(named.name, partitions))
     return producers_wire.Response(topics=topics)
 
 
-async def _partition(
-    call: KafkaCall, name: str, index: int, *, is_again: bool
-) -> producers_wire.PartitionResponse:
-    try:
-        if is_again:
-            raise invalid_request("The request names this partition more than once.")
-        check_topic(call, Operation.READ, name)
-        topic = check_partition(find_name(call.context, name), index)
-        producers = await _producers(call.context, log_of(call.context, topic), index)
-    except API_ERRORS as error:
-        return producers_wire.PartitionResponse(index, **error_fields(error))
-    return producers_wire.PartitionResponse(
-        index, active_producers=[_producer(each) for each in producers]
-    )
-
-
-async def _producers(context: KafkaContext, topic: Topic, index: int) -> Sequence[ProducerSeen]:
+async def _producers(
+    context: KafkaContext, topic: Topic, index: int
+) -> list[producers_wire.ProducerState]:
     """Followers reply as well: tools ask every replica of a node."""
     try:
-        return await context.broker.call(Producers(topic, index))
+        found = await context.broker.call(Producers(topic, index))
     except NotLeader:
-        found = await context.cluster.followed_producers(topic, index)
-        if found is None:
+        followed = await context.cluster.followed_producers(topic, index)
+        if followed is None:
             raise
-        return found
-
-
-def _producer(seen: ProducerSeen) -> producers_wire.ProducerState:
-    return producers_wire.ProducerState(
-        producer_id=seen.producer_id,
-        producer_epoch=seen.producer_epoch,
-        last_sequence=seen.last_sequence,
-        last_timestamp=seen.seen_at_ms,
-        coordinator_epoch=seen.coordinator_epoch,
-        current_txn_start_offset=seen.transaction_start,
-    )
-
-
-STATE_NAMES: Final[Mapping[TxnState, str]] = MappingProxyType(
-    {
-        TxnState.EMPTY: "Empty",
-        TxnState.ONGOING: "Ongoing",
-        TxnState.PREPARE_COMMIT: "PrepareCommit",
-        TxnState.PREPARE_ABORT: "PrepareAbort",
-        TxnState.COMPLETE_COMMIT: "CompleteCommit",
-        TxnState.COMPLETE_ABORT: "CompleteAbort",
-    }
-)
-# States of other brokers that tools may filter by; no transaction here is ever in one.
-OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
+        found = followed
+    return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # the same fields
 
 
 async def describe_transactions(
@@ -150,8 +111,7 @@ async def _state(call: KafkaCall, transactional_id: str) -> describe_wire.Transa
 
 
 async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicData]:
-    """Return partitions by topic name. Deleted topics, and topics that the caller may not describe,
-    are left out."""
+    """Return partitions by topic, without deleted topics and those not to be described."""
     by_name: dict[str, list[int]] = {}
     async for topic_id, partition in call.slices.each(found.partitions):
         name = OFFSETS_TOPIC  # the topic of groups, by its name in Kafka
@@ -204,41 +164,38 @@ async def _is_matched(call: KafkaCall, pattern: Pattern, transactional_id: str) 
 
 
 def _is_wanted(request: list_wire.Request, txn: TxnValue, now_ms: int) -> bool:
-    if request.state_filters and STATE_NAMES[txn.state] not in request.state_filters:
+    states, producers = request.state_filters, request.producer_id_filters
+    if states and STATE_NAMES[txn.state] not in states:
         return False
-    if request.producer_id_filters and txn.producer_id not in request.producer_id_filters:
+    if producers and txn.producer_id not in producers:
         return False
-    if request.duration_filter < 0:
-        return True
-    return txn.started_at_ms >= 0 and now_ms - txn.started_at_ms > request.duration_filter
-
-
-_EPOCH_RAISED_FROM: Final = 2  # transaction version
+    shortest_ms, since_ms = request.duration_filter, txn.started_at_ms
+    return shortest_ms < 0 or (since_ms >= 0 and now_ms - since_ms > shortest_ms)
 
 
 async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker_wire.Response:
+    """End transactions in partitions without their coordinator, which has decided or forgotten.
+
+    A marker is rejected if its producer or coordinator has been replaced. In transaction version 2
+    the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
+    late, meant for the transaction before, and is rejected too."""
     # For nodes and for administrators.
     may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
-    write = _write if may_write else _refused
     # One marker after the other: two may be for the same producer.
     return marker_wire.Response(
-        [await write(call, marker) async for marker in call.slices.each(request.markers)]
+        [
+            await _write(call, marker, may_write=may_write)
+            async for marker in call.slices.each(request.markers)
+        ]
     )
 
 
-async def _refused(
-    call: KafkaCall, requested: marker_wire.WritableTxnMarker
-) -> marker_wire.WritableTxnMarkerResult:
-    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    return await _marker_result(call, requested, lambda _name, _index: code)
-
-
 async def _write(
-    call: KafkaCall, requested: marker_wire.WritableTxnMarker
+    call: KafkaCall, requested: marker_wire.WritableTxnMarker, *, may_write: bool
 ) -> marker_wire.WritableTxnMarkerResult:
     places = {
-        (topic.name, index): find_name(call.context, topic.name)
-        async for topic in call.slices.each(requested.topics)
+        (topic.name, index): checks.find_name(call.context, topic.name)
+        async for topic in call.slices.each(requested.topics if may_write else ())
         for index in topic.partition_indexes
     }
     code_at: dict[tuple[str, int], ErrorCode] = {}
@@ -247,21 +204,16 @@ async def _write(
             *(_write_one(call.context, requested, topic, index) for (_, index), topic in some)
         )
         code_at.update(zip((place for place, _ in some), codes, strict=True))
-    return await _marker_result(call, requested, lambda name, index: code_at[name, index])
-
-
-async def _marker_result(
-    call: KafkaCall,
-    requested: marker_wire.WritableTxnMarker,
-    code_at: Callable[[str, int], ErrorCode],
-) -> marker_wire.WritableTxnMarkerResult:
+    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return marker_wire.WritableTxnMarkerResult(
         requested.producer_id,
         [
             marker_wire.WritableTxnMarkerTopicResult(
                 topic.name,
                 [
-                    marker_wire.WritableTxnMarkerPartitionResult(index, code_at(topic.name, index))
+                    marker_wire.WritableTxnMarkerPartitionResult(
+                        index, code_at.get((topic.name, index), denied)
+                    )
                     async for index in call.slices.each(topic.partition_indexes)
                 ],
             )
@@ -273,27 +225,26 @@ async def _marker_result(
 async def _write_one(
     context: KafkaContext, requested: marker_wire.WritableTxnMarker, topic: Topic | None, index: int
 ) -> ErrorCode:
-    if topic is None or not has_partition(topic, index):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if topic.is_queue or is_internal_topic(topic):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    if requested.producer_id < 0:
+    code = transactional_code(topic, index)
+    if code or topic is None:
+        return code
+    producer_id, epoch = requested.producer_id, requested.producer_epoch
+    if producer_id < 0:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    if requested.producer_epoch < 0:
+    if epoch < 0:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     marker = Marker(
-        producer_id=requested.producer_id,
-        producer_epoch=requested.producer_epoch,
+        producer_id=producer_id,
+        producer_epoch=epoch,
         is_commit=requested.transaction_result,
         coordinator_epoch=requested.coordinator_epoch,
     )
-    broker = context.broker
     try:
-        if requested.transaction_version >= _EPOCH_RAISED_FROM and await broker.call(
-            IsInTransaction(topic, index, requested.producer_id, requested.producer_epoch)
+        if requested.transaction_version >= _EPOCH_RAISED_FROM and await context.broker.call(
+            IsInTransaction(topic, index, producer_id, epoch)
         ):
             return ErrorCode.INVALID_PRODUCER_EPOCH
-        await broker.call(AppendMarker(topic, index, marker))
+        await context.broker.call(AppendMarker(topic, index, marker))
     except PenstockError as error:
         return partition_code(error)
     return ErrorCode.NONE

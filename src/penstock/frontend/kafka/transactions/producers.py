@@ -1,46 +1,12 @@
-"""Checks before a transactional batch is appended: the partition must be in the open transaction of
-the producer. Otherwise the batch would open a transaction that never ends, and readers of committed
-records would wait for ever. A partition that already has records of the transaction needs no check.
-
-Up to version 11 of Produce the producer has added the partition, and the coordinator verifies it;
-from 12 on the server adds it.
-
-InitProducerId, AddOffsetsToTxn and EndTxn: the transactions of one producer.
-
-AddPartitionsToTxn: add partitions to a transaction before the producer writes to them.
-
-All partitions of a transaction are added, or none: if one cannot be added, the others get
-OPERATION_NOT_ATTEMPTED. Versions 4 and later are for requests between nodes: they have several
-transactions, may only verify partitions, and need rights on the cluster instead of the producers'.
-
-Queues cannot be in transactions, because their consumers do not wait for markers; nor can internal
-topics."""
+"""Transactions of producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, and the
+check before a transactional batch is appended."""
 
 from collections.abc import Sequence
 
-from penstock.cursor.coordinator_calls import (
-    AddGroup,
-    AddPartitions,
-    EndTransaction,
-    InitProducer,
-    VerifyPartition,
-)
-from penstock.frontend.kafka.checks import (
-    check_cluster,
-    check_group,
-    check_transactional_id,
-    find_name,
-    has_partition,
-    is_internal_topic,
-)
+from penstock.cursor import coordinator_calls as calls
+from penstock.frontend.kafka import checks, permissions
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import ApiError, invalid_request
-from penstock.frontend.kafka.permissions import (
-    Operation,
-    may_write_somewhere,
-    on_topic,
-    on_transaction,
-)
 from penstock.model.calls import IsInTransaction
 from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
@@ -57,6 +23,13 @@ _ADDS_FROM = 12
 NEVER = 1 << 15
 # Producers do not expect these codes of coordinators; they get one that all of them retry.
 _LATER = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.CONCURRENT_TRANSACTIONS)
+_NO_ID = -1
+_NO_EPOCH = -1
+_RAISES_EPOCH_FROM = 5
+_BATCHED_FROM = 4
+_FENCED_FROM = 2
+_ABORTABLE_FROM = 5
+Codes = dict[tuple[str, int], ErrorCode]  # by topic name and partition
 
 
 async def check_transaction(
@@ -67,49 +40,41 @@ async def check_transaction(
     index: int,
     header: BatchHeader,
 ) -> None:
-    """Raises ApiError unless the batch may be appended, before the caller's next await."""
+    """Raises ApiError unless the batch may be appended, before the caller's next await.
+
+    The partition must be in the open transaction of the producer. Otherwise the batch would open a
+    transaction that never ends, and readers of committed records would wait for ever. A partition
+    that already has records of the transaction needs no check. Up to version 11 of Produce the
+    producer has added the partition, which is verified here; from 12 on the server adds it."""
     if topic.is_queue:
         raise invalid_request(
             "A queue does not support transactions: its consumers do not wait for their end."
         )
     if not transactional_id:
         raise ApiError(ErrorCode.INVALID_TXN_STATE, "The request has no transactional id.")
-    producer_id, producer_epoch = header.producer_id, header.producer_epoch
-    if await context.broker.call(IsInTransaction(topic, index, producer_id, producer_epoch)):
+    producer_id, epoch = header.producer_id, header.producer_epoch
+    if await context.broker.call(IsInTransaction(topic, index, producer_id, epoch)):
         return
     place = (topic.topic_id, index)
-    if version >= _ADDS_FROM:
-        code = await context.transactions.call(
-            AddPartitions(
-                transactional_id,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                partitions=(place,),
-            )
+    code = await context.transactions.call(
+        calls.AddPartitions(
+            transactional_id, producer_id=producer_id, producer_epoch=epoch, partitions=(place,)
         )
-    else:
-        code = await context.transactions.call(
-            VerifyPartition(
-                transactional_id,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                partition=place,
-            )
+        if version >= _ADDS_FROM
+        else calls.VerifyPartition(
+            transactional_id, producer_id=producer_id, producer_epoch=epoch, partition=place
         )
+    )
     if code in _LATER:
         raise ApiError(
             ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction cannot continue yet: {code}."
         )
     if code:
-        raise ApiError(
-            code_for_version(
-                code, version, fenced_from=NEVER, abortable_from=_PRODUCE_ABORTABLE_FROM
-            )
-        )
+        raise ApiError(code_for_version(code, version, NEVER, _PRODUCE_ABORTABLE_FROM))
 
 
 def code_for_version(
-    code: ErrorCode, version: int, *, fenced_from: int, abortable_from: int
+    code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
     """Return the code for a client: two codes are newer than some APIs, whose clients expect other
     codes before the given versions."""
@@ -118,11 +83,6 @@ def code_for_version(
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
         return ErrorCode.INVALID_TXN_STATE
     return code
-
-
-_NO_ID = -1
-_NO_EPOCH = -1
-_RAISES_EPOCH_FROM = 5
 
 
 async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_wire.Response:
@@ -134,16 +94,15 @@ async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_
     transactional_id = request.transactional_id
     try:
         if transactional_id is not None:
-            check_transactional_id(call, Operation.WRITE, transactional_id)
-        elif not may_write_somewhere(call):
+            checks.check_transactional_id(call, permissions.Operation.WRITE, transactional_id)
+        elif not permissions.may_write_somewhere(call):
             raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if (request.producer_id == _NO_ID) != (request.producer_epoch == _NO_EPOCH):
             raise ApiError(ErrorCode.INVALID_REQUEST)
         if transactional_id is None:
-            producer_id = await _new_producer_id(call)
-            return init_wire.Response(producer_id=producer_id)
+            return init_wire.Response(producer_id=await _new_producer_id(call))
         reply = await call.context.transactions.call(
-            InitProducer(
+            calls.InitProducer(
                 transactional_id,
                 timeout_ms=request.transaction_timeout_ms,
                 producer_id=request.producer_id,
@@ -151,9 +110,7 @@ async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_
             )
         )
         if reply.code:
-            raise ApiError(
-                code_for_version(reply.code, call.version, fenced_from=4, abortable_from=5)
-            )
+            raise ApiError(code_for_version(reply.code, call.version, 4, 5))
     except ApiError as error:
         return init_wire.Response(error_code=error.code, producer_epoch=_NO_EPOCH)
     return init_wire.Response(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
@@ -172,28 +129,26 @@ async def _new_producer_id(call: KafkaCall) -> int:
 
 async def add_offsets(call: KafkaCall, request: add_wire.Request) -> add_wire.Response:
     """Add a group to a transaction: the producer will commit offsets of the group in it."""
-    check_transactional_id(call, Operation.WRITE, request.transactional_id)
-    check_group(call, Operation.READ, request.group_id)
+    checks.check_transactional_id(call, permissions.Operation.WRITE, request.transactional_id)
+    checks.check_group(call, permissions.Operation.READ, request.group_id)
     code = await call.context.transactions.call(
-        AddGroup(
+        calls.AddGroup(
             request.transactional_id,
             producer_id=request.producer_id,
             producer_epoch=request.producer_epoch,
             group_id=request.group_id,
         )
     )
-    return add_wire.Response(
-        error_code=code_for_version(code, call.version, fenced_from=2, abortable_from=4)
-    )
+    return add_wire.Response(error_code=code_for_version(code, call.version, 2, 4))
 
 
 async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wire.Response:
     """Commit or abort a transaction. The reply is sent when the decision is durable; markers are
     written to the partitions afterwards. From version 5 on the producer gets a new epoch with each
     end, so that nothing it sent before can become part of its next transaction."""
-    check_transactional_id(call, Operation.WRITE, request.transactional_id)
+    checks.check_transactional_id(call, permissions.Operation.WRITE, request.transactional_id)
     reply = await call.context.transactions.call(
-        EndTransaction(
+        calls.EndTransaction(
             request.transactional_id,
             producer_id=request.producer_id,
             producer_epoch=request.producer_epoch,
@@ -202,24 +157,21 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
         )
     )
     return end_wire.Response(
-        error_code=code_for_version(reply.code, call.version, fenced_from=2, abortable_from=4),
+        error_code=code_for_version(reply.code, call.version, 2, 4),
         producer_id=reply.producer_id,
         producer_epoch=reply.producer_epoch,
     )
 
 
-_BATCHED_FROM = 4
-_FENCED_FROM = 2
-_ABORTABLE_FROM = 5
-
-Codes = dict[tuple[str, int], ErrorCode]  # by topic name and partition
-
-
 async def add_partitions(
     call: KafkaCall, request: partitions_wire.Request
 ) -> partitions_wire.Response:
+    """Add partitions to a transaction before the producer writes to them: all, or none; if one
+    cannot be added, the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for requests
+    between nodes: they have several transactions, may only verify partitions, and need rights on
+    the cluster instead of the producers'."""
     if call.version >= _BATCHED_FROM:
-        check_cluster(call, Operation.CLUSTER_ACTION)
+        checks.check_cluster(call, permissions.Operation.CLUSTER_ACTION)
         results = [
             partitions_wire.AddPartitionsToTxnResult(
                 each.transactional_id, await _transaction(call, each)
@@ -234,7 +186,7 @@ async def add_partitions(
         False,
         request.v3_and_below_topics,
     )
-    if on_transaction(call, Operation.WRITE, alone.transactional_id):
+    if permissions.on_transaction(call, permissions.Operation.WRITE, alone.transactional_id):
         topics = await _transaction(call, alone)
     else:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -245,67 +197,58 @@ async def add_partitions(
 async def _transaction(
     call: KafkaCall, requested: partitions_wire.AddPartitionsToTxnTransaction
 ) -> Sequence[partitions_wire.AddPartitionsToTxnTopicResult]:
-    version = call.version
-    refused: Codes = {}
+    version, make = call.version, call.context.transactions.call
+    transactional_id = requested.transactional_id
+    producer_id, epoch = requested.producer_id, requested.producer_epoch
+    codes: Codes = {}
     places: dict[tuple[str, int], tuple[str, int]] = {}  # by name → by id
     async for each in call.slices.each(requested.topics):
-        topic = find_name(call.context, each.name)
-        may_write = version >= _BATCHED_FROM or on_topic(call, Operation.WRITE, each.name, topic)
+        topic = checks.find_name(call.context, each.name)
+        may_write = version >= _BATCHED_FROM or permissions.on_topic(
+            call, permissions.Operation.WRITE, each.name, topic
+        )
         async for index in call.slices.each(each.partitions):
-            code = _check_place(topic, index) if may_write else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            code = transactional_code(topic, index)
+            if not may_write:
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             if code or topic is None:
-                refused[each.name, index] = code
+                codes[each.name, index] = code
             else:
                 places[each.name, index] = (topic.topic_id, index)
-    if refused:
-        return await _results(call, requested.topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED)
-    if requested.verify_only:
-        codes = {
-            name: _code(await _verified(call.context, requested, place), version)
-            async for name, place in call.slices.each(places.items())
-        }
-        return await _results(call, requested.topics, codes, ErrorCode.NONE)
+    if codes:
+        return await _results(call, requested.topics, codes, ErrorCode.OPERATION_NOT_ATTEMPTED)
     code = ErrorCode.NONE
+    if requested.verify_only:
+        async for name, place in call.slices.each(places.items()):
+            verified = await make(
+                calls.VerifyPartition(
+                    transactional_id,
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    partition=place,
+                )
+            )
+            codes[name] = code_for_version(verified, version, _FENCED_FROM, _ABORTABLE_FROM)
+        return await _results(call, requested.topics, codes, code)
     async for some in call.slices.each(portions(list(places.values())) or ((),)):
-        added = await call.context.transactions.call(
-            AddPartitions(
-                requested.transactional_id,
-                producer_id=requested.producer_id,
-                producer_epoch=requested.producer_epoch,
-                partitions=some,
+        added = await make(
+            calls.AddPartitions(
+                transactional_id, producer_id=producer_id, producer_epoch=epoch, partitions=some
             )
         )
-        code = _code(added, version)
+        code = code_for_version(added, version, _FENCED_FROM, _ABORTABLE_FROM)
         if code:
             break
     return await _results(call, requested.topics, {}, code)
 
 
-def _check_place(topic: Topic | None, index: int) -> ErrorCode:
-    if topic is None or not has_partition(topic, index):
+def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
+    """Queues cannot be in transactions: their consumers do not wait. Nor can internal topics."""
+    if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if topic.is_queue or is_internal_topic(topic):
+    if topic.is_queue or checks.is_internal_topic(topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return ErrorCode.NONE
-
-
-async def _verified(
-    context: KafkaContext,
-    requested: partitions_wire.AddPartitionsToTxnTransaction,
-    place: tuple[str, int],
-) -> ErrorCode:
-    return await context.transactions.call(
-        VerifyPartition(
-            requested.transactional_id,
-            producer_id=requested.producer_id,
-            producer_epoch=requested.producer_epoch,
-            partition=place,
-        )
-    )
-
-
-def _code(code: ErrorCode, version: int) -> ErrorCode:
-    return code_for_version(code, version, fenced_from=_FENCED_FROM, abortable_from=_ABORTABLE_FROM)
 
 
 async def _results(
