@@ -12,8 +12,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
 from penstock.access.decisions import Decisions
 from penstock.access.no_identities import NoIdentities
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
@@ -25,6 +23,7 @@ from penstock.frontend.kafka.login.logins import Logins
 from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster, SoleBroker, SoleNode
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
 from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
@@ -113,7 +112,7 @@ class KafkaContext:
         return tenants
 
 
-class KafkaCall(msgspec.Struct, eq=False):
+class KafkaCall(ByIdentity):
     """One request, with the context of the caller's tenant."""
 
     context: KafkaContext

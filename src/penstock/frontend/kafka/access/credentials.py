@@ -210,7 +210,11 @@ def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken
     owner = request.owner_principal_name or call.caller.user
     is_user = not request.owner_principal_name or request.owner_principal_type == USER
     user = context.identities.user(context.account, owner) if is_user else None
-    if user is None or not _may_create_for(call, user):
+    resource, is_own = f"{USER}:{owner}", owner == call.caller.user
+    is_allowed = is_own or may_by_rules(call, Operation.CREATE_TOKENS, ResourceType.USER, resource)
+    # Tokens of operators are for operators only, whatever rules allow.
+    is_above = user is not None and user.is_operator and not call.caller.is_operator
+    if user is None or is_above or not is_allowed:
         raise ApiError(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
     if any(renewer.principal_type != USER for renewer in request.renewers):
         raise ApiError(ErrorCode.INVALID_PRINCIPAL_TYPE)
@@ -232,15 +236,6 @@ def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken
         issued_at_ms=now_ms,
         expires_at_ms=now_ms + min(life_ms, TOKEN_RENEWAL_MS_MAX),
         max_at_ms=now_ms + life_ms,
-    )
-
-
-def _may_create_for(call: KafkaCall, owner: User) -> bool:
-    """Tokens of operators are for operators only, whatever rules allow."""
-    if owner.is_operator and not call.caller.is_operator:
-        return False
-    return owner.name == call.caller.user or may_by_rules(
-        call, Operation.CREATE_TOKENS, ResourceType.USER, f"{USER}:{owner.name}"
     )
 
 

@@ -112,26 +112,21 @@ class AclPolicies:
         return [(block, self._rule(block, user.name)) for block in blocks]
 
     def _statement(self, rule: acls.Acl) -> dict[str, Any]:
-        block: dict[str, Any] = {
-            "Effect": "Allow" if rule.permission_type == acls.Permission.ALLOW else "Deny",
-            "Action": _ALL_ACTIONS
-            if rule.operation == acls.ALL
-            else ACTIONS[acls.Operation(rule.operation)],
-            "Resource": self._resource(rule),
-        }
+        resource = self._prefixes[rule.resource_type]
+        if rule.resource_type != acls.ResourceType.CLUSTER:
+            is_literal, name = rule.pattern_type == acls.PatternType.LITERAL, rule.resource_name
+            if not is_literal or name != acls.EVERY:
+                name = _SPECIAL.sub(lambda found: f"${{{found[0]}}}", name)
+            resource += name if is_literal else f"{name}*"
+        action = _ALL_ACTIONS
+        if rule.operation != acls.ALL:
+            action = ACTIONS[acls.Operation(rule.operation)]
+        is_allow = rule.permission_type == acls.Permission.ALLOW
+        block: dict[str, Any] = {"Effect": "Allow" if is_allow else "Deny"}
+        block |= {"Action": action, "Resource": resource}
         if rule.host != acls.EVERY:
             block["Condition"] = {"IpAddress": {"aws:SourceIp": rule.host}}
         return block
-
-    def _resource(self, rule: acls.Acl) -> str:
-        prefix = self._prefixes[rule.resource_type]
-        if rule.resource_type == acls.ResourceType.CLUSTER:
-            return prefix
-        if rule.pattern_type == acls.PatternType.LITERAL and rule.resource_name == acls.EVERY:
-            return prefix + acls.EVERY
-        star = "*" if rule.pattern_type == acls.PatternType.PREFIXED else ""
-        name = _SPECIAL.sub(lambda found: f"${{{found[0]}}}", rule.resource_name)
-        return prefix + name + star
 
     def _rule(self, block: Any, user: str) -> acls.Acl | None:
         """Return the rule of a statement; None if the statement is not a rule."""

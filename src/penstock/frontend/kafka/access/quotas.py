@@ -352,7 +352,12 @@ async def describe_quotas(
         # Quotas of addresses are stored in the account of the nodes.
         is_own = resource.account == context.account
         is_shown = is_operator if entity[0][0] == IP else is_own
-        if is_shown and _matches(dict(entity), filters, is_strict=request.strict):
+        names, is_fit = dict(entity), not request.strict or len(entity) == len(filters)
+        is_match = all(
+            kind in names and (one.match_type == Match.ANY or names[kind] == one.match)
+            for kind, one in filters.items()
+        )
+        if is_shown and is_fit and is_match:
             parts = [describe_wire.EntityData(*part) for part in entity]
             quotas = sorted(stored.get(resource).items())
             values = [describe_wire.ValueData(key, float(value)) for key, value in quotas]
@@ -384,17 +389,3 @@ def _filters(
     if IP in filters and len(filters) > 1:
         raise invalid_request("A filter for ip cannot be combined with user or client-id.")
     return filters
-
-
-def _matches(
-    entity: Mapping[str, str | None],
-    filters: Mapping[str, describe_wire.ComponentData],
-    *,
-    is_strict: bool,
-) -> bool:
-    if is_strict and len(entity) != len(filters):
-        return False
-    return all(
-        kind in entity and (one.match_type == Match.ANY or entity[kind] == one.match)
-        for kind, one in filters.items()
-    )

@@ -69,7 +69,7 @@ def user_shown(caller: Caller) -> str:
     return KAFKA_ANONYMOUS if is_anonymous else caller.user
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Login:
     caller: Caller | None  # None: not logged in
     proven: AccessKey | ScramCredential | DelegationToken | None = None

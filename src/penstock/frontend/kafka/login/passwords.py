@@ -104,7 +104,7 @@ class Proven(msgspec.Struct, frozen=True):
         return f"Proven({self.caller!r})"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Passwords:
     identities: Identities
     own_account: str
@@ -128,18 +128,14 @@ class Passwords:
                 raise PasswordRefused("not the secret of the key")
             return self._by_key(key)
         account, user = split_scoped(name, own_account=self.own_account)
-        stored = self._stored(account, user)
+        find = self.identities.scram
+        stored = find(account, user, scram.SHA_512) or find(account, user, scram.SHA_256)
         credential = stored or self._invented(account, user, scram.SHA_512)
         payer = account if stored is not None else source_of(peer)
         salted = await self._salted(credential, password, payer=payer)
         if not scram.is_password(credential, salted):
             raise PasswordRefused("not the password of the user")
         return self._proven(credential, credential.user)
-
-    def _stored(self, account: str, user: str) -> ScramCredential | None:
-        return self.identities.scram(account, user, scram.SHA_512) or self.identities.scram(
-            account, user, scram.SHA_256
-        )
 
     def begin_scram(self, mechanism: str, token: bytes) -> tuple[ScramExchange, bool]:
         """Return the exchange, and whether the name exists. Raises ScramRefused."""
@@ -176,19 +172,16 @@ class Passwords:
         if key is None:
             exchange.finish(token, self._invented(account, user, mechanism))
             raise PasswordRefused("unknown user")  # no proof fits an invented credential
-        last = exchange.finish(token, await self._of_key(key, mechanism, exchange.iterations))
-        return self._by_key(key), last
-
-    async def _of_key(self, key: AccessKey, mechanism: str, iterations: int) -> ScramCredential:
-        """Return the credential of an access key, whose secret the server knows: with the salt that
-        the name would have if it did not exist, and the iterations that the client was sent."""
+        # The salt is the one that the name would have if it did not exist.
         if self._epoch != self.identities.epoch:
             self._epoch = self.identities.epoch
             self._derived.clear()
-        cached = (key.key_id, mechanism, iterations)
-        return self._derived.get(cached) or await self._derive(
+        cached = (key.key_id, mechanism, exchange.iterations)
+        found = self._derived.get(cached) or await self._derive(
             cached, self.identities.secret(key), account=key.account, user=key.user
         )
+        last = exchange.finish(token, found)
+        return self._by_key(key), last
 
     async def _derive(
         self, cached: tuple[str, str, int], secret: bytes, *, account: str, user: str

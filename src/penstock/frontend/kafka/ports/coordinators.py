@@ -17,19 +17,7 @@ from msgspec.structs import replace
 
 from penstock.calls.bulkhead import Bulkhead
 from penstock.cursor import coordinator_calls as calls
-from penstock.cursor.coordinator_calls import (
-    UNAVAILABLE,
-    CoordinatorCall,
-    Coordinators,
-    DescribeGroup,
-    GroupCall,
-    GroupCoordinators,
-    ListGroups,
-    ListTransactions,
-    R,
-    TransactionCall,
-    failed,
-)
+from penstock.cursor.coordinator_calls import CoordinatorCall, R
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings
 from penstock.model.errors import Overloaded
 from penstock.model.names import scoped_id, split_scoped
@@ -70,15 +58,15 @@ RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
 
 def _id_of(call: CoordinatorCall[Any]) -> str:
     """Return the id of the group or transaction; empty for a call about all of them."""
-    if isinstance(call, TransactionCall):
+    if isinstance(call, calls.TransactionCall):
         return call.transactional_id
-    return call.group_id if isinstance(call, GroupCall) else ""
+    return call.group_id if isinstance(call, calls.GroupCall) else ""
 
 
 class GuardedCoordinators:
     """The coordinators of one node behind their bulkhead."""
 
-    def __init__(self, coordinators: Coordinators, bulkhead: Bulkhead) -> None:
+    def __init__(self, coordinators: calls.Coordinators, bulkhead: Bulkhead) -> None:
         self._coordinators = coordinators
         self._bulkhead = bulkhead
 
@@ -92,12 +80,12 @@ class GuardedCoordinators:
                 make = bulkhead.read if rule.is_read else bulkhead.call
                 return await make(lambda: self._coordinators.call(call))
         except Overloaded:
-            return failed(call, UNAVAILABLE)
+            return calls.failed(call, calls.UNAVAILABLE)
 
     async def _wait(self, call: CoordinatorCall[R], wait_ms: int) -> R:
         bulkhead = self._bulkhead
         if bulkhead.is_suspect():
-            question = DescribeGroup(_id_of(call))
+            question = calls.DescribeGroup(_id_of(call))
             await bulkhead.read(lambda: self._coordinators.call(question))
         place = bulkhead.park(wait_ms)
         try:
@@ -110,7 +98,7 @@ class GuardedCoordinators:
 
 
 class GuardedGroups(GuardedCoordinators):
-    def __init__(self, groups: GroupCoordinators, bulkhead: Bulkhead) -> None:
+    def __init__(self, groups: calls.GroupCoordinators, bulkhead: Bulkhead) -> None:
         super().__init__(groups, bulkhead)
         self._groups = groups
         self.share_settings = groups.share_settings  # from memory
@@ -123,28 +111,28 @@ class GuardedGroups(GuardedCoordinators):
 class ScopedCoordinators:
     """The groups and transactions of one account, by the ids that its clients use."""
 
-    def __init__(self, coordinators: Coordinators, *, account: str, own_account: str) -> None:
+    def __init__(self, coordinators: calls.Coordinators, *, account: str, own_account: str) -> None:
         self._coordinators = coordinators
         self._account = account
         self._own_account = own_account
 
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
-        if isinstance(call, DescribeGroup | ListGroups | ListTransactions):
+        if isinstance(call, calls.DescribeGroup | calls.ListGroups | calls.ListTransactions):
             return self._looked(call)
         return self._made(call)
 
     async def _made(self, call: CoordinatorCall[R]) -> R:
         rule = RULES[type(call)]
         if rule.without_id is not None and not _id_of(call):
-            return failed(call, rule.without_id)
+            return calls.failed(call, rule.without_id)
         return await self._coordinators.call(self._scoped(call))
 
     async def _looked(self, call: CoordinatorCall[Any]) -> Any:
         found = await self._coordinators.call(self._scoped(call))
-        if isinstance(call, DescribeGroup):
+        if isinstance(call, calls.DescribeGroup):
             return replace(found, group_id=call.group_id)
         code, listed = found
-        if isinstance(call, ListTransactions):
+        if isinstance(call, calls.ListTransactions):
             ids = ((self._plain(scoped), value) for scoped, value in listed.items())
             return code, {plain: value for plain, value in ids if plain is not None}
         ids = ((self._plain(each.group_id), each) for each in listed)
@@ -166,7 +154,7 @@ class ScopedCoordinators:
 
 
 class ScopedGroups(ScopedCoordinators):
-    def __init__(self, groups: GroupCoordinators, *, account: str, own_account: str) -> None:
+    def __init__(self, groups: calls.GroupCoordinators, *, account: str, own_account: str) -> None:
         super().__init__(groups, account=account, own_account=own_account)
         self._groups = groups
 

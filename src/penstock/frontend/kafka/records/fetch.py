@@ -24,6 +24,7 @@ from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.offsets_view import as_offsets, bytes_to_read, log_of
 from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FINAL_EPOCH, FetchSession
 from penstock.frontend.kafka.sessions.fetch_sets import (
     ADDED_AT_ONCE_MAX,
@@ -149,7 +150,7 @@ class _Overtaken(Exception):
     """The next request of the session came before the reply to this one."""
 
 
-class _Fetch(msgspec.Struct, eq=False):
+class _Fetch(ByIdentity):
     """One request: what it has found, and whether that is enough for a reply."""
 
     context: KafkaContext

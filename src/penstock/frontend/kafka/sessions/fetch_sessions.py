@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sets import ADDED_AT_ONCE_MAX, FetchSet, Find, TopicKey
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
@@ -38,7 +39,7 @@ PARTITIONS_MAX: Final = 100_000  # of all sessions together, about 1 KB each
 IDLE_MS_MAX: Final = 120_000
 
 
-class FetchSession(msgspec.Struct, eq=False, kw_only=True):
+class FetchSession(ByIdentity, kw_only=True):
     is_by_id: bool
     is_of_replica: bool
     wants_id: bool

@@ -16,8 +16,9 @@ end of the queue, so that all get their turn however little fits into a reply.""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import msgspec
+from msgspec import field
 
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.model.file_slice import Piece
 from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.topic import Topic
@@ -66,16 +67,16 @@ def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
     return parts
 
 
-class TopicFetch(msgspec.Struct, eq=False):
+class TopicFetch(ByIdentity):
     """A requested topic: the topic that was found, or the error code."""
 
     set: "FetchSet"
     key: TopicKey
     found: Topic | ErrorCode
-    partitions: "dict[int, PartitionFetch]" = {}
+    partitions: "dict[int, PartitionFetch]" = field(default_factory=dict)
 
 
-class PartitionFetch(msgspec.Struct, eq=False):
+class PartitionFetch(ByIdentity):
     of: TopicFetch
     requested: FetchPartition
     next_offset: int  # of the next read
@@ -162,11 +163,11 @@ class PartitionFetch(msgspec.Struct, eq=False):
             self.unwatch = None
 
 
-class FetchSet(msgspec.Struct, eq=False):
-    topics: dict[TopicKey, TopicFetch] = {}
+class FetchSet(ByIdentity):
+    topics: dict[TopicKey, TopicFetch] = field(default_factory=dict)
     count: int = 0
-    due: dict[PartitionFetch, None] = {}  # in the order of reading
-    looked: dict[PartitionFetch, None] = {}  # by the current fetch
+    due: dict[PartitionFetch, None] = field(default_factory=dict)  # in the order of reading
+    looked: dict[PartitionFetch, None] = field(default_factory=dict)  # by the current fetch
     is_busy: bool = False  # a fetch uses the set
     wake: Callable[[], None] | None = None  # of the current fetch, if it waits
     is_committed: bool = False

@@ -12,7 +12,9 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec import field
 
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.message import Claim
 from penstock.model.quotas import SharedLimit
@@ -65,15 +67,16 @@ def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
     return True
 
 
-class ShareSession(msgspec.Struct, eq=False):
+class ShareSession(ByIdentity):
     group_id: str
     member_id: str
     owner: object  # the connection that ends it by ending
     account: str = ""  # of the group and its topics
     epoch: int = OPENING + 1  # of the next request
     is_open: bool = True
-    _places: dict[Place, None] = {}
-    _held: dict[Place, dict[int, tuple[int, int]]] = {}  # offset → lease_seq, ends at
+    _places: dict[Place, None] = field(default_factory=dict)
+    # By offset: lease_seq and when the lease ends.
+    _held: dict[Place, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._places)

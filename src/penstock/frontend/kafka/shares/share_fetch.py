@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-import msgspec
+from msgspec import field
 
 from penstock.frontend.kafka.checks import find_id
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.share_sessions import (
     CLOSING,
     OPENING,
@@ -151,7 +152,7 @@ def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 
 
-class _LeasedPartition(msgspec.Struct, eq=False):
+class _LeasedPartition(ByIdentity):
     place: Place
     share: Topic | None
     code: ErrorCode = ErrorCode.NONE
@@ -159,7 +160,7 @@ class _LeasedPartition(msgspec.Struct, eq=False):
     picks: Picks = ()
 
 
-class _Leases(msgspec.Struct, eq=False):
+class _Leases(ByIdentity):
     """The leases of one request, and whether they are enough for a reply."""
 
     context: KafkaContext
@@ -170,8 +171,8 @@ class _Leases(msgspec.Struct, eq=False):
     size: int = 0
     taken: int = 0  # records
     pause_ms: int = 0  # for a client that may not wait here, or it would retry at once
-    partitions: list[_LeasedPartition] = []
-    live: list[_LeasedPartition] = []
+    partitions: list[_LeasedPartition] = field(default_factory=list)
+    live: list[_LeasedPartition] = field(default_factory=list)
 
     async def find(self, call: KafkaCall) -> None:
         context, session = self.context, self.session
