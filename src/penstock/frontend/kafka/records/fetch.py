@@ -220,26 +220,22 @@ class _Fetch(ByIdentity):
                 break  # the others stay due and come first next time
             del wanted.due[one]
             wanted.looked[one] = None
-            before = one.size
-            await self._look_at(one)
+            before, topic = one.size, one.of.found
+            if isinstance(topic, ErrorCode):
+                one.code = topic
+            elif not has_partition(topic, one.requested.index):
+                one.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                try:
+                    await self._read(one, topic)
+                except PenstockError as error:
+                    self.check_turn()
+                    one.code = partition_code(error)
+            if one.code:
+                self.is_failed = True
             if one.size > before:
                 grown.append(one)
         return grown
-
-    async def _look_at(self, one: PartitionFetch) -> None:
-        topic = one.of.found
-        if isinstance(topic, ErrorCode):
-            one.code = topic
-        elif not has_partition(topic, one.requested.index):
-            one.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        else:
-            try:
-                await self._read(one, topic)
-            except PenstockError as error:
-                self.check_turn()
-                one.code = partition_code(error)
-        if one.code:
-            self.is_failed = True
 
     async def _read(self, one: PartitionFetch, topic: Topic) -> None:
         """Read a partition and watch it if needed. Records that arrive between a read and its watch

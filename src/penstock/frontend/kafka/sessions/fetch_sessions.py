@@ -146,30 +146,20 @@ class FetchSessions:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if kept.is_by_id != is_by_id:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-        return self._continue(kept, request, find, now_ms, rights_turn)
-
-    def _continue(
-        self,
-        session: FetchSession,
-        request: FetchRequest,
-        find: Find,
-        now_ms: int,
-        rights_turn: int,
-    ) -> FetchSession | ErrorCode:
-        session.epoch = next_epoch(session.epoch)
-        wanted = session.wanted
+        kept.epoch = next_epoch(kept.epoch)
+        wanted = kept.wanted
         if wanted.wake is not None:
             wanted.wake()  # the previous request still waits
         wanted.settle()
-        wanted.want(request.topics, find, is_by_id=session.is_by_id)
-        wanted.forget(request.forgotten_topics, is_by_id=session.is_by_id)
+        wanted.want(request.topics, find, is_by_id=is_by_id)
+        wanted.forget(request.forgotten_topics, is_by_id=is_by_id)
         turns = (self._catalog_turn, rights_turn)
-        if (session.catalog_turn, session.rights_turn) != turns:
-            session.catalog_turn, session.rights_turn = turns
+        if (kept.catalog_turn, kept.rights_turn) != turns:
+            kept.catalog_turn, kept.rights_turn = turns
             wanted.find_again(find)
-        session.used_at_ms = now_ms
-        self._kept[session.session_id] = self._kept.pop(session.session_id)
-        return session if self._has_room(session) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        kept.used_at_ms = now_ms
+        self._kept[kept.session_id] = self._kept.pop(kept.session_id)
+        return kept if self._has_room(kept) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
     def grow(
         self,
