@@ -9,7 +9,7 @@ from tests.unit.broker.stage import on_stage
 from tests.unit.broker.storage.test_compaction import batch, compacted_topic, partition_of
 from tests.unit.frontend_kafka.rig import Rig
 
-from penstock.frontend.kafka.ports.brokers import SoleBroker
+from penstock.frontend.kafka.ports.cluster import SoleBroker
 from penstock.model.calls import AppendBatches, BrokerPort
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.generated.offset_for_leader_epoch import (

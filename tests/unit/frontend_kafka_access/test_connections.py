@@ -21,7 +21,7 @@ from tests.unit.frontend_kafka_access.stage import (
     house_on,
 )
 
-from penstock.frontend.kafka.access.client_quotas import Entity, entity_text
+from penstock.frontend.kafka.access.quotas import Entity, entity_text
 from penstock.frontend.kafka.pipeline import is_produce
 from penstock.frontend.limits.quotas import WAIT_RETRY_MS
 from penstock.metadata.topics.resource_configs import CLIENT_QUOTA, Resource

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from penstock.frontend.kafka.login.password_hashing import PasswordHashing
+from penstock.frontend.kafka.login.passwords import PasswordHashing
 from penstock.model.limits import DERIVATIONS_MAX
 
 SECONDS_MAX = 30.0

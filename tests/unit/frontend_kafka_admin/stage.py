@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.config import KafkaConfig
-from penstock.frontend.kafka.configs.broker_table import TOPIC_NAMES
+from penstock.frontend.kafka.configs.broker_configs import TOPIC_NAMES
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import StoredCatalog

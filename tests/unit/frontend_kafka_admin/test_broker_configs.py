@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE, NODE_ID, Admin, admin_on, alter
 
-from penstock.frontend.kafka.configs.broker_table import (
+from penstock.frontend.kafka.configs.broker_configs import (
     BROKER_TABLE,
     OVERRIDES_MAX,
     TOPIC_NAMES,
     is_read_only,
 )
-from penstock.frontend.kafka.configs.topic_configs import TABLE, read_by
+from penstock.frontend.kafka.configs.rows import read_by
+from penstock.frontend.kafka.configs.topic_configs import TABLE
 from penstock.metadata.topics.resource_configs import BROKER
 from penstock.model.levels import BROKER_CONFIGS_STORED
 from penstock.model.stream import settings_of

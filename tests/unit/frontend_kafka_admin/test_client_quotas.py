@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.frontend_kafka_admin.stage import ACCOUNT, NODE_ID, Admin, admin_on, alter
 
-from penstock.frontend.kafka.access import client_quotas
-from penstock.frontend.kafka.access.client_quotas import (
+from penstock.frontend.kafka.access import quotas as client_quotas
+from penstock.frontend.kafka.access.quotas import (
     FETCHED,
     PRODUCED,
     ClientQuotas,
@@ -231,9 +231,7 @@ async def test_below_the_feature_level_no_quota_is_set(tmp_path: Path) -> None:
 async def test_a_tenant_has_a_bounded_number_of_quotas(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.frontend.kafka.access.quota_requests.CLIENT_QUOTAS_PER_TENANT_MAX", 2
-    )
+    monkeypatch.setattr("penstock.frontend.kafka.access.quotas.CLIENT_QUOTAS_PER_TENANT_MAX", 2)
     assert CLIENT_QUOTAS_PER_TENANT_MAX == 1_000
     own = admin.context
     for name in ("a", "b", "c"):

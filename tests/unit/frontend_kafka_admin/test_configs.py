@@ -1,8 +1,9 @@
 import pytest
 from tests.unit.frontend_kafka_admin.stage import GROUP, NODE, NODE_ID, TOPIC, Admin, alter
 
-from penstock.frontend.kafka.configs.broker_table import BROKER_TABLE
-from penstock.frontend.kafka.configs.topic_configs import TABLE, read_value
+from penstock.frontend.kafka.configs.broker_configs import BROKER_TABLE
+from penstock.frontend.kafka.configs.rows import read_by
+from penstock.frontend.kafka.configs.topic_configs import TABLE, row_of
 from penstock.frontend.kafka.errors import ApiError
 from penstock.model.topic import Fsync, Kind
 from penstock.wire.kafka.faults import ErrorCode
@@ -20,7 +21,7 @@ DAY_MS = 24 * 3_600_000
 def test_every_default_is_a_value_that_could_be_given() -> None:
     for row in TABLE.values():
         if row.default is not None:
-            assert read_value(row.name, row.default) == row.default
+            assert read_by(row, row.default) == row.default
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_every_default_is_a_value_that_could_be_given() -> None:
     ],
 )
 def test_values_are_taken_in_their_plain_form(name: str, text: str, stored: str) -> None:
-    assert read_value(name, text) == stored
+    assert read_by(row_of(name), text) == stored
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_values_are_taken_in_their_plain_form(name: str, text: str, stored: str)
 )
 def test_values_outside_their_range_are_refused_with_the_name(name: str, text: str) -> None:
     with pytest.raises(ApiError, match=name.replace(".", r"\.")) as caught:
-        read_value(name, text)
+        read_by(row_of(name), text)
     assert caught.value.code is ErrorCode.INVALID_CONFIG
     assert len(caught.value.message) < 400
 

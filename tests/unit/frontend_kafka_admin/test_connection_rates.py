@@ -3,9 +3,8 @@
 import pytest
 from tests.unit.frontend_kafka_admin.stage import ACCOUNT, Admin
 
-from penstock.frontend.kafka.access import connection_rates
-from penstock.frontend.kafka.access.client_quotas import entity_text
-from penstock.frontend.kafka.access.connection_rates import CREATION_RATE, ConnectionRates
+from penstock.frontend.kafka.access import quotas as connection_rates
+from penstock.frontend.kafka.access.quotas import CREATION_RATE, ConnectionRates, entity_text
 from penstock.metadata.topics.resource_configs import CLIENT_QUOTA, Resource
 
 

@@ -18,7 +18,7 @@ from tests.unit.frontend_kafka_groups.stage import (
 )
 
 from penstock.cursor.coordinator_calls import DescribeGroup
-from penstock.frontend.kafka.groups.classic_membership import METADATA_BYTES_MAX
+from penstock.frontend.kafka.groups.membership import METADATA_BYTES_MAX
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import consumer_group_heartbeat as beats
 from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest

@@ -19,7 +19,7 @@ from tests.unit.frontend_kafka_groups.stage import (
 from penstock.cursor.coordinator_calls import ChangeConfigs
 from penstock.cursor.groups.settings import STREAMS_DELAY
 from penstock.frontend.kafka.config import PARTITIONS_MAX
-from penstock.frontend.kafka.connection.request_entries import entries_in, requests_in
+from penstock.frontend.kafka.connection import entries_in, requests_in
 from penstock.model.levels import STREAMS_GROUPS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import streams_group_describe as shown

@@ -3,7 +3,7 @@ groups, access rules and passwords. There is one entry per resource that a reque
 code of its reply. Passwords, salts and records are never in an entry. Requests that only check a
 change (``validate_only``) have no entries."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -18,54 +18,51 @@ from penstock.wire.kafka.faults import ErrorCode
 # Entries for failures of one request; further failures are counted in one entry.
 FAILURES_MAX: Final = 1_000
 
-LOG_IN: Final = "kafka:LogIn"
 TOPIC: Final = "topic"
 GROUP: Final = "group"
 CLUSTER: Final = "cluster"
 _RESOURCE_TYPES: Final[Mapping[int, str]] = {2: TOPIC, 3: GROUP, 4: CLUSTER, 32: GROUP}
+_AUTHENTICATE: Final = 36
 
 
 class Change(NamedTuple):
-    action: str
     kind: str
     name: str
     code: int
     params: Mapping[str, object] = {}
 
 
-Changes = Iterator[Change]
+Changes = Iterable[Change]
 
 
-def _create_topics(request: Any, reply: Any) -> Changes:
+def _create_topics(request: Any, reply: Any) -> Iterator[Change]:
     wanted = {topic.name: topic for topic in request.topics}
-    for done in () if request.validate_only else reply.topics:
+    for done in reply.topics:
         configs = {each.name: each.value for each in wanted[done.name].configs}
         params = {"partitions": done.num_partitions, "configs": configs}
-        yield Change("kafka:CreateTopic", TOPIC, done.name, done.error_code, params)
+        yield Change(TOPIC, done.name, done.error_code, params)
 
 
-def _create_internal_topics(request: Any, codes: Any) -> Changes:
+def _create_internal_topics(request: Any, codes: Any) -> Iterator[Change]:
     """``codes``: by name, of topics that were created or could not be created."""
     for topic in request:
         if topic.name in codes:
             params = {"partitions": topic.partition_count, "configs": dict(topic.configs)}
-            yield Change("kafka:CreateTopic", TOPIC, topic.name, codes[topic.name], params)
+            yield Change(TOPIC, topic.name, codes[topic.name], params)
 
 
-def _delete_topics(_asked: Any, reply: Any) -> Changes:
+def _delete_topics(_asked: Any, reply: Any) -> Iterator[Change]:
     for done in reply.responses:
-        params = {"topic_id": done.topic_id.hex()}
-        yield Change("kafka:DeleteTopic", TOPIC, done.name or "", done.error_code, params)
+        yield Change(TOPIC, done.name or "", done.error_code, {"topic_id": done.topic_id.hex()})
 
 
-def _delete_records(request: Any, reply: Any) -> Changes:
+def _delete_records(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.topics, reply.topics, strict=False):
         before = {str(each.partition_index): each.offset for each in wanted.partitions}
-        code = _first_code(done.partitions)
-        yield Change("kafka:DeleteRecords", TOPIC, wanted.name, code, {"before": before})
+        yield Change(TOPIC, wanted.name, _first_code(done.partitions), {"before": before})
 
 
-def _create_acls(request: Any, reply: Any) -> Changes:
+def _create_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.creations, reply.results, strict=False):
         params = {
             "principal": wanted.principal,
@@ -75,10 +72,10 @@ def _create_acls(request: Any, reply: Any) -> Changes:
             "pattern": wanted.resource_pattern_type,
         }
         kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
-        yield Change("kafka:CreateAcl", kind, wanted.resource_name, done.error_code, params)
+        yield Change(kind, wanted.resource_name, done.error_code, params)
 
 
-def _delete_acls(request: Any, reply: Any) -> Changes:
+def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.filters, reply.filter_results, strict=False):
         params = {
             "principal": wanted.principal_filter,
@@ -89,14 +86,11 @@ def _delete_acls(request: Any, reply: Any) -> Changes:
             "deleted": sum(not each.error_code for each in done.matching_acls),
         }
         kind = _RESOURCE_TYPES.get(wanted.resource_type_filter, CLUSTER)
-        name = wanted.resource_name_filter or ""
         code = done.error_code or _first_code(done.matching_acls)
-        yield Change("kafka:DeleteAcl", kind, name, code, params)
+        yield Change(kind, wanted.resource_name_filter or "", code, params)
 
 
-def _alter_configs(request: Any, reply: Any) -> Changes:
-    if request.validate_only:
-        return
+def _alter_configs(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.resources, reply.responses, strict=False):
         configs = {each.name: "" if each.value is None else each.value for each in wanted.configs}
         kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
@@ -104,12 +98,10 @@ def _alter_configs(request: Any, reply: Any) -> Changes:
         if kind == CLUSTER:  # values may be secrets
             named = f"{wanted.resource_type}/{wanted.resource_name}"
             params = {"configs": list(configs), "resource": named}
-        yield Change("kafka:AlterConfigs", kind, wanted.resource_name, done.error_code, params)
+        yield Change(kind, wanted.resource_name, done.error_code, params)
 
 
-def _alter_quotas(request: Any, reply: Any) -> Changes:
-    if request.validate_only:
-        return
+def _alter_quotas(request: Any, reply: Any) -> Iterator[Change]:
     codes = {
         frozenset((part.entity_type, part.entity_name) for part in done.entity): done.error_code
         for done in reply.entries
@@ -120,118 +112,96 @@ def _alter_quotas(request: Any, reply: Any) -> Changes:
             "entity": {kind: "<default>" if name is None else name for kind, name in parts},
             "quotas": {op.key: "removed" if op.remove else op.value for op in wanted.ops},
         }
-        code = codes.get(frozenset(parts), 0)
-        yield Change("kafka:AlterClientQuotas", CLUSTER, "", code, params)
+        yield Change(CLUSTER, "", codes.get(frozenset(parts), 0), params)
 
 
-def _create_partitions(request: Any, reply: Any) -> Changes:
+def _create_partitions(request: Any, reply: Any) -> Iterator[Change]:
     counts = {topic.name: topic.count for topic in request.topics}
-    for done in () if request.validate_only else reply.results:
-        params = {"partitions": counts.get(done.name)}
-        yield Change("kafka:CreatePartitions", TOPIC, done.name, done.error_code, params)
-
-
-def _delete_groups(_asked: Any, reply: Any) -> Changes:
     for done in reply.results:
-        yield Change("kafka:DeleteGroup", GROUP, done.group_id, done.error_code)
+        yield Change(TOPIC, done.name, done.error_code, {"partitions": counts.get(done.name)})
 
 
-def _delete_offsets(request: Any, reply: Any) -> Changes:
-    params = {"topics": [topic.name for topic in request.topics]}
-    yield Change("kafka:DeleteOffsets", GROUP, request.group_id, reply.error_code, params)
-
-
-def _share_offsets(action: str) -> Callable[[Any, Any], Changes]:
-    def changes(request: Any, reply: Any) -> Changes:
-        params = {"topics": [topic.topic_name for topic in request.topics]}
-        yield Change(action, GROUP, request.group_id, reply.error_code, params)
-
-    return changes
-
-
-def _reassignments(request: Any, reply: Any) -> Changes:
-    action = "kafka:AlterPartitionReassignments"
+def _reassignments(request: Any, reply: Any) -> Iterator[Change]:
     if reply.error_code:
-        yield Change(action, CLUSTER, "", reply.error_code)
+        yield Change(CLUSTER, "", reply.error_code)
     for wanted, done in zip(request.topics, reply.responses, strict=False):
-        places = {str(each.partition_index): _listed(each.replicas) for each in wanted.partitions}
-        yield Change(action, TOPIC, wanted.name, _first_code(done.partitions), {"replicas": places})
+        places = {
+            str(one.partition_index): "cancelled"
+            if one.replicas is None
+            else ",".join(map(str, one.replicas))
+            for one in wanted.partitions
+        }
+        yield Change(TOPIC, wanted.name, _first_code(done.partitions), {"replicas": places})
 
 
-def _listed(replicas: Sequence[int] | None) -> str:
-    return "cancelled" if replicas is None else ",".join(map(str, replicas))
-
-
-def _elections(request: Any, reply: Any) -> Changes:
+def _elections(request: Any, reply: Any) -> Iterator[Change]:
     """Partitions that already have the right leader have no entry."""
     if reply.error_code:
-        yield Change("kafka:ElectLeaders", CLUSTER, "", reply.error_code)
+        yield Change(CLUSTER, "", reply.error_code)
         return
+    not_needed = ErrorCode.ELECTION_NOT_NEEDED
     for done in reply.replica_election_results:
-        needed = [
-            each
-            for each in done.partition_result
-            if each.error_code != ErrorCode.ELECTION_NOT_NEEDED
-        ]
+        needed = [each for each in done.partition_result if each.error_code != not_needed]
         if needed:
-            params = {
-                "election_type": request.election_type,
-                "partitions": [each.partition_id for each in needed],
-            }
-            yield Change("kafka:ElectLeaders", TOPIC, done.topic, _first_code(needed), params)
+            indexes = [each.partition_id for each in needed]
+            params = {"election_type": request.election_type, "partitions": indexes}
+            yield Change(TOPIC, done.topic, _first_code(needed), params)
 
 
-def _unregister(request: Any, reply: Any) -> Changes:
-    params = {"node": request.broker_id}
-    yield Change("kafka:UnregisterBroker", CLUSTER, "", reply.error_code, params)
-
-
-def _alter_scram(request: Any, reply: Any) -> Changes:
+def _alter_scram(request: Any, reply: Any) -> Iterator[Change]:
     gone = {each.name for each in request.deletions}
     for done in reply.results:
         params = {"user": done.user, "deleted": done.user in gone}
-        yield Change("kafka:AlterScram", CLUSTER, "", done.error_code, params)
+        yield Change(CLUSTER, "", done.error_code, params)
 
 
-def _create_token(_asked: Any, reply: Any) -> Changes:
-    params = {"owner": reply.principal_name, "token_id": reply.token_id}
-    yield Change("kafka:CreateDelegationToken", CLUSTER, "", reply.error_code, params)
+def _on_cluster(params: Callable[[Any, Any], Mapping[str, object]]) -> Callable[..., Changes]:
+    return lambda request, reply: (Change(CLUSTER, "", reply.error_code, params(request, reply)),)
 
 
-def _change_token(action: str) -> Callable[[Any, Any], Changes]:
-    """The request names the token by its secret, which must not be in the entry."""
+def _on_group(topic_name: str) -> Callable[..., Changes]:
+    """``topic_name``: the field with the name of a topic."""
+    return lambda request, reply: (
+        Change(
+            GROUP,
+            request.group_id,
+            reply.error_code,
+            {"topics": [getattr(topic, topic_name) for topic in request.topics]},
+        ),
+    )
 
-    def changes(_asked: Any, reply: Any) -> Changes:
-        params = {"expires_at_ms": reply.expiry_timestamp_ms}
-        yield Change(action, CLUSTER, "", reply.error_code, params)
 
-    return changes
-
-
-_CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
-    19: _create_topics,
-    20: _delete_topics,
-    21: _delete_records,
-    30: _create_acls,
-    31: _delete_acls,
-    33: _alter_configs,
-    37: _create_partitions,
-    38: _create_token,
-    39: _change_token("kafka:RenewDelegationToken"),
-    40: _change_token("kafka:ExpireDelegationToken"),
-    42: _delete_groups,
-    43: _elections,
-    44: _alter_configs,
-    45: _reassignments,
-    47: _delete_offsets,
-    49: _alter_quotas,
-    51: _alter_scram,
-    64: _unregister,
-    88: _create_internal_topics,
-    91: _share_offsets("kafka:AlterShareGroupOffsets"),
-    92: _share_offsets("kafka:DeleteShareGroupOffsets"),
+# Requests name a token by its secret, which must not be in an entry.
+_change_token: Final = _on_cluster(lambda _, reply: {"expires_at_ms": reply.expiry_timestamp_ms})
+_CHANGES: Final[Mapping[int, tuple[str, Callable[[Any, Any], Changes]]]] = {
+    19: ("CreateTopic", _create_topics),
+    20: ("DeleteTopic", _delete_topics),
+    21: ("DeleteRecords", _delete_records),
+    30: ("CreateAcl", _create_acls),
+    31: ("DeleteAcl", _delete_acls),
+    33: ("AlterConfigs", _alter_configs),
+    37: ("CreatePartitions", _create_partitions),
+    38: (
+        "CreateDelegationToken",
+        _on_cluster(lambda _, reply: {"owner": reply.principal_name, "token_id": reply.token_id}),
+    ),
+    39: ("RenewDelegationToken", _change_token),
+    40: ("ExpireDelegationToken", _change_token),
+    42: (
+        "DeleteGroup",
+        lambda _, reply: (Change(GROUP, done.group_id, done.error_code) for done in reply.results),
+    ),
+    43: ("ElectLeaders", _elections),
+    44: ("AlterConfigs", _alter_configs),
+    45: ("AlterPartitionReassignments", _reassignments),
+    47: ("DeleteOffsets", _on_group("name")),
+    49: ("AlterClientQuotas", _alter_quotas),
+    51: ("AlterScram", _alter_scram),
+    64: ("UnregisterBroker", _on_cluster(lambda request, _: {"node": request.broker_id})),
+    88: ("CreateTopic", _create_internal_topics),
+    91: ("AlterShareGroupOffsets", _on_group("topic_name")),
+    92: ("DeleteShareGroupOffsets", _on_group("topic_name")),
 }
-_AUTHENTICATE: Final = 36
 # StreamsGroupHeartbeat calls ``run_audited`` itself when it creates topics.
 AUDITED: Final = frozenset((*_CHANGES, _AUTHENTICATE)) - {88}
 
@@ -243,36 +213,36 @@ async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, reque
         reply = await action(call, request)
     except BaseException:
         # The client got no reply: it is gone, or its connection is closed.
-        change = Change(f"kafka:{call.api.name}", CLUSTER, "", 0)
-        trail.add(_entry(call, change, gone=CANCELLED))
+        trail.add(_entry(call, call.api.name, Change(CLUSTER, "", 0), gone=CANCELLED))
         raise
     if call.api.key == _AUTHENTICATE:
         _note_login(trail, call, reply)
-    else:
-        await _note_changes(trail, call, _CHANGES[call.api.key](request, reply))
+    elif not getattr(request, "validate_only", False):
+        name, changes = _CHANGES[call.api.key]
+        await _note_changes(trail, call, name, changes(request, reply))
     return reply
 
 
-async def _note_changes(trail: AuditTrail, call: KafkaCall, changes: Changes) -> None:
+async def _note_changes(trail: AuditTrail, call: KafkaCall, name: str, changes: Changes) -> None:
     failures = 0
     async for change in call.slices.each(changes):
         failures += change.code != 0
         if change.code and failures > FAILURES_MAX:
             continue
-        entry = _entry(call, change)
+        entry = _entry(call, name, change)
         if entry.outcome == DENIED:
             trail.deny(entry)
         else:
             trail.add(entry)
     if failures > FAILURES_MAX:
         rest = {"failures_left_out": failures - FAILURES_MAX}
-        trail.add(_entry(call, Change(f"kafka:{call.api.name}", CLUSTER, "", 0, rest)))
+        trail.add(_entry(call, call.api.name, Change(CLUSTER, "", 0, rest)))
 
 
 def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
     """Add an entry when the login has ended; some mechanisms take several requests."""
     login = call.context.logins.of(call.connection)
-    entry = _entry(call, Change(LOG_IN, CLUSTER, "", reply.error_code))
+    entry = _entry(call, "LogIn", Change(CLUSTER, "", reply.error_code))
     if reply.error_code:
         trail.deny(entry)
     elif login.mechanism is None and login.caller is not None:
@@ -280,7 +250,7 @@ def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
         trail.add(structs.replace(entry, principal=caller.arn, tenant=caller.account))
 
 
-def _entry(call: KafkaCall, change: Change, *, gone: str = "") -> AuditEntry:
+def _entry(call: KafkaCall, name: str, change: Change, *, gone: str = "") -> AuditEntry:
     code = ErrorCode(change.code).name if change.code else gone
     outcome = OK
     if code:
@@ -295,7 +265,7 @@ def _entry(call: KafkaCall, change: Change, *, gone: str = "") -> AuditEntry:
         principal=call.caller.arn if call.account else "",
         tenant=call.account,
         source_ip=call.connection.peer,
-        action=change.action,
+        action=f"kafka:{name}",
         resource=resource[:NAME_MAX],
         outcome=outcome,
         error_code=code,

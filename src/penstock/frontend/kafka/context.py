@@ -19,10 +19,10 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.usage import Meter
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.logins import Logins
-from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
-from penstock.frontend.kafka.ports.cluster import KafkaCluster, SoleNode
+from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster, SoleBroker, SoleNode
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
 from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
 from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
@@ -42,9 +42,7 @@ from penstock.wire.kafka.apis import Api, RequestHeader
 
 class ProducerIds(Protocol):
     async def next_id(self) -> int:
-        """Return a number of 0 or greater that was never returned before, also not before a
-        restart."""
-        ...
+        """Return a number of 0 or greater that was never returned, also not before a restart."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,28 +110,16 @@ class KafkaContext:
         return tenants
 
 
-class KafkaCall:
-    """One request: its header, its connection, its caller, and the context of the caller's
-    tenant."""
+class KafkaCall(ByIdentity):
+    """One request, with the context of the caller's tenant."""
 
-    __slots__ = ("_slices", "_turns", "api", "caller", "connection", "context", "header")
-
-    def __init__(
-        self,
-        context: KafkaContext,
-        header: RequestHeader,
-        api: Api,
-        connection: KafkaConnection,
-        caller: Caller,
-        turns: Turns | None = None,
-    ) -> None:
-        self.context = context
-        self.header = header
-        self.api = api
-        self.connection = connection
-        self.caller = caller
-        self._turns = turns
-        self._slices: Slices | None = None
+    context: KafkaContext
+    header: RequestHeader
+    api: Api
+    connection: KafkaConnection
+    caller: Caller
+    _turns: Turns | None = None
+    _slices: Slices | None = None
 
     @property
     def slices(self) -> Slices:

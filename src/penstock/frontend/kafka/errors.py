@@ -1,9 +1,8 @@
 """The errors that a handler replies with: a code for the client and a text for its users.
 
-Most administrative requests name several topics or resources, and an error in one of them must not
-stop the others: an ``ApiError`` is raised where it is found and caught where that part of the
-request ends. An ``ApiError`` about the whole request leaves the handler; ``actions.py`` makes a
-reply of it."""
+Most administrative requests name several resources, and an error in one must not stop the others:
+an ``ApiError`` is raised where it is found and caught where that part of the request ends. One
+about the whole request leaves the handler; ``actions.py`` makes a reply of it."""
 
 from typing import Any
 
@@ -39,7 +38,6 @@ def api_error(error: ApiError | PenstockError) -> ApiError:
 
 
 def error_fields(error: ApiError | PenstockError) -> dict[str, Any]:
-    """Return the two fields of a reply that report an error."""
     reported = api_error(error)
     return {"error_code": reported.code, "error_message": reported.message}
 

@@ -5,9 +5,7 @@ The records are made from rows of ``__groups`` when they are fetched, so a commi
 record of the view has the offset of its row, and partitions, leaders and epochs are those of
 ``__groups``. Rows of other kinds and of other tenants' groups are left out. A reader that finds
 nothing else gets a control batch, which clients skip: its next fetch begins after these rows.
-
-``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons.
-"""
+``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons."""
 
 from hashlib import blake2b
 from typing import Final
@@ -16,7 +14,7 @@ import msgspec
 
 from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
 from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.kafka.ports.brokers import GROUPS_TOPIC
+from penstock.frontend.kafka.ports.cluster import GROUPS_TOPIC
 from penstock.model.limits import OFFSETS_VIEW_BYTES_MAX
 from penstock.model.names import OFFSETS_TOPIC, split_scoped
 from penstock.model.ports import Fetched
@@ -94,7 +92,10 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
         batches.append(repacked(header._replace(attributes=attributes), records))
         count += len(records)
     if hidden:
-        batches.append(_skip(hidden[0], hidden[-1]))
+        first, last = hidden[0].base_offset, hidden[-1]
+        span = last.next_offset - first
+        skip = last._replace(base_offset=first, attributes=ATTR_CONTROL, last_offset_delta=span - 1)
+        batches.append(repacked(skip, (_SKIPPED,)))
     return msgspec.structs.replace(fetched, buffers=batches, record_count=count)
 
 
@@ -121,19 +122,7 @@ async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Sli
     return records
 
 
-def _skip(first: BatchHeader, last: BatchHeader) -> bytes:
-    span = last.next_offset - first.base_offset
-    return repacked(
-        last._replace(
-            base_offset=first.base_offset, attributes=ATTR_CONTROL, last_offset_delta=span - 1
-        ),
-        (_SKIPPED,),
-    )
-
-
 class _Rows:
-    """Makes records of the view from rows, for one tenant."""
-
     def __init__(self, context: KafkaContext) -> None:
         self._catalog = context.catalog
         self._account = context.account

@@ -15,7 +15,6 @@ A trusted caller (authentication is off) may do everything. ``access/decisions.p
 policies."""
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from penstock.access.conditions import MalformedPolicy
@@ -23,20 +22,16 @@ from penstock.access.evaluation import Decision, Kind, compile_policy
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.model import acls
 from penstock.model.acls import CLUSTER_NAME, IMPLYING, Permission, ResourceType, host_of
-from penstock.model.identity import Caller
 from penstock.model.names import OFFSETS_TOPIC, is_for_operators, queue_arn
 from penstock.model.topic import Topic
 
 Operation = acls.Operation
-ACTIONS: Final[Mapping[Operation, str]] = MappingProxyType(
-    {
-        each: "kafka:" + "".join(word.capitalize() for word in each.name.split("_"))
-        for each in Operation
-    }
-)
-
-
-# ── One resource ────────────────────────────────────────────────────────────────────────────────
+ACTIONS: Final[Mapping[Operation, str]] = {
+    each: "kafka:" + "".join(word.capitalize() for word in each.name.split("_"))
+    for each in Operation
+}
+UNASKED: Final = -(2**31)  # not requested
+NOTHING: Final = 0
 
 
 def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
@@ -70,33 +65,28 @@ def on_transaction(call: KafkaCall, operation: Operation, transactional_id: str)
 
 
 def on_cluster(call: KafkaCall, operation: Operation) -> bool:
-    return call.caller.is_trusted or _may(
-        call, operation, ResourceType.CLUSTER, CLUSTER_NAME, cluster_arn(call.context)
-    )
+    kind, arn = ResourceType.CLUSTER, cluster_arn(call.context)
+    return call.caller.is_trusted or _may(call, operation, kind, CLUSTER_NAME, arn)
 
 
 def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
-    """Return whether a right on the cluster applies to the topic: a policy of the topic must allow
-    the operation as well."""
+    """A right on the cluster applies to the topic only if a policy of the topic allows it too."""
     return topic.settings.policy is None or on_topic(call, operation, topic.name, topic)
 
 
 def may_write_somewhere(call: KafkaCall) -> bool:
     """Return whether the caller may write to some topic, existing or not, and so may have a
-    producer id. Only what rules and policies allow counts; denials are found when the producer
-    writes."""
+    producer id. Denials of single topics are found when the producer writes."""
     if on_cluster(call, Operation.IDEMPOTENT_WRITE):
         return True
     user = call.context.identities.user(call.account, call.caller.user)
     if user is None:
         return False
-    rules = _rules_for(call)
+    rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is not None:
+        principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
         decided = rules.decide_somewhere(
-            Operation.WRITE,
-            ResourceType.TOPIC,
-            principal=principal_of(call.caller),
-            host=host_of(call.connection.peer),
+            Operation.WRITE, ResourceType.TOPIC, principal=principal, host=host
         )
         if decided is not None:
             return decided is Permission.ALLOW
@@ -124,18 +114,9 @@ def _may(
     policy: str | None = None,
 ) -> bool:
     """A deny by a rule or a policy wins. Otherwise, an allow by either of them is enough."""
-    decided = None
-    rules = _rules_for(call)
-    if rules is not None:
-        decided = rules.decide(
-            operation,
-            resource_type,
-            name=name,
-            principal=principal_of(call.caller),
-            host=host_of(call.connection.peer),
-        )
-        if decided is Permission.DENY:
-            return False
+    decided = _by_rules(call, operation, resource_type, name)
+    if decided is Permission.DENY:
+        return False
     decision = _by_policies(call, operation, arn, policy)
     if decision.is_allowed or decision.is_explicit:
         return decision.is_allowed
@@ -147,22 +128,20 @@ def _may(
 def may_by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
 ) -> bool:
-    """Return whether the caller is an operator or an access rule allows the operation. Policies do
-    not count."""
-    if call.caller.is_operator:
-        return True
-    rules = call.context.identities.acls(call.context.account)
+    """Return whether the caller is an operator or a rule allows it. Policies do not count."""
+    is_allowed = _by_rules(call, operation, resource_type, name) is Permission.ALLOW
+    return call.caller.is_operator or is_allowed
+
+
+def _by_rules(
+    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
+) -> Permission | None:
+    """Rules do not bind operators, because users of the tenant make the rules."""
+    rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
-        return False
-    principal, host = principal_of(call.caller), host_of(call.connection.peer)
-    decided = rules.decide(operation, resource_type, name=name, principal=principal, host=host)
-    return decided is Permission.ALLOW
-
-
-def _rules_for(call: KafkaCall) -> acls.AclIndex | None:
-    """Return the rules that bind the caller; None if there are none. Rules do not bind operators,
-    because users of the tenant make the rules."""
-    return None if call.caller.is_operator else call.context.identities.acls(call.context.account)
+        return None
+    principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
+    return rules.decide(operation, resource_type, name=name, principal=principal, host=host)
 
 
 def _by_policies(call: KafkaCall, operation: Operation, arn: str, policy: str | None) -> Decision:
@@ -174,14 +153,6 @@ def _by_policies(call: KafkaCall, operation: Operation, arn: str, policy: str | 
         policy=policy,
         circumstances=call.circumstances,
     )
-
-
-def principal_of(caller: Caller) -> str:
-    """Return the caller as access rules name it."""
-    return f"User:{caller.user}"
-
-
-# ── What policies call it ────────────────────────────────────────────────────────────────────
 
 
 def topic_arn(context: KafkaContext, name: str) -> str:
@@ -204,41 +175,22 @@ def _prefix(context: KafkaContext) -> str:
     return f"arn:penstock:kafka:{context.config.region}:{context.account}:"
 
 
-# ── The bit sets that some replies contain on request ───────────────────────────────────────────
-
-
 def bits(operations: Iterable[Operation]) -> int:
+    """Return a set as some replies contain it on request."""
     return sum(1 << operation for operation in operations)
 
 
-UNASKED: Final = -(2**31)  # not requested
-NOTHING: Final = 0
-OF_TOPICS: Final = (
-    Operation.READ,
-    Operation.WRITE,
-    Operation.CREATE,
-    Operation.DELETE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
+def _operations(names: str) -> tuple[Operation, ...]:
+    return tuple(acls.Operation[name] for name in names.split())
+
+
+OF_TOPICS: Final = _operations(
+    "READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"
 )
-OF_CLUSTERS: Final = (
-    Operation.CREATE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.CLUSTER_ACTION,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-    Operation.IDEMPOTENT_WRITE,
+OF_CLUSTERS: Final = _operations(
+    "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"
 )
-OF_GROUPS: Final = (
-    Operation.READ,
-    Operation.DELETE,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
+OF_GROUPS: Final = _operations("READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS")
 TOPIC_OPERATIONS: Final = bits(OF_TOPICS)
 CLUSTER_OPERATIONS: Final = bits(OF_CLUSTERS)
 GROUP_OPERATIONS: Final = bits(OF_GROUPS)

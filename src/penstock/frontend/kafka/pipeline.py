@@ -24,11 +24,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.frontend.kafka.access.client_quotas import FETCHED, PRODUCED, ClientQuotas
+from penstock.frontend.kafka.access.quotas import FETCHED, PRODUCED, ClientQuotas
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.audit import AUDITED, run_audited
-from penstock.frontend.kafka.connection import api_versions
-from penstock.frontend.kafka.connection.request_entries import rejection, requests_in
+from penstock.frontend.kafka.connection import encoded_unsupported, rejection, requests_in
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.login.logins import Login, user_shown
 from penstock.model.errors import PenstockError
@@ -110,19 +109,27 @@ class KafkaFrontend:
         try:
             if login.has_tokens_only:
                 name = BARE
-                token = await self._take_token(connection, frame)
+                taken = await self._logins.take(connection, bytes(frame))
+                if taken.code:
+                    raise HangUp(taken.code.message)  # the reply has no field for it
                 code = OK
-                return token
+                return (taken.token,)
             header = parse_request_header(frame)
             api = APIS[header.api_key]
             if is_unknown_api_versions(header):
                 name, code = api.name, ErrorCode.UNSUPPORTED_VERSION.name
-                return _framed(header, api, 0, api_versions.encoded_unsupported())
+                return (_head(header, api, 0), encoded_unsupported())
             if api.key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
                 # Only records may be long.
                 raise HangUp(f"a request of {len(frame)} bytes, {REQUEST_BYTES_MAX} are allowed")
             name = api.name
-            caller = self._caller(login, header.api_key)
+            if header.api_key in BEFORE_LOGIN:
+                caller = _NOT_LOGGED_IN
+            elif login.caller is None:
+                raise HangUp("not logged in")
+            else:
+                self._logins.check(login)
+                caller = login.caller
             account = caller.account
             context = self._context_of(account)
             call = KafkaCall(context, header, api, connection, caller, self._turns)
@@ -150,7 +157,9 @@ class KafkaFrontend:
                 self._context.usage.requested(account, name, code, seconds)
 
     async def _answer(self, call: KafkaCall, login: Login, frame: Buffer) -> tuple[str, Reply]:
-        codec = self._codec_of(call.api)
+        codec = self._codecs.get(call.api.key)
+        if codec is None:
+            codec = self._codecs[call.api.key] = call.api.codec()
         is_produce = call.api.key == PRODUCE
         received_bytes = len(frame) if is_produce else 0
         body_at, version = call.header.body_at, call.version
@@ -188,7 +197,8 @@ class KafkaFrontend:
             if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
                 paused = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
                 buffers = await self._encode(call, codec, paused)
-        return OK if response is None else _code_of(response), buffers
+        code = getattr(response, "error_code", 0)  # of the whole reply, not of its parts
+        return OK if code == 0 else ErrorCode(code).name, buffers
 
     def _context_of(self, account: str) -> KafkaContext:
         context = self._contexts.get(account)
@@ -204,45 +214,20 @@ class KafkaFrontend:
         return _encoded(call, codec, response)
 
     async def _run_aside(self, function: Callable[..., T], *arguments: object) -> T:
-        """Encode or decode a long message in another thread."""
         async with self._aside:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, function, *arguments)
-
-    # ── The caller ─────────────────────────────────────────────────────────────────────────────
-
-    def _caller(self, login: Login, api_key: int) -> Caller:
-        """Raises HangUp if the client is not logged in or its login has ended."""
-        if api_key in BEFORE_LOGIN:
-            return _NOT_LOGGED_IN
-        if login.caller is None:
-            raise HangUp("not logged in")
-        self._logins.check(login)
-        return login.caller
-
-    async def _take_token(self, connection: KafkaConnection, frame: Buffer) -> Reply:
-        reply = await self._logins.take(connection, bytes(frame))
-        if reply.code:
-            raise HangUp(reply.code.message)  # the reply has no field for it
-        return (reply.token,)
-
-    # ── Limits ─────────────────────────────────────────────────────────────────────────────
 
     def _charge(
         self, call: KafkaCall, payer: Tenant, received_bytes: int, buffers: Reply, requests: int
     ) -> int:
         """Return for how many milliseconds the client must pause. Only bytes of records count."""
-        context = self._context
         size_bytes = received_bytes
         if buffers is not None and call.api.key in _RECORD_APIS:
             size_bytes += sum(map(len, buffers))
-        return context.throttler.charge(
-            payer,
-            call.caller,
-            f"kafka:{call.api.name}",
-            size_bytes,
-            now_ms=context.clock.mono_ms(),
-            requests=requests,
+        action, now_ms = f"kafka:{call.api.name}", self._context.clock.mono_ms()
+        return self._context.throttler.charge(
+            payer, call.caller, action, size_bytes, now_ms=now_ms, requests=requests
         )
 
     def _charge_client(self, call: KafkaCall, received_bytes: int, buffers: Reply) -> int:
@@ -267,12 +252,6 @@ class KafkaFrontend:
         if most is None or getattr(request, field) <= most:
             return request
         return msgspec.structs.replace(request, **{field: most})
-
-    def _codec_of(self, api: Api) -> Codec:
-        codec = self._codecs.get(api.key)
-        if codec is None:
-            codec = self._codecs[api.key] = api.codec()
-        return codec
 
 
 def _client(call: KafkaCall) -> tuple[str, str, str]:
@@ -299,21 +278,11 @@ def _encoded(call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:
         return (_head(header, api, version), *body)
     if api.key == SHARE_FETCH:
         return (_head(header, api, version), *encode_share_fetch_reply(response, version))
-    return _framed(header, api, version, codec.encode_response(response, version))
+    return (_head(header, api, version), codec.encode_response(response, version))
 
 
 def _head(header: RequestHeader, api: Api, version: int) -> bytes:
     return response_header(header.correlation_id, api.response_header_version(version))
-
-
-def _framed(header: RequestHeader, api: Api, version: int, body: bytes) -> Sequence[Piece]:
-    return (_head(header, api, version), body)
-
-
-def _code_of(response: Any) -> str:
-    """Return the error of the whole reply; errors of its parts do not count."""
-    code = getattr(response, "error_code", 0)
-    return OK if code == 0 else ErrorCode(code).name
 
 
 def _about(name: str, connection: KafkaConnection, error: Exception) -> dict[str, str]:

@@ -47,17 +47,14 @@ OPERATIONS: Final[Mapping[str, str]] = {
     api.name: _BY_NAME.get(api.name, _DESCRIBE) for api in APIS.values()
 }
 DENIALS: Final = frozenset(
-    code.name
-    for code in (
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-        ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH,
-        ErrorCode.GROUP_AUTHORIZATION_FAILED,
-        ErrorCode.SASL_AUTHENTICATION_FAILED,
-        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    (
+        *("CLUSTER_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"),
+        *("DELEGATION_TOKEN_AUTHORIZATION_FAILED", "DELEGATION_TOKEN_OWNER_MISMATCH"),
+        *("SASL_AUTHENTICATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"),
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
     )
 )
+assert ErrorCode.__members__.keys() >= DENIALS, "a code that does not exist"
 _THROTTLED: Final = ErrorCode.THROTTLING_QUOTA_EXCEEDED.name
 
 

@@ -19,7 +19,7 @@ from penstock.broker.coordination.transactions import TransactionHost
 from penstock.broker.partition.partition import Partition
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
-from penstock.frontend.kafka.configs.broker_table import COMPACTION_BACKOFF, TOPIC_NAMES
+from penstock.frontend.kafka.configs.broker_configs import COMPACTION_BACKOFF, TOPIC_NAMES
 from penstock.log.batch_cache import BatchCacheBudget
 from penstock.log.log import LogConfig
 from penstock.metadata.topics.catalog import MoveTasks, StoredProducerIds

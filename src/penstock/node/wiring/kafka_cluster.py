@@ -8,8 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, BrokerAt, Place
-from penstock.frontend.kafka.ports.cluster import Election, Quorum, Reassigned, ReplicaHere
+from penstock.frontend.kafka.ports.cluster import (
+    NO_LEADER,
+    BrokerAt,
+    Election,
+    Place,
+    Quorum,
+    Reassigned,
+    ReplicaHere,
+)
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import read_draining, read_nodes, readable
 from penstock.manager.decisions import wanted
@@ -93,7 +100,7 @@ def broker_of(entry: cluster_entries.NodeEntry) -> BrokerAt | None:
 
 
 class ClusterChanges:
-    """Implements ``frontend.kafka.cluster_port.KafkaCluster``."""
+    """Implements ``frontend.kafka.ports.cluster.KafkaCluster``."""
 
     def __init__(self, cluster: ClusterRole) -> None:
         self._cluster = cluster

@@ -12,12 +12,12 @@ from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
-from penstock.frontend.kafka.access.connection_rates import ConnectionRates
+from penstock.frontend.kafka.access.quotas import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
-from penstock.frontend.kafka.configs import broker_table
+from penstock.frontend.kafka.configs import broker_configs
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
-from penstock.frontend.kafka.ports.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.cluster import Brokers, SoleBroker
 from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators, GuardedGroups
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
@@ -248,11 +248,13 @@ class Listeners:
         assert self._kafka is not None, "the listener exists"
         per_ip = self._setup.config.kafka.connections_per_ip_max or NO_LIMIT
         self._kafka.limit(
-            connections_max=int(dynamic.value(broker_table.CONNECTIONS_MAX) or NO_LIMIT),
-            per_address_max=int(dynamic.value(broker_table.CONNECTIONS_PER_IP_MAX) or per_ip),
-            addresses=broker_table.addresses(dynamic.value(broker_table.CONNECTIONS_PER_IP) or ""),
+            connections_max=int(dynamic.value(broker_configs.CONNECTIONS_MAX) or NO_LIMIT),
+            per_address_max=int(dynamic.value(broker_configs.CONNECTIONS_PER_IP_MAX) or per_ip),
+            addresses=broker_configs.addresses(
+                dynamic.value(broker_table.CONNECTIONS_PER_IP) or ""
+            ),
         )
-        per_s = dynamic.value(broker_table.CONNECTIONS_PER_SECOND)
+        per_s = dynamic.value(broker_configs.CONNECTIONS_PER_SECOND)
         rates.limit(None if per_s is None else int(per_s))
 
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:

@@ -6,7 +6,7 @@
 
 Only headers are read and checksums verified, which keeps a produce cheap; a bad record inside a
 good batch is found by its reader. Topics with rules about single records decode their batches
-(``frontend/kafka/records/record_rules.py``). Base offset and leader epoch are set by the log.
+(``frontend/kafka/records/produce.py``). Base offset and leader epoch are set by the log.
 
 Control batches carry transaction markers and lease events. A client that could write one could
 forge a delete, so the control bit is rejected before anything else is checked.

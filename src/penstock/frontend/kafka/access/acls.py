@@ -8,12 +8,9 @@ are shown and deleted with the others. Only operators may change rules in an ope
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.frontend.kafka.access.policy_acls import (
-    AclPolicies,
-    check_may_change,
-    needs_level,
-    user_of,
-)
+from msgspec.structs import astuple
+
+from penstock.frontend.kafka.access import policy_acls
 from penstock.frontend.kafka.checks import check_cluster
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import (
@@ -24,17 +21,7 @@ from penstock.frontend.kafka.errors import (
     invalid_request,
 )
 from penstock.frontend.kafka.ports.identities import IdentityChanges
-from penstock.model.acls import (
-    ALL,
-    ANY,
-    CLUSTER_NAME,
-    EVERY,
-    Acl,
-    Operation,
-    PatternType,
-    Permission,
-    ResourceType,
-)
+from penstock.model import acls as model
 from penstock.model.errors import NotFound
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
@@ -46,13 +33,13 @@ from penstock.wire.kafka.generated import describe_acls as describe_wire
 
 Filter = describe_wire.Request | delete_wire.DeleteAclsFilter
 
-_TYPES: Final = frozenset(ResourceType)
-_OPERATIONS: Final = frozenset((ALL, *Operation))
-_PATTERNS: Final = frozenset(PatternType)
-_PERMISSIONS: Final = frozenset(Permission)
+_TYPES: Final = frozenset(model.ResourceType)
+_OPERATIONS: Final = frozenset((model.ALL, *model.Operation))
+_PATTERNS: Final = frozenset(model.PatternType)
+_PERMISSIONS: Final = frozenset(model.Permission)
 
 
-def _check_allowed(call: KafkaCall, operation: Operation) -> IdentityChanges:
+def _check_allowed(call: KafkaCall, operation: model.Operation) -> IdentityChanges:
     changes = call.context.changes
     if not call.context.config.is_auth_on or changes is None:
         raise ApiError(ErrorCode.SECURITY_DISABLED)
@@ -60,32 +47,21 @@ def _check_allowed(call: KafkaCall, operation: Operation) -> IdentityChanges:
     return changes
 
 
-def _policies(call: KafkaCall) -> AclPolicies:
-    return AclPolicies(account=call.context.account, region=call.context.config.region)
-
-
-# ── Creating ─────────────────────────────────────────────────────────────────────────────────
+def _policies(call: KafkaCall) -> policy_acls.AclPolicies:
+    return policy_acls.AclPolicies(account=call.context.account, region=call.context.config.region)
 
 
 async def create(call: KafkaCall, request: create_wire.Request) -> create_wire.Response:
     creations = request.creations
     try:
-        changes = _check_allowed(call, Operation.ALTER)
+        changes = _check_allowed(call, model.Operation.ALTER)
     except ApiError as error:
         denied = create_wire.AclCreationResult(**error_fields(error))
         return create_wire.Response(results=[denied for _ in creations])
     errors: dict[int, ApiError] = {}
-    rules: dict[int, Acl] = {}  # by position in the request
+    rules: dict[int, model.Acl] = {}  # by position in the request
     async for position, creation in call.slices.each(enumerate(creations)):
-        rule = Acl(
-            resource_type=creation.resource_type,
-            resource_name=creation.resource_name,
-            pattern_type=creation.resource_pattern_type,
-            principal=creation.principal,
-            host=creation.host,
-            operation=creation.operation,
-            permission_type=creation.permission_type,
-        )
+        rule = model.Acl(*astuple(creation))
         try:
             _check_rule(rule)
             rules[position] = rule
@@ -98,131 +74,119 @@ async def create(call: KafkaCall, request: create_wire.Request) -> create_wire.R
             await changes.add_acls(call.context.account, list(rules.values()))
         except API_ERRORS as error:
             errors |= dict.fromkeys(rules, api_error(error))
-    results = [
-        create_wire.AclCreationResult(**error_fields(errors[position]))
-        if position in errors
-        else create_wire.AclCreationResult()
-        for position in range(len(creations))
-    ]
-    return create_wire.Response(results=results)
+    return create_wire.Response(
+        results=[
+            create_wire.AclCreationResult(**error_fields(errors[at]) if at in errors else {})
+            for at in range(len(creations))
+        ]
+    )
 
 
-def _check_rule(acl: Acl) -> None:
-    """Raises ApiError."""
+def _check_rule(acl: model.Acl) -> None:
+    reason = None
     if acl.resource_type not in _TYPES:
-        raise invalid_request(f"Invalid resource type {acl.resource_type}: 2 to 7 are allowed.")
-    if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
-        raise invalid_request(
-            f"Invalid pattern type {acl.pattern_type}: a rule is literal or prefixed."
-        )
-    if acl.operation not in _OPERATIONS:
-        raise invalid_request(f"Invalid operation {acl.operation}: 2 to 15 are allowed.")
-    if acl.permission_type not in _PERMISSIONS:
-        raise invalid_request(
-            f"Invalid permission type {acl.permission_type}: a rule allows or denies."
-        )
-    if not acl.resource_name:
-        raise invalid_request("Invalid empty resource name")
-    if acl.resource_type == ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:
-        raise invalid_request(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
-    if ":" not in acl.principal:
-        raise invalid_request(
+        reason = f"Invalid resource type {acl.resource_type}: 2 to 7 are allowed."
+    elif acl.pattern_type not in (model.PatternType.LITERAL, model.PatternType.PREFIXED):
+        reason = f"Invalid pattern type {acl.pattern_type}: a rule is literal or prefixed."
+    elif acl.operation not in _OPERATIONS:
+        reason = f"Invalid operation {acl.operation}: 2 to 15 are allowed."
+    elif acl.permission_type not in _PERMISSIONS:
+        reason = f"Invalid permission type {acl.permission_type}: a rule allows or denies."
+    elif not acl.resource_name:
+        reason = "Invalid empty resource name"
+    elif (
+        acl.resource_type == model.ResourceType.CLUSTER and acl.resource_name != model.CLUSTER_NAME
+    ):
+        reason = f"The only valid name for the CLUSTER resource is {model.CLUSTER_NAME}"
+    elif ":" not in acl.principal:
+        reason = (
             f"Could not parse principal from `{acl.principal[:100]}` (no colon is present"
             " separating the principal type from the principal name)"
         )
-    for field, text in (
-        ("resource name", acl.resource_name),
-        ("principal", acl.principal),
-        ("host", acl.host),
-    ):
-        if len(text) > ACL_TEXT_CHARS_MAX:
+    if reason is not None:
+        raise invalid_request(reason)
+    for field in ("resource_name", "principal", "host"):
+        count = len(getattr(acl, field))
+        if count > ACL_TEXT_CHARS_MAX:
             raise invalid_request(
-                f"The {field} has {len(text):,} characters; at most {ACL_TEXT_CHARS_MAX:,} are"
-                " allowed."
+                f"The {field.replace('_', ' ')} has {count:,} characters; at most"
+                f" {ACL_TEXT_CHARS_MAX:,} are allowed."
             )
 
 
 async def _add_to_policies(
-    call: KafkaCall, changes: IdentityChanges, rules: Mapping[int, Acl]
+    call: KafkaCall, changes: IdentityChanges, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
-    """For older nodes, which know no other rules. All rules of one user are added in one change of
-    the user."""
+    """For older nodes, which know no other rules. All rules of a user are added in one change."""
     errors: dict[int, ApiError] = {}
-    by_user: dict[str, dict[int, Acl]] = {}
+    by_user: dict[str, dict[int, model.Acl]] = {}
     for position, rule in rules.items():
         try:
-            by_user.setdefault(user_of(rule), {})[position] = rule
+            by_user.setdefault(policy_acls.user_of(rule), {})[position] = rule
         except ApiError as error:
             errors[position] = api_error(error)
     policies = _policies(call)
     async for user, added in call.slices.each(by_user.items()):
 
-        def change(before: User, added: Mapping[int, Acl] = added) -> User:
-            check_may_change(call.caller, before)
+        def change(before: User, added: Mapping[int, model.Acl] = added) -> User:
+            policy_acls.check_may_change(call.caller, before)
             return policies.with_rules(before, list(added.values()))
 
         try:
             await changes.change_user(call.context.account, user, change)
         except NotFound:
-            unknown = needs_level(f"A rule for the user {user[:100]}, who does not exist,")
+            unknown = policy_acls.needs_level(
+                f"A rule for the user {user[:100]}, who does not exist,"
+            )
             errors |= dict.fromkeys(added, unknown)
         except API_ERRORS as error:
             errors |= dict.fromkeys(added, api_error(error))
     return errors
 
 
-# ── Finding ──────────────────────────────────────────────────────────────────────────────────
-
-
-async def _stored(call: KafkaCall, wanted: Filter) -> list[Acl]:
+async def _stored(call: KafkaCall, wanted: Filter) -> list[model.Acl]:
     rules = list(call.context.identities.acls(call.context.account) or ())
     return [rule async for rule in call.slices.each(rules) if is_match(rule, wanted)]
 
 
-def is_match(rule: Acl, wanted: Filter) -> bool:
+def is_match(rule: model.Acl, wanted: Filter) -> bool:
     """Numbers without a meaning match no rule."""
     return (
-        wanted.resource_type_filter in (ANY, rule.resource_type)
-        and wanted.operation in (ANY, rule.operation)
-        and wanted.permission_type in (ANY, rule.permission_type)
+        wanted.resource_type_filter in (model.ANY, rule.resource_type)
+        and wanted.operation in (model.ANY, rule.operation)
+        and wanted.permission_type in (model.ANY, rule.permission_type)
         and wanted.principal_filter in (None, rule.principal)
         and wanted.host_filter in (None, rule.host)
         and _is_name_match(rule, wanted)
     )
 
 
-def _is_name_match(rule: Acl, wanted: Filter) -> bool:
+def _is_name_match(rule: model.Acl, wanted: Filter) -> bool:
     name, pattern_type = wanted.resource_name_filter, wanted.pattern_type_filter
-    if pattern_type not in (ANY, PatternType.MATCH):
+    if pattern_type not in (model.ANY, model.PatternType.MATCH):
         return pattern_type == rule.pattern_type and name in (None, rule.resource_name)
     if name is None:
         return True
-    if pattern_type == ANY:
+    if pattern_type == model.ANY:
         return name == rule.resource_name
-    if rule.pattern_type == PatternType.PREFIXED:
+    if rule.pattern_type == model.PatternType.PREFIXED:
         return name.startswith(rule.resource_name)
-    return rule.resource_name in (name, EVERY)
+    return rule.resource_name in (name, model.EVERY)
 
 
 async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
-    _check_allowed(call, Operation.DESCRIBE)
+    _check_allowed(call, model.Operation.DESCRIBE)
     rules = await _stored(call, request)
     policies = _policies(call)
     async for user in call.slices.each(list(call.context.identities.users(call.context.account))):
         rules += [rule for rule in policies.rules_of(user) if is_match(rule, request)]
     found: dict[tuple[int, str, int], list[describe_wire.AclDescription]] = {}
     async for rule in call.slices.each(dict.fromkeys(rules)):
-        resource = (rule.resource_type, rule.resource_name, rule.pattern_type)
-        found.setdefault(resource, []).append(
-            describe_wire.AclDescription(
-                rule.principal, rule.host, rule.operation, rule.permission_type
-            )
-        )
+        resource_type, name, pattern_type, *rest = astuple(rule)
+        described = describe_wire.AclDescription(*rest)
+        found.setdefault((resource_type, name, pattern_type), []).append(described)
     resources = [describe_wire.DescribeAclsResource(*key, acls) for key, acls in found.items()]
     return describe_wire.Response(resources=resources)
-
-
-# ── Deleting ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
@@ -237,20 +201,26 @@ async def _deleted(
 ) -> delete_wire.DeleteAclsFilterResult:
     context = call.context
     try:
-        changes = _check_allowed(call, Operation.ALTER)
+        changes = _check_allowed(call, model.Operation.ALTER)
         _check_filter(wanted)
         stored = await _stored(call, wanted)
         if stored:
             await changes.remove_acls(context.account, stored)
     except API_ERRORS as error:
         return delete_wire.DeleteAclsFilterResult(**error_fields(error))
-    matching: dict[Acl, ApiError | None] = dict.fromkeys(stored)
+    matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
     async for user in call.slices.each(list(context.identities.users(context.account))):
         for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
             matching[rule] = matching.get(rule) or failure  # the rule can be stored as well
     return delete_wire.DeleteAclsFilterResult(
         error_message=None,
-        matching_acls=[_matching(*each) async for each in call.slices.each(list(matching.items()))],
+        matching_acls=[
+            delete_wire.DeleteAclsMatchingAcl(
+                *((0, None) if failure is None else (failure.code, failure.message)),
+                *astuple(rule),
+            )
+            async for rule, failure in call.slices.each(list(matching.items()))
+        ],
     )
 
 
@@ -262,21 +232,22 @@ def _check_filter(wanted: Filter) -> None:
         ("operation", wanted.operation, _OPERATIONS),
         ("permission type", wanted.permission_type, _PERMISSIONS),
     ):
-        if number != ANY and number not in known:
-            raise invalid_request(f"Invalid {field} {number} in a filter; {ANY} stands for any.")
+        if number != model.ANY and number not in known:
+            raise invalid_request(
+                f"Invalid {field} {number} in a filter; {model.ANY} stands for any."
+            )
 
 
 async def _delete_of_user(
     call: KafkaCall, changes: IdentityChanges, user: User, wanted: Filter
-) -> Mapping[Acl, ApiError | None]:
-    """Delete rules that are statements of the user's policy."""
+) -> Mapping[model.Acl, ApiError | None]:
     policies = _policies(call)
     found = [rule for rule in policies.rules_of(user) if is_match(rule, wanted)]
     if not found:
         return {}
 
     def change(before: User) -> User:
-        check_may_change(call.caller, before)
+        policy_acls.check_may_change(call.caller, before)
         return policies.without_rules(before, frozenset(found))
 
     try:
@@ -286,17 +257,3 @@ async def _delete_of_user(
     except API_ERRORS as error:
         return dict.fromkeys(found, api_error(error))
     return dict.fromkeys(found)
-
-
-def _matching(rule: Acl, failure: ApiError | None) -> delete_wire.DeleteAclsMatchingAcl:
-    return delete_wire.DeleteAclsMatchingAcl(
-        error_code=ErrorCode.NONE if failure is None else failure.code,
-        error_message=None if failure is None else failure.message,
-        resource_type=rule.resource_type,
-        resource_name=rule.resource_name,
-        pattern_type=rule.pattern_type,
-        principal=rule.principal,
-        host=rule.host,
-        operation=rule.operation,
-        permission_type=rule.permission_type,
-    )

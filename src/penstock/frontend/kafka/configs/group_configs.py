@@ -1,199 +1,118 @@
-"""The configs of groups, in a table. They may be set before the group exists: where a share group
-starts is decided when its first member joins."""
+"""The configs of groups and of client metrics.
 
+Configs of a group may be set before the group exists: where a share group starts is decided when
+its first member joins. Configs of client metrics (KIP-714: which clients push which metrics, and
+how often) are only stored and shown, because telemetry is not supported."""
+
+import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from penstock.cursor.coordinator_calls import ChangeConfigs, ReadConfigs
 from penstock.cursor.groups import settings
 from penstock.cursor.groups.settings import GroupSettings
-from penstock.frontend.kafka.configs.config_values import INT_MAX, Read, choice, flag, whole
-from penstock.frontend.kafka.configs.resources import Edit
-from penstock.frontend.kafka.configs.topic_configs import (
+from penstock.frontend.kafka.configs.rows import (
     ConfigEntry,
     ConfigRow,
+    Edit,
     Source,
     Synonym,
-    ValueType,
+    invalid_config,
     read_by,
+    store,
+    table,
 )
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.errors import ApiError, invalid_request
 from penstock.frontend.kafka.shares.share_groups import DELIVERIES_MAX
+from penstock.metadata.topics.resource_configs import CLIENT_METRICS
 from penstock.model.levels import GROUP_CONFIGS_STORED
 from penstock.model.limits import MINUTE_MS, SECOND_MS
 from penstock.wire.kafka.faults import ErrorCode
 
-LOCK_MS_MAX: Final = 60 * MINUTE_MS
-HEARTBEAT_MS_MAX: Final = 5 * MINUTE_MS
-ASSIGNMENT_MS_MAX: Final = 15 * SECOND_MS  # as in Kafka
-LOCKS_MIN, LOCKS_MAX = 100, 10_000  # as in Kafka
-DELIVERIES_LIMIT_MIN, DELIVERIES_LIMIT_MAX = 2, 10  # as in Kafka
-STANDBYS_MAX: Final = 2  # as in Kafka
+STANDBYS_MAX: Final = 2  # this and other bounds are as in Kafka
 _DEFAULT: Final = GroupSettings()
 _SHARE: Final = settings.SHARE_DEFAULT
-_session: Final = whole(_DEFAULT.session_ms_min, _DEFAULT.session_ms_max)
-_heartbeat: Final = whole(SECOND_MS, HEARTBEAT_MS_MAX)
-_assignment: Final = whole(0, ASSIGNMENT_MS_MAX)
-
-
-def _int(name: str, default: int, node_name: str | None, read: Read, text: str) -> ConfigRow:
-    return ConfigRow(name, ValueType.INT, str(default), node_name, read, text)
-
-
-def _times(
-    kind: str, session: tuple[str, int], heartbeat: tuple[str, int], assignment: str
-) -> tuple[ConfigRow, ...]:
-    """Return the three timeouts of groups of one kind."""
-    return (
-        _int(
-            *session,
-            f"group.{kind}.session.timeout.ms",
-            _session,
-            "Time without a heartbeat after which a member is removed.",
-        ),
-        _int(
-            *heartbeat,
-            f"group.{kind}.heartbeat.interval.ms",
-            _heartbeat,
-            f"Interval of heartbeats in a {kind} group.",
-        ),
-        _int(
-            assignment,
-            0,
-            f"group.{kind}.assignment.interval.ms",
-            _assignment,
-            f"Shortest time between two assignments of a {kind} group.",
-        ),
-    )
-
-
-_ROWS: Final = (
-    *_times(
-        "consumer",
-        (settings.CONSUMER_SESSION, _DEFAULT.consumer_session_ms),
-        (settings.CONSUMER_HEARTBEAT, _DEFAULT.consumer_heartbeat_ms),
-        settings.CONSUMER_ASSIGNMENT,
-    ),
-    *_times(
-        "share",
-        (settings.SHARE_SESSION, _SHARE.session_ms),
-        (settings.SHARE_HEARTBEAT, _SHARE.heartbeat_ms),
-        settings.SHARE_ASSIGNMENT,
-    ),
-    *_times(
-        "streams",
-        (settings.STREAMS_SESSION, _DEFAULT.consumer_session_ms),
-        (settings.STREAMS_HEARTBEAT, _DEFAULT.consumer_heartbeat_ms),
-        settings.STREAMS_ASSIGNMENT,
-    ),
-    ConfigRow(
-        settings.SHARE_RESET,
-        ValueType.STRING,
-        settings.LATEST,
-        None,
-        choice(settings.EARLIEST, settings.LATEST),
-        "Where a share group starts in a topic that it has not read before.",
-    ),
-    ConfigRow(
-        settings.SHARE_ISOLATION,
-        ValueType.STRING,
-        settings.READ_UNCOMMITTED,
-        None,
-        choice(settings.READ_COMMITTED, settings.READ_UNCOMMITTED),
-        "Whether a share group reads records of open and aborted transactions.",
-    ),
-    _int(
-        settings.SHARE_LOCK,
-        _SHARE.lock_ms,
-        "group.share.record.lock.duration.ms",
-        whole(SECOND_MS, LOCK_MS_MAX),
-        "How long a record is leased to a member.",
-    ),
-    _int(
-        settings.SHARE_DELIVERIES,
-        DELIVERIES_MAX,
-        "group.share.delivery.count.limit",
-        whole(DELIVERIES_LIMIT_MIN, DELIVERIES_LIMIT_MAX),
-        "How often a record is delivered at most.",
-    ),
-    _int(
-        settings.SHARE_LOCKS,
-        _SHARE.locks_max,
-        "group.share.partition.max.record.locks",
-        whole(LOCKS_MIN, LOCKS_MAX),
-        "Records of a partition that may be leased at the same time.",
-    ),
-    ConfigRow(
-        settings.SHARE_RENEW,
-        ValueType.BOOLEAN,
-        "true",
-        None,
-        flag,
-        "Whether members may extend the lease of a record.",
-    ),
-    _int(
-        settings.STREAMS_STANDBYS,
-        0,
-        "group.streams.num.standby.replicas",
-        whole(0, STANDBYS_MAX),
-        "Standby copies of each task of a streams group.",
-    ),
-    _int(
-        settings.STREAMS_DELAY,
-        _DEFAULT.initial_delay_ms,
-        "group.streams.initial.rebalance.delay.ms",
-        whole(0, INT_MAX),
-        "How long an empty streams group waits for more members after the first.",
-    ),
+_SESSION_MS: Final = f"{_DEFAULT.session_ms_min}..{_DEFAULT.session_ms_max}"
+_TIMES: Final = (
+    ("consumer", _DEFAULT.consumer_session_ms, _DEFAULT.consumer_heartbeat_ms),
+    ("share", _SHARE.session_ms, _SHARE.heartbeat_ms),
+    ("streams", _DEFAULT.consumer_session_ms, _DEFAULT.consumer_heartbeat_ms),
 )
-
-GROUP_TABLE: Final[Mapping[str, ConfigRow]] = MappingProxyType({row.name: row for row in _ROWS})
-_PAIRS: Final = (
-    (settings.CONSUMER_HEARTBEAT, settings.CONSUMER_SESSION),
-    (settings.SHARE_HEARTBEAT, settings.SHARE_SESSION),
-    (settings.STREAMS_HEARTBEAT, settings.STREAMS_SESSION),
+_TIME_ROWS: Final = "".join(
+    f"""\
+{kind}.session.timeout.ms | int {_SESSION_MS} | {session_ms} | group.=
+    Time without a heartbeat after which a member is removed.
+{kind}.heartbeat.interval.ms | int {SECOND_MS}..{5 * MINUTE_MS} | {heartbeat_ms} | group.=
+    Interval of heartbeats in a {kind} group.
+{kind}.assignment.interval.ms | int 0..{15 * SECOND_MS} | 0 | group.=
+    Shortest time between two assignments of a {kind} group.
+"""
+    for kind, session_ms, heartbeat_ms in _TIMES
+)
+GROUP_TABLE: Final = table(
+    f"""\
+{_TIME_ROWS}\
+{settings.SHARE_RESET} | string {settings.EARLIEST}/{settings.LATEST} | {settings.LATEST}
+    Where a share group starts in a topic that it has not read before.
+{settings.SHARE_ISOLATION} | string read_committed/read_uncommitted | read_uncommitted
+    Whether a share group reads records of open and aborted transactions.
+{settings.SHARE_LOCK} | int {SECOND_MS}..{60 * MINUTE_MS} | {_SHARE.lock_ms} | group.=
+    How long a record is leased to a member.
+{settings.SHARE_DELIVERIES} | int 2..10 | {DELIVERIES_MAX} | group.=
+    How often a record is delivered at most.
+{settings.SHARE_LOCKS} | int 100..10000 | {_SHARE.locks_max} | group.=
+    Records of a partition that may be leased at the same time.
+{settings.SHARE_RENEW} | boolean | true
+    Whether members may extend the lease of a record.
+{settings.STREAMS_STANDBYS} | int 0..{STANDBYS_MAX} | 0 | group.=
+    Standby copies of each task of a streams group.
+{settings.STREAMS_DELAY} | int | {_DEFAULT.initial_delay_ms} | group.=
+    How long an empty streams group waits for more members after the first.
+"""
+)
+INTERVAL: Final = "interval.ms"
+INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000  # as in Kafka
+_PATTERN: Final = re.compile(r"\s*([a-z_]+)\s*=[^=]+\Z")
+_MATCHED: Final = (
+    *("client_id", "client_instance_id", "client_software_name", "client_software_version"),
+    *("client_source_address", "client_source_port"),
 )
 
 
 async def alter_group(
     context: KafkaContext, group_id: str, current: Mapping[str, str], edit: Edit, *, is_dry: bool
 ) -> None:
-    """Raises ApiError."""
     changes: dict[str, str | None] = {
         name: read_by(_row(name), text) for name, text in edit.given.items()
     }
-    for name in edit.removed:
-        _row(name)
-        changes[name] = None
-    if not context.groups.has_stored_configs:
-        _check_known_to_rows(changes)
+    changes |= {_row(name).name: None for name in edit.removed}
+    for name, text in () if context.groups.has_stored_configs else changes.items():
+        # Below feature level 3 an older node may coordinate the group.
+        if name not in settings.CONFIGS_OF_ROWS or text == settings.READ_COMMITTED:
+            raise invalid_config(
+                f"{name}={text} needs feature level {GROUP_CONFIGS_STORED}: upgrade all nodes, then"
+                " run penstock cluster upgrade."
+            )
     merged: dict[str, str | None] = {**current, **changes}
-    for heartbeat, session in _PAIRS:
+    for kind, _, _ in _TIMES:
+        heartbeat, session = f"{kind}.heartbeat.interval.ms", f"{kind}.session.timeout.ms"
         often_ms, silent_ms = (
             int(merged.get(name) or GROUP_TABLE[name].default or 0) for name in (heartbeat, session)
         )
         if often_ms >= silent_ms:
-            raise ApiError(
-                ErrorCode.INVALID_CONFIG,
-                f"{heartbeat} ({often_ms}) must be below {session} ({silent_ms}).",
-            )
+            raise invalid_config(f"{heartbeat} ({often_ms}) must be below {session} ({silent_ms}).")
     if not is_dry:
         reply = await context.groups.call(ChangeConfigs(group_id, changes))
         if reply.code:
             raise ApiError(ErrorCode(reply.code))
 
 
-def _check_known_to_rows(changes: Mapping[str, str | None]) -> None:
-    """Below feature level 3 an older node may coordinate the group. Raises ApiError."""
-    for name, text in changes.items():
-        if name not in settings.CONFIGS_OF_ROWS or text == settings.READ_COMMITTED:
-            raise ApiError(
-                ErrorCode.INVALID_CONFIG,
-                f"{name}={text} needs feature level {GROUP_CONFIGS_STORED}: upgrade all nodes, then"
-                " run penstock cluster upgrade.",
-            )
+def _row(name: str) -> ConfigRow:
+    row = GROUP_TABLE.get(name)
+    if row is None:
+        raise invalid_config(f"There is no group config {name[:100]!r} to set.")
+    return row
 
 
 async def configs_of(context: KafkaContext, group_id: str) -> Mapping[str, str]:
@@ -207,9 +126,8 @@ async def configs_of(context: KafkaContext, group_id: str) -> Mapping[str, str]:
 
 
 def group_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
-    """Return all configs of a group, sorted by name."""
     entries = []
-    for row in sorted(_ROWS, key=lambda row: row.name):
+    for row in GROUP_TABLE.values():
         synonyms: list[Synonym] = [(row.node_name or row.name, row.default, Source.DEFAULT)]
         if row.name in configs:
             synonyms.insert(0, (row.name, configs[row.name], Source.GROUP))
@@ -217,8 +135,60 @@ def group_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
     return entries
 
 
-def _row(name: str) -> ConfigRow:
-    row = GROUP_TABLE.get(name)
-    if row is None:
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"There is no group config {name[:100]!r} to set.")
-    return row
+# ── Client metrics ───────────────────────────────────────────────────────────────────────────
+
+
+def _listed(text: str) -> str:
+    return ",".join(part.strip() for part in text.split(",") if part.strip())
+
+
+def _patterns(text: str) -> str:
+    """Patterns are Java's; they are not compiled, because nothing is matched with them."""
+    for part in _listed(text).split(",") if text else ():
+        if not (found := _PATTERN.match(part)) or found[1] not in _MATCHED:
+            raise ValueError(f"a list of NAME=PATTERN with one of {', '.join(_MATCHED)}")
+    return _listed(text)
+
+
+METRICS_TABLE: Final = table(
+    f"""\
+{INTERVAL} | int | 300000
+    Interval at which clients push their metrics.
+match | list patterns |
+    Clients that push metrics; empty: all.
+metrics | list listed |
+    Prefixes of the names of metrics.
+""",
+    patterns=_patterns,
+    listed=_listed,
+)
+
+
+async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry: bool) -> None:
+    _check_metrics_name(name)
+    changes: dict[str, str | None] = dict.fromkeys(edit.removed)
+    for key, text in edit.given.items():
+        row = METRICS_TABLE.get(key)
+        if row is None:
+            raise invalid_request(f"Unknown client metrics config {key[:100]!r}.")
+        read = changes[key] = read_by(row, text)
+        if key == INTERVAL and not INTERVAL_MS_MIN <= int(read) <= INTERVAL_MS_MAX:
+            # As in Kafka, another code than for a text that is not a number.
+            raise invalid_request(
+                f"{INTERVAL} is from {INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}, not {read}."
+            )
+    await store(context, CLIENT_METRICS, name, changes, is_dry=is_dry)
+
+
+def metric_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:
+    _check_metrics_name(name)
+    configs, source = context.dynamic.of(CLIENT_METRICS, name), Source.CLIENT_METRICS
+    return [
+        row.entry([(key, configs[key], source)] if key in configs else ())
+        for key, row in METRICS_TABLE.items()
+    ]
+
+
+def _check_metrics_name(name: str) -> None:
+    if not name:
+        raise invalid_request("The name of a client metrics subscription must not be empty.")

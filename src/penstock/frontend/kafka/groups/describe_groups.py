@@ -1,76 +1,75 @@
-"""ListGroups, and the four APIs that describe groups with their members. Each of these describes
-groups of one kind; a group of another kind is not found. A group is not described if it reads
-topics that the caller may not describe, except a classic group."""
+"""ListGroups and DeleteGroups, and the four APIs that describe groups with their members. Each of
+these describes groups of one kind; a group of another kind is not found. A group is not described
+if it reads topics that the caller may not describe, except a classic group."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.cursor.coordinator_calls import DescribeGroup, ListGroups
+from msgspec.structs import astuple
+
+from penstock.cursor.coordinator_calls import DeleteGroup, DescribeGroup, ListGroups
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.decision import Description, StreamsMemberDescription
-from penstock.cursor.groups.records import InternalTopic, PartitionMap, TopologyValue
+from penstock.cursor.groups.records import InternalTopic, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import topic_names
 from penstock.cursor.groups.streams.task_assignor import maps_by_role
+from penstock.frontend.kafka import permissions
+from penstock.frontend.kafka.checks import check_group, find_id, id_of
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.frontend.kafka.permissions import (
-    UNASKED,
-    Operation,
-    group_operations,
-    on_cluster,
-    on_group,
-    on_topic,
-)
-from penstock.frontend.kafka.topic_lookup import find_id, id_of
+from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error
+from penstock.frontend.kafka.shares.share_groups import check_share_group, shared_topics
+from penstock.model.calls import CloseShare
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import consumer_group_describe as consumer_wire
+from penstock.wire.kafka.generated import delete_groups as delete_wire
 from penstock.wire.kafka.generated import describe_groups as classic_wire
 from penstock.wire.kafka.generated import list_groups as list_wire
 from penstock.wire.kafka.generated import share_group_describe as share_wire
 from penstock.wire.kafka.generated import streams_group_describe as streams_wire
 
 _MISSING_IS_ERROR_FROM = 6  # version of DescribeGroups
+G = TypeVar("G")
 _MEMBER_TYPE_CONSUMER = 1  # as opposed to a classic member that is being converted
 
 
 async def list_groups(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
     """Return the groups that the caller may describe, filtered by state (version 4) and type
     (version 5). A caller who may describe the cluster sees all groups."""
-    sees_all = on_cluster(call, Operation.DESCRIBE)
+    sees_all = permissions.on_cluster(call, permissions.Operation.DESCRIBE)
     code, found = await call.context.groups.call(
         ListGroups(states=request.states_filter, kinds=request.types_filter)
     )
     return list_wire.Response(
         error_code=code,
         groups=[
-            list_wire.ListedGroup(each.group_id, each.protocol_type, each.state, each.kind)
+            list_wire.ListedGroup(*astuple(each))
             async for each in call.slices.each(found)
-            if sees_all or on_group(call, Operation.DESCRIBE, each.group_id)
+            if sees_all or permissions.on_group(call, permissions.Operation.DESCRIBE, each.group_id)
         ],
     )
 
 
 class _Lookup(NamedTuple):
-    """One requested group: its description, or an error."""
-
     group_id: str
     found: Description | None = None
-    operations: int = UNASKED
+    operations: int = permissions.UNASKED
     code: int = ErrorCode.NONE
     message: str | None = None
 
 
-async def _look_up(
-    call: KafkaCall, group_ids: Sequence[str], kind: str, *, with_operations: bool
-) -> list[_Lookup]:
+async def _look_up(call: KafkaCall, request: Any, kind: str) -> list[_Lookup]:
     """Return the groups in the order of the request, each once."""
     lookups = []
+    group_ids = request.groups if kind == "classic" else request.group_ids
     async for group_id in call.slices.each(dict.fromkeys(group_ids)):
-        if not on_group(call, Operation.DESCRIBE, group_id):
+        if not permissions.on_group(call, permissions.Operation.DESCRIBE, group_id):
             lookups.append(_denied(ErrorCode.GROUP_AUTHORIZATION_FAILED, group_id))
             continue
-        operations = group_operations(call, group_id) if with_operations else UNASKED
+        operations = permissions.UNASKED
+        if request.include_authorized_operations:
+            operations = permissions.group_operations(call, group_id)
         found = await call.context.groups.call(DescribeGroup(group_id))
         if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
             lookups.append(_Lookup(group_id, code=found.code))
@@ -94,22 +93,23 @@ async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
     if call.caller.is_trusted:
         return True
     names: set[str] = set()
+
+    def add(partitions: Partitions) -> None:
+        names.update(topic.name for topic, _ in _topics(call.context, partitions))
+
     async for member in call.slices.each(group.consumer_members):
         names.update(member.subscription.topic_names)
-        names.update(_names(call.context, (member.assigned, member.target)))
+        add(member.assigned)
+        add(member.target)
     async for sharer in call.slices.each(group.share_members):
         names.update(sharer.topic_names)
-        names.update(_names(call.context, (sharer.assigned,)))
+        add(sharer.assigned)
     if group.topology is not None:
         names.update(topic_names(group.topology))
     async for name in call.slices.each(names):
-        if not on_topic(call, Operation.DESCRIBE, name):
+        if not permissions.on_topic(call, permissions.Operation.DESCRIBE, name):
             return False
     return True
-
-
-def _names(context: KafkaContext, several: Iterable[Partitions]) -> Iterator[str]:
-    return (topic.name for partitions in several for topic, _ in _topics(context, partitions))
 
 
 def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Topic, Sequence[int]]]:
@@ -120,17 +120,14 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
             yield topic, indexes
 
 
-# ── Classic groups ───────────────────────────────────────────────────────────────────────────
-
-
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
     """A group that does not exist is Dead, which is an error from version 6 on."""
-    lookups = await _look_up(
-        call, request.groups, "classic", with_operations=request.include_authorized_operations
-    )
     is_missing_error = call.version >= _MISSING_IS_ERROR_FROM
     return classic_wire.Response(
-        groups=[_classic(lookup, is_missing_error=is_missing_error) for lookup in lookups]
+        groups=[
+            _classic(lookup, is_missing_error=is_missing_error)
+            for lookup in await _look_up(call, request, "classic")
+        ]
     )
 
 
@@ -143,15 +140,7 @@ def _classic(lookup: _Lookup, *, is_missing_error: bool) -> classic_wire.Describ
             protocol_type=found.protocol_type,
             protocol_data=found.protocol,
             members=[
-                classic_wire.DescribedGroupMember(
-                    each.member_id,
-                    each.instance_id,
-                    each.client_id,
-                    each.client_host,
-                    each.metadata,
-                    each.assignment,
-                )
-                for each in found.classic_members
+                classic_wire.DescribedGroupMember(*astuple(each)) for each in found.classic_members
             ],
             authorized_operations=lookup.operations,
         )
@@ -166,125 +155,106 @@ def _classic(lookup: _Lookup, *, is_missing_error: bool) -> classic_wire.Describ
     )
 
 
-def _group_fields(found: Description, operations: int) -> dict[str, Any]:
-    """Return the fields that descriptions of all other kinds have in common."""
-    return {
-        "group_id": found.group_id,
-        "group_state": found.state,
-        "group_epoch": found.epoch,
-        "assignment_epoch": found.target_epoch,
-        "authorized_operations": operations,
-    }
-
-
-# ── Consumer groups ──────────────────────────────────────────────────────────────────────────
+async def _described(
+    call: KafkaCall,
+    request: Any,
+    kind: str,
+    group: Callable[..., G],
+    members: Callable[[KafkaCall, Description], Awaitable[Mapping[str, Any]]],
+) -> list[G]:
+    """Describe groups of all other kinds. ``members``: returns the fields of one kind only."""
+    groups = []
+    async for lookup in call.slices.each(await _look_up(call, request, kind)):
+        found = lookup.found
+        if found is None:
+            groups.append(group(lookup.code, lookup.message, lookup.group_id))
+            continue
+        groups.append(
+            group(
+                group_id=found.group_id,
+                group_state=found.state,
+                group_epoch=found.epoch,
+                assignment_epoch=found.target_epoch,
+                authorized_operations=lookup.operations,
+                **await members(call, found),
+            )
+        )
+    return groups
 
 
 async def consumer(call: KafkaCall, request: consumer_wire.Request) -> consumer_wire.Response:
-    lookups = await _look_up(
-        call, request.group_ids, "consumer", with_operations=request.include_authorized_operations
-    )
+    kind = consumer_wire.DescribedGroup
     return consumer_wire.Response(
-        groups=[_consumer(call.context, lookup) async for lookup in call.slices.each(lookups)]
+        groups=await _described(call, request, "consumer", kind, _consumers)
     )
 
 
-def _consumer(context: KafkaContext, lookup: _Lookup) -> consumer_wire.DescribedGroup:
-    found = lookup.found
-    if found is None:
-        return consumer_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
-
+async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
     def assignment(partitions: Partitions) -> consumer_wire.Assignment:
         return consumer_wire.Assignment(
             [
                 consumer_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                for topic, indexes in _topics(context, partitions)
+                for topic, indexes in _topics(call.context, partitions)
             ]
         )
 
-    return consumer_wire.DescribedGroup(
-        **_group_fields(found, lookup.operations),
-        assignor_name=found.assignor,
-        members=[
-            consumer_wire.Member(
-                member_id=member.member_id,
-                instance_id=member.subscription.instance_id,
-                rack_id=member.subscription.rack_id,
-                member_epoch=member.member_epoch,
-                client_id=member.subscription.client_id,
-                client_host=member.subscription.client_host,
-                subscribed_topic_names=member.subscription.topic_names,
-                subscribed_topic_regex=member.subscription.topic_regex or "",
-                assignment=assignment(member.assigned),
-                target_assignment=assignment(member.target),
-                member_type=_MEMBER_TYPE_CONSUMER,
-            )
-            for member in found.consumer_members
-        ],
-    )
-
-
-# ── Share groups ─────────────────────────────────────────────────────────────────────────────
+    members = [
+        consumer_wire.Member(
+            member_id=member.member_id,
+            instance_id=member.subscription.instance_id,
+            rack_id=member.subscription.rack_id,
+            member_epoch=member.member_epoch,
+            client_id=member.subscription.client_id,
+            client_host=member.subscription.client_host,
+            subscribed_topic_names=member.subscription.topic_names,
+            subscribed_topic_regex=member.subscription.topic_regex or "",
+            assignment=assignment(member.assigned),
+            target_assignment=assignment(member.target),
+            member_type=_MEMBER_TYPE_CONSUMER,
+        )
+        for member in found.consumer_members
+    ]
+    return {"assignor_name": found.assignor, "members": members}
 
 
 async def share(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
-    lookups = await _look_up(
-        call, request.group_ids, "share", with_operations=request.include_authorized_operations
-    )
-    return share_wire.Response(
-        groups=[_share(call.context, lookup) async for lookup in call.slices.each(lookups)]
-    )
+    kind = share_wire.DescribedGroup
+    return share_wire.Response(groups=await _described(call, request, "share", kind, _sharers))
 
 
-def _share(context: KafkaContext, lookup: _Lookup) -> share_wire.DescribedGroup:
-    found = lookup.found
-    if found is None:
-        return share_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
-    return share_wire.DescribedGroup(
-        **_group_fields(found, lookup.operations),
-        assignor_name=found.assignor,
-        members=[
-            share_wire.Member(
-                member_id=member.member_id,
-                rack_id=member.rack_id,
-                member_epoch=member.member_epoch,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                subscribed_topic_names=member.topic_names,
-                assignment=share_wire.Assignment(
-                    [
-                        share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                        for topic, indexes in _topics(context, member.assigned)
-                    ]
-                ),
-            )
-            for member in found.share_members
-        ],
-    )
-
-
-# ── Streams groups ───────────────────────────────────────────────────────────────────────────
+async def _sharers(call: KafkaCall, found: Description) -> dict[str, Any]:
+    members = [
+        share_wire.Member(
+            member_id=member.member_id,
+            rack_id=member.rack_id,
+            member_epoch=member.member_epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=member.topic_names,
+            assignment=share_wire.Assignment(
+                [
+                    share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
+                    for topic, indexes in _topics(call.context, member.assigned)
+                ]
+            ),
+        )
+        for member in found.share_members
+    ]
+    return {"assignor_name": found.assignor, "members": members}
 
 
 async def streams(call: KafkaCall, request: streams_wire.Request) -> streams_wire.Response:
-    lookups = await _look_up(
-        call, request.group_ids, "streams", with_operations=request.include_authorized_operations
-    )
-    return streams_wire.Response(
-        groups=[await _streams(call, lookup) async for lookup in call.slices.each(lookups)]
-    )
+    kind = streams_wire.DescribedGroup
+    return streams_wire.Response(groups=await _described(call, request, "streams", kind, _streams))
 
 
-async def _streams(call: KafkaCall, lookup: _Lookup) -> streams_wire.DescribedGroup:
-    found = lookup.found
-    if found is None:
-        return streams_wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id)
+async def _streams(call: KafkaCall, found: Description) -> dict[str, Any]:
     topology, counts = found.topology, found.partition_counts
-    return streams_wire.DescribedGroup(
-        **_group_fields(found, lookup.operations),
-        topology=None if topology is None else await _topology(call, topology, counts),
-        members=[_streams_member(each) async for each in call.slices.each(found.streams_members)],
-    )
+    members = [_streams_member(each) async for each in call.slices.each(found.streams_members)]
+    return {
+        "topology": None if topology is None else await _topology(call, topology, counts),
+        "members": members,
+    }
 
 
 async def _topology(
@@ -317,7 +287,7 @@ async def _topology(
 
 
 def _streams_member(member: StreamsMemberDescription) -> streams_wire.Member:
-    metadata = member.metadata
+    metadata, endpoint = member.metadata, member.metadata.endpoint
     return streams_wire.Member(
         member_id=member.member_id,
         member_epoch=member.member_epoch,
@@ -326,9 +296,7 @@ def _streams_member(member: StreamsMemberDescription) -> streams_wire.Member:
         client_host=metadata.client_host,
         topology_epoch=metadata.topology_epoch,
         process_id=metadata.process_id,
-        user_endpoint=None
-        if metadata.endpoint is None
-        else streams_wire.Endpoint(*metadata.endpoint),
+        user_endpoint=None if endpoint is None else streams_wire.Endpoint(*endpoint),
         client_tags=[streams_wire.KeyValue(*tag) for tag in metadata.client_tags],
         assignment=_tasks(member.assigned),
         target_assignment=_tasks(member.target),
@@ -336,8 +304,33 @@ def _streams_member(member: StreamsMemberDescription) -> streams_wire.Member:
 
 
 def _tasks(tasks: Partitions) -> streams_wire.Assignment:
-    def task_ids(role: PartitionMap) -> list[streams_wire.TaskIds]:
-        return [streams_wire.TaskIds(part, indexes) for part, indexes in role.items()]
+    active, standby = (
+        [streams_wire.TaskIds(*each) for each in role.items()] for role in maps_by_role(tasks)
+    )
+    return streams_wire.Assignment(active, standby)
 
-    active, standby = maps_by_role(tasks)
-    return streams_wire.Assignment(task_ids(active), task_ids(standby))
+
+async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
+    """Delete groups without members, with their offsets or their shares of all topics."""
+    results = []
+    async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
+        try:
+            check_group(call, permissions.Operation.DELETE, group_id)
+            await _close_shares(call.context, group_id)
+            code = (await call.context.groups.call(DeleteGroup(group_id))).code
+        except API_ERRORS as error:
+            code = api_error(error).code
+        results.append(delete_wire.DeletableGroupResult(group_id, code))
+    return delete_wire.Response(results=results)
+
+
+async def _close_shares(context: KafkaContext, group_id: str) -> None:
+    """Close the shares first: a later group of the same name must not find them."""
+    try:
+        await check_share_group(context, group_id, must_be_empty=True)
+    except ApiError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return  # it may be of another kind
+        raise
+    for topic in shared_topics(context, group_id):
+        await context.anywhere.call(CloseShare(topic, group_id))

@@ -3,12 +3,12 @@
 Internal topics of the topology that are missing are created here, with the rights of the caller.
 The reply still reports them as missing; the member's next heartbeat finds them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.cursor.coordinator_calls import BeatStreams
 from penstock.cursor.groups.assigned import LEAVE
-from penstock.cursor.groups.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
+from penstock.cursor.groups.records import InternalTopic, Subtopology, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import (
     Endpoint,
     StatusCode,
@@ -18,11 +18,11 @@ from penstock.cursor.groups.streams.streams_requests import (
 )
 from penstock.cursor.groups.streams.task_assignor import Tasks, maps_by_role
 from penstock.frontend.kafka.audit import run_audited
-from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka.checks import check_group, check_topic, is_topic_name
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, invalid_request
-from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
-from penstock.frontend.kafka.topics.new_topic import check_replicas, new_stream, with_replicas
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
+from penstock.frontend.kafka.topics.changes import check_replicas, new_stream, with_replicas
 from penstock.model.errors import TopicExists
 from penstock.model.limits import STREAMS_TOPICS_MAX
 from penstock.model.names import is_internal
@@ -35,8 +35,7 @@ _DENIED = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
     try:
-        if not on_group(call, Operation.READ, request.group_id):
-            raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        check_group(call, Operation.READ, request.group_id)
         if not request.group_id:
             raise invalid_request("GroupId can't be empty.")
         topology = None
@@ -44,12 +43,12 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
             topology = await _topology(call, request.topology)
             await _check_names(call, topology)
     except ApiError as error:
-        return _failed(error.code, error.message)
+        return wire.Response(error_code=error.code, error_message=error.message, status=())
     reply = await call.context.groups.call(
         BeatStreams(request.group_id, _request(call, request, topology))
     )
     if reply.code:
-        return _failed(ErrorCode(reply.code), reply.message)
+        return wire.Response(error_code=reply.code, error_message=reply.message, status=())
     note = ""
     if reply.missing and request.member_epoch != LEAVE:
         note = await _create(call, reply.missing)
@@ -61,44 +60,37 @@ async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
     parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
     parts.sort(key=lambda part: part.subtopology_id)
     if len({part.subtopology_id for part in parts}) < len(parts):
-        text = "Two subtopologies have the same id."
-        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+        raise _invalid("Two subtopologies have the same id.")
     return TopologyValue(given.epoch, tuple(parts))
+
+
+def _invalid(reason: str) -> ApiError:
+    return ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, reason)
 
 
 def _part(given: wire.Subtopology) -> Subtopology:
     copartitions = []
+    repartitioned = [topic.name for topic in given.repartition_source_topics]
     for group in given.copartition_groups:
-        try:
-            names = {
-                *(given.source_topics[index] for index in _checked(group.source_topics)),
-                *(
-                    given.repartition_source_topics[index].name
-                    for index in _checked(group.repartition_source_topics)
-                ),
-            }
-        except IndexError:
-            text = f"A copartition group of subtopology {given.subtopology_id} has a wrong index."
-            raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text) from None
+        names: set[str] = set()
+        for topics, indexes in (
+            (given.source_topics, group.source_topics),
+            (repartitioned, group.repartition_source_topics),
+        ):
+            if not all(0 <= index < len(topics) for index in indexes):
+                raise _invalid(
+                    f"A copartition group of subtopology {given.subtopology_id} has a wrong index."
+                )
+            names.update(topics[index] for index in indexes)
         copartitions.append(tuple(sorted(names)))
     return Subtopology(
         given.subtopology_id,
-        _sorted(given.source_topics),
+        tuple(sorted(set(given.source_topics))),
         _internal(given.repartition_source_topics),
-        _sorted(given.repartition_sink_topics),
+        tuple(sorted(set(given.repartition_sink_topics))),
         _internal(given.state_changelog_topics),
         tuple(sorted(copartitions)),
     )
-
-
-def _checked(indexes: Sequence[int]) -> Sequence[int]:
-    if any(index < 0 for index in indexes):
-        raise IndexError
-    return indexes
-
-
-def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(names)))
 
 
 def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
@@ -115,28 +107,26 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
 
 
 async def _check_names(call: KafkaCall, topology: TopologyValue) -> None:
-    """Raises ApiError if the topology has an invalid topic name, too many topics, or a topic that
-    the caller may not describe."""
+    """Raises ApiError for an invalid name, too many topics, or a topic that is not allowed."""
     names = sorted(topic_names(topology))
     if len(names) > STREAMS_TOPICS_MAX:
-        text = (
+        raise _invalid(
             f"The topology has {len(names):,} topics, at most {STREAMS_TOPICS_MAX:,} are allowed:"
             " split the application."
         )
-        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     owned = [name for name in names if is_internal(name)]
     if owned:
-        text = f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
-        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, f"{text} prohibited.")
+        raise _invalid(
+            f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
+            " prohibited."
+        )
     wrong = [name for name in names if not is_topic_name(name)]
     if wrong:
-        text = f"Topic names {','.join(wrong)} are not valid topic names."
-        raise ApiError(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+        raise _invalid(f"Topic names {','.join(wrong)} are not valid topic names.")
     for name in names:
         if call.slices.is_over:
             await call.slices.next()
-        if not on_topic(call, Operation.DESCRIBE, name):
-            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        check_topic(call, Operation.DESCRIBE, name)
 
 
 def _request(
@@ -220,15 +210,19 @@ async def _create_each(
     return codes
 
 
-def _failed(code: ErrorCode, message: str | None) -> wire.Response:
-    return wire.Response(error_code=code, error_message=message, status=())
-
-
 async def _response(
     call: KafkaCall, request: wire.Request, reply: StreamsReply, note: str
 ) -> wire.Response:
-    active, standby = (None, None) if reply.assigned is None else maps_by_role(reply.assigned)
-    endpoints = reply.endpoints
+    task_ids = wire.StreamsGroupHeartbeatResponseTaskIds
+    active, standby, warmup = None, None, None
+    if reply.assigned is not None:
+        warmup = list[wire.StreamsGroupHeartbeatResponseTaskIds]()
+        active, standby = (
+            [task_ids(*each) for each in role.items()] for role in maps_by_role(reply.assigned)
+        )
+    endpoints = None
+    if reply.endpoints is not None:
+        endpoints = [_endpoint(each) async for each in call.slices.each(reply.endpoints)]
     return wire.Response(
         member_id=request.member_id,
         member_epoch=reply.member_epoch,
@@ -240,32 +234,17 @@ async def _response(
             )
             for each in reply.statuses
         ],
-        active_tasks=_task_ids(active),
-        standby_tasks=_task_ids(standby),
-        warmup_tasks=None if reply.assigned is None else (),
+        active_tasks=active,
+        standby_tasks=standby,
+        warmup_tasks=warmup,
         endpoint_information_epoch=reply.endpoint_epoch,
-        partitions_by_user_endpoint=None
-        if endpoints is None
-        else [_endpoint(each) async for each in call.slices.each(endpoints)],
+        partitions_by_user_endpoint=endpoints,
     )
-
-
-def _task_ids(tasks: PartitionMap | None) -> list[wire.StreamsGroupHeartbeatResponseTaskIds] | None:
-    if tasks is None:
-        return None
-    return [
-        wire.StreamsGroupHeartbeatResponseTaskIds(part, indexes) for part, indexes in tasks.items()
-    ]
 
 
 def _endpoint(endpoint: Endpoint) -> wire.EndpointToPartitions:
-    active, standby = endpoint.partitions()
-    return wire.EndpointToPartitions(
-        wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port),
-        _partitions(active),
-        _partitions(standby),
+    active, standby = (
+        [wire.TopicPartition(*each) for each in topics.items()] for topics in endpoint.partitions()
     )
-
-
-def _partitions(topics: PartitionMap) -> list[wire.TopicPartition]:
-    return [wire.TopicPartition(name, indexes) for name, indexes in topics.items()]
+    at = wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port)
+    return wire.EndpointToPartitions(at, active, standby)

@@ -13,20 +13,19 @@ identities, for tokens with every request, and again for requests that have wait
 
 With authentication off every client that logs in is trusted, and a user name of twelve digits
 chooses the account. SCRAM is the exception: it proves to the client that the server knows the
-password, so it works only for users who have one here.
-
-``passwords.py`` checks passwords; ``permissions.py`` decides what a caller may do."""
+password, so it works only for users who have one here."""
 
 import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from penstock.frontend.kafka.config import KafkaConfig
-from penstock.frontend.kafka.login.passwords import PasswordRefused, Passwords, Proven, is_live
+from penstock.frontend.kafka.login.passwords import PasswordRefused, Passwords, Proven, read_plain
 from penstock.frontend.kafka.ports.identities import TokenCalls
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.model.errors import PenstockError, Throttled
@@ -70,32 +69,18 @@ def user_shown(caller: Caller) -> str:
     return KAFKA_ANONYMOUS if is_anonymous else caller.user
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Login:
-    """The login of one connection."""
-
-    __slots__ = (
-        "caller",
-        "epoch",
-        "exchange",
-        "expires_at_ms",
-        "has_tokens_only",
-        "mechanism",
-        "payer",
-        "proven",
-        "proven_at_ms",
-    )
-
-    def __init__(self, caller: Caller | None) -> None:
-        self.caller = caller  # None: not logged in
-        self.proven: AccessKey | ScramCredential | DelegationToken | None = None
-        self.payer: Tenant | None = None  # charged for requests; None: no limits
-        self.epoch = -1  # of the identities, at the last check
-        self.proven_at_ms = 0
-        self.expires_at_ms = _FOREVER
-        # The login in progress:
-        self.mechanism: str | None = None
-        self.exchange: ScramExchange | None = None
-        self.has_tokens_only = False  # frames are tokens without a header until it ends
+    caller: Caller | None  # None: not logged in
+    proven: AccessKey | ScramCredential | DelegationToken | None = None
+    payer: Tenant | None = None  # charged for requests; None: no limits
+    epoch: int = -1  # of the identities, at the last check
+    proven_at_ms: int = 0
+    expires_at_ms: int = _FOREVER
+    # The login in progress:
+    mechanism: str | None = None
+    exchange: ScramExchange | None = None
+    has_tokens_only: bool = False  # frames are tokens without a header until it ends
 
 
 class TokenReply(msgspec.Struct, frozen=True):
@@ -106,8 +91,6 @@ class TokenReply(msgspec.Struct, frozen=True):
 
 
 class Logins:
-    """The logins of all connections of a listener."""
-
     def __init__(
         self,
         config: KafkaConfig,
@@ -123,10 +106,9 @@ class Logins:
         self._config = config
         self._identities = identities
         self._clock = clock
-        self._tokens = tokens
         self._quotas = quotas
         self._passwords = Passwords(
-            identities,
+            identities=identities,
             own_account=config.account,
             entropy=entropy,
             seed=seed,
@@ -143,28 +125,23 @@ class Logins:
         assert isinstance(login, Login)
         return login
 
-    # ── Validity ─────────────────────────────────────────────────────────────────────────────
-
     def check(self, login: Login) -> None:
         """Raises HangUp if the login has ended."""
         if login.expires_at_ms != _FOREVER:
             if self._now_ms() >= login.expires_at_ms:
                 raise HangUp("the login has expired")
-            self._check_token(login)
-        if login.epoch != self._identities.epoch:
+            self.check_again(login)
+        elif login.epoch != self._identities.epoch:
             self._recheck(login)
 
     def check_again(self, login: Login) -> None:
         """Check again for a request that has waited. A login that expired meanwhile is accepted."""
-        if login.expires_at_ms != _FOREVER:
-            self._check_token(login)
+        # Changes of tokens do not raise the epoch of the identities.
+        is_token = login.expires_at_ms != _FOREVER and isinstance(login.proven, DelegationToken)
+        if is_token and not self._is_valid(login):
+            raise HangUp("the delegation token is gone or has expired")
         if login.epoch != self._identities.epoch:
             self._recheck(login)
-
-    def _check_token(self, login: Login) -> None:
-        """Changes of tokens do not raise the epoch of the identities."""
-        if isinstance(login.proven, DelegationToken) and not self._is_valid(login):
-            raise HangUp("the delegation token is gone or has expired")
 
     def _recheck(self, login: Login) -> None:
         identities, caller = self._identities, login.caller
@@ -185,9 +162,7 @@ class Logins:
         if proven is None:
             return False
         if isinstance(proven, DelegationToken):
-            tokens, now_ms = self._tokens, self._clock.wall_ms()
-            token = None if tokens is None else tokens.find(proven.token_id)
-            return token is not None and is_live(token, identities, now_ms=now_ms)
+            return self._passwords.live_token(proven.token_id) is not None
         if isinstance(proven, AccessKey):
             key = identities.key(proven.key_id)
             return (
@@ -202,11 +177,8 @@ class Logins:
             return False
         return found is not None and found.stored_key == proven.stored_key
 
-    # ── The handshake ────────────────────────────────────────────────────────────────────────
-
     def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
-        """PLAIN sends the password as it is: with authentication on it needs TLS, or a client on
-        the same machine."""
+        """PLAIN sends the password as it is: it needs TLS, or a client on the same machine."""
         config = self._config
         is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
         return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
@@ -215,7 +187,11 @@ class Logins:
         self, connection: KafkaConnection, mechanism: str, *, has_tokens_only: bool
     ) -> ErrorCode:
         login = self.of(connection)
-        if login.mechanism is not None or not self._may_begin(login):
+        may_begin = login.proven_at_ms == 0 or (
+            login.expires_at_ms != _FOREVER
+            and self._now_ms() - login.proven_at_ms >= REAUTHENTICATION_MS_MIN
+        )
+        if login.mechanism is not None or not may_begin:
             return ErrorCode.ILLEGAL_SASL_STATE
         if mechanism not in self.mechanisms(connection):
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
@@ -223,15 +199,6 @@ class Logins:
         login.exchange = None
         login.has_tokens_only = has_tokens_only
         return ErrorCode.NONE
-
-    def _may_begin(self, login: Login) -> bool:
-        if login.proven_at_ms == 0:
-            return True  # the first login
-        if login.expires_at_ms == _FOREVER:
-            return False
-        return self._now_ms() - login.proven_at_ms >= REAUTHENTICATION_MS_MIN
-
-    # ── Tokens ───────────────────────────────────────────────────────────────────────────────
 
     async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
         """Process the client's next token. A code in the reply ends the login."""
@@ -243,9 +210,17 @@ class Logins:
             return TokenReply(ErrorCode.ILLEGAL_SASL_STATE, ErrorCode.ILLEGAL_SASL_STATE.message)
         try:
             if mechanism == PLAIN:
-                return self._accept(connection, login, await self._plain(connection, token), b"")
+                if self._config.is_auth_on:
+                    proven = await self._passwords.plain(token, peer=connection.peer)
+                else:
+                    name, _ = read_plain(token)
+                    account = name if is_account(name) else self._config.account
+                    proven = Proven(Caller(account, name, is_trusted=True), None)
+                return self._accept(connection, login, proven, b"")
             if login.exchange is None:
-                login.exchange = self._begin_scram(mechanism, token)
+                login.exchange, is_known = self._passwords.begin_scram(mechanism, token)
+                if not is_known and not self._config.is_auth_on:
+                    raise _ReportedToClient(_NOT_HERE)
                 return TokenReply(token=login.exchange.server_first)
             proven, last = await self._passwords.finish_scram(login.exchange, token)
             return self._accept(connection, login, proven, last)
@@ -263,68 +238,43 @@ class Logins:
             code = ErrorCode.SASL_AUTHENTICATION_FAILED
             return TokenReply(code, reported or code.message)
 
-    async def _plain(self, connection: KafkaConnection, token: bytes) -> Proven:
-        if self._config.is_auth_on:
-            return await self._passwords.plain(token, peer=connection.peer)
-        name = self._passwords.name_in(token)
-        account = name if is_account(name) else self._config.account
-        return Proven(Caller(account, name, is_trusted=True), None)
-
-    def _begin_scram(self, mechanism: str, token: bytes) -> ScramExchange:
-        exchange, is_known = self._passwords.begin_scram(mechanism, token)
-        if not is_known and not self._config.is_auth_on:
-            raise _ReportedToClient(_NOT_HERE)
-        return exchange
-
     def _accept(
         self, connection: KafkaConnection, login: Login, proven: Proven, token: bytes
     ) -> TokenReply:
-        caller = proven.caller
+        caller, credential = proven.caller, proven.credential
         if not self._config.is_auth_on and not caller.is_trusted:
             caller = msgspec.structs.replace(caller, is_trusted=True)
         before = login.caller
-        is_first = login.proven_at_ms == 0
-        if is_first:
-            self._claim(connection, caller)
+        if login.proven_at_ms == 0:
+            tenant = self._identities.tenant(caller.account)
+            if self._quotas is not None and tenant is not None:
+                try:
+                    self._quotas.claim(connection, tenant)
+                except Throttled as error:  # the tenant has its maximum number of connections
+                    raise _ReportedToClient(str(error)) from None
         elif before is None or (before.account, before.user) != (caller.account, caller.user):
             raise PasswordRefused("a second login must be of the same user")
-        now_ms = self._now_ms()
-        lifetime_ms = self._lifetime_ms(proven)
+        now_ms, wall_ms = self._now_ms(), self._clock.wall_ms()
+        lifetime_ms = self._config.login_ms  # 0: as long as the connection
+        if isinstance(credential, DelegationToken):
+            left_ms = max(1, credential.expires_at_ms - wall_ms)
+            lifetime_ms = min(lifetime_ms, left_ms) if lifetime_ms else left_ms
         login.caller = caller
-        login.proven = proven.credential
+        login.proven = credential
         login.proven_at_ms = now_ms
         login.expires_at_ms = now_ms + lifetime_ms if lifetime_ms else _FOREVER
         self._end(login)
         self._recheck(login)
         connection.admit()
-        if isinstance(proven.credential, AccessKey):
-            wall_ms = self._clock.wall_ms()
-            self._identities.note_used(proven.credential, now_ms=wall_ms)
+        if isinstance(credential, AccessKey):
+            self._identities.note_used(credential, now_ms=wall_ms)
         return TokenReply(token=token, lifetime_ms=lifetime_ms)
-
-    def _lifetime_ms(self, proven: Proven) -> int:
-        """Return how long the login lasts; 0: as long as the connection."""
-        login_ms, token = self._config.login_ms, proven.credential
-        if not isinstance(token, DelegationToken):
-            return login_ms
-        left_ms = max(1, token.expires_at_ms - self._clock.wall_ms())
-        return min(login_ms, left_ms) if login_ms else left_ms
 
     def _end(self, login: Login) -> None:
         """End the login in progress, successful or not."""
         login.mechanism = None
         login.exchange = None
         login.has_tokens_only = False
-
-    def _claim(self, connection: KafkaConnection, caller: Caller) -> None:
-        """Raises PasswordRefused if the tenant has its maximum number of connections."""
-        quotas = self._quotas
-        tenant = self._identities.tenant(caller.account)
-        if quotas is not None and tenant is not None:
-            try:
-                quotas.claim(connection, tenant)
-            except Throttled as error:
-                raise _ReportedToClient(str(error)) from None
 
     def _now_ms(self) -> int:
         # One more than the clock: 0 means never.

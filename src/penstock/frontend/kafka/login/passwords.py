@@ -7,25 +7,28 @@ node's write their account in front: ``123456789012/ann``.
 
 A name that does not exist is treated like one that does: it has a salt that never changes, as many
 iterations as an existing user might have, and rejecting its password takes as long. Deriving keys
-from a password is slow on purpose, so it is done in threads (``password_hashing.py``)."""
+from a password is slow on purpose, so it is done in threads."""
 
+import asyncio
 import base64
 import hmac
-import ipaddress
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from penstock.frontend.kafka.login.password_hashing import PasswordHashing
 from penstock.frontend.kafka.ports.identities import TokenCalls
 from penstock.model.identity import AccessKey, Caller, DelegationToken, KeyStatus, ScramCredential
+from penstock.model.limits import DERIVATIONS_MAX
 from penstock.model.names import scoped_id, split_scoped
 from penstock.model.ports import Clock, Identities
+from penstock.net.listener import source_of
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import DIGESTS, NONCE_BYTES, ScramExchange
 
+Work = Callable[[], bytes]
 DERIVED_MAX: Final = 1_000  # of access keys, remembered
 NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
@@ -35,6 +38,57 @@ _PLAIN_PARTS: Final = 3
 # token id and a user of that name would have the same salt unless the user exists, which would tell
 # clients whether the user exists.
 _TOKEN: Final = "\0token/"  # noqa: S105
+
+
+class PasswordHashing:
+    """Derives keys from passwords in threads: a few at once, one per payer, payers in turn. A payer
+    is the tenant of the user who logs in, or the address of a client who names no known user."""
+
+    def __init__(self) -> None:
+        # By payer, the next payer first: the work of each waiting login, in order of arrival.
+        self._waiting: dict[str, dict[asyncio.Future[bytes], Work]] = {}
+        self._running: set[str] = set()  # payers
+
+    async def run(self, payer: str, work: Work) -> bytes:
+        """Return the result of ``work``, which a thread calls when it is the payer's turn."""
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(payer, {})[waiter] = work
+        self._start()
+        try:
+            return await waiter
+        finally:
+            waiting = self._waiting.get(payer, {})
+            # It is still waiting if the client is gone.
+            if waiting.pop(waiter, None) is not None and not waiting:
+                del self._waiting[payer]
+
+    def _start(self) -> None:
+        while len(self._running) < DERIVATIONS_MAX:
+            payer = next((each for each in self._waiting if each not in self._running), None)
+            if payer is None:
+                return
+            waiting = self._waiting.pop(payer)
+            waiter = next(iter(waiting))
+            work = waiting.pop(waiter)
+            if waiting:
+                self._waiting[payer] = waiting  # after all other payers
+            self._running.add(payer)
+            thread = asyncio.get_running_loop().run_in_executor(None, work)
+            thread.add_done_callback(partial(self._end, payer, waiter))
+
+    def _end(
+        self, payer: str, waiter: asyncio.Future[bytes], thread: asyncio.Future[bytes]
+    ) -> None:
+        """Called when the thread has ended, not when the client is gone: a client that hangs up
+        does not stop its thread, so the payer's turn is not over."""
+        self._running.discard(payer)
+        error = thread.exception()
+        if not waiter.done():
+            if error is None:
+                waiter.set_result(thread.result())
+            else:
+                waiter.set_exception(error)
+        self._start()
 
 
 class PasswordRefused(Exception):
@@ -50,118 +104,90 @@ class Proven(msgspec.Struct, frozen=True):
         return f"Proven({self.caller!r})"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Passwords:
-    def __init__(
-        self,
-        identities: Identities,
-        *,
-        own_account: str,
-        entropy: Callable[[int], bytes],
-        seed: bytes,
-        clock: Clock,
-        tokens: TokenCalls | None = None,
-    ) -> None:
-        self._identities = identities
-        self._clock = clock
-        self._tokens = tokens
-        self._own_account = own_account
-        self._entropy = entropy
-        self._given_seed = seed
-        self._epoch = identities.epoch
+    identities: Identities
+    own_account: str
+    entropy: Callable[[int], bytes]
+    seed: bytes
+    clock: Clock
+    tokens: TokenCalls | None = None
+
+    def __post_init__(self) -> None:
+        self._epoch = self.identities.epoch
         # By key id or token, mechanism and iterations:
         self._derived: dict[tuple[str, str, int], ScramCredential] = {}
         self._hashing = PasswordHashing()
 
-    # ── PLAIN ────────────────────────────────────────────────────────────────────────────────
-
-    def name_in(self, token: bytes) -> str:
-        """Return the user name of a trusted client. Raises PasswordRefused."""
-        return _read_plain(token)[0]
-
     async def plain(self, token: bytes, *, peer: str) -> Proven:
         """``peer``: the client's address. Raises PasswordRefused."""
-        name, password = _read_plain(token)
-        key = self._identities.key(name)
+        name, password = read_plain(token)
+        key = self.identities.key(name)
         if key is not None:
-            is_right = hmac.compare_digest(self._identities.secret(key), password)
-            if not is_right:
+            if not hmac.compare_digest(self.identities.secret(key), password):
                 raise PasswordRefused("not the secret of the key")
             return self._by_key(key)
-        account, user = split_scoped(name, own_account=self._own_account)
-        stored = self._stored(account, user)
+        account, user = split_scoped(name, own_account=self.own_account)
+        find = self.identities.scram
+        stored = find(account, user, scram.SHA_512) or find(account, user, scram.SHA_256)
         credential = stored or self._invented(account, user, scram.SHA_512)
-        payer = account if stored is not None else _network_of(peer)
+        payer = account if stored is not None else source_of(peer)
         salted = await self._salted(credential, password, payer=payer)
         if not scram.is_password(credential, salted):
             raise PasswordRefused("not the password of the user")
-        return self._by_user(credential)
-
-    def _stored(self, account: str, user: str) -> ScramCredential | None:
-        for mechanism in (scram.SHA_512, scram.SHA_256):
-            found = self._identities.scram(account, user, mechanism)
-            if found is not None:
-                return found
-        return None
-
-    # ── SCRAM ────────────────────────────────────────────────────────────────────────────────
+        return self._proven(credential, credential.user)
 
     def begin_scram(self, mechanism: str, token: bytes) -> tuple[ScramExchange, bool]:
         """Return the exchange, and whether the name exists. Raises ScramRefused."""
         first = scram.read_client_first(token)
-        account, user = split_scoped(first.user, own_account=self._own_account)
+        account, user = split_scoped(first.user, own_account=self.own_account)
         stored = None
         if first.is_token:
-            shown = self._invented(self._own_account, _TOKEN + first.user, mechanism)
+            shown = self._invented(self.own_account, _TOKEN + first.user, mechanism)
         else:
-            stored = self._identities.scram(account, user, mechanism)
+            stored = self.identities.scram(account, user, mechanism)
             shown = stored or self._invented(account, user, mechanism)
         exchange = ScramExchange(
             mechanism,
             first,
             salt=shown.salt,
             iterations=shown.iterations,
-            entropy=self._entropy(NONCE_BYTES),
+            entropy=self.entropy(NONCE_BYTES),
         )
         if first.is_token:
-            return exchange, self._live_token(first.user) is not None
-        return exchange, stored is not None or self._identities.key(first.user) is not None
+            return exchange, self.live_token(first.user) is not None
+        return exchange, stored is not None or self.identities.key(first.user) is not None
 
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
-        """Return the caller and the last message of the server. Raises ScramRefused and
-        PasswordRefused."""
+        """Return the caller and the server's last message. Raises ScramRefused, PasswordRefused."""
         if exchange.is_token:
             return await self._token_finished(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
-        account, user = split_scoped(name, own_account=self._own_account)
-        stored = self._identities.scram(account, user, mechanism)
+        account, user = split_scoped(name, own_account=self.own_account)
+        stored = self.identities.scram(account, user, mechanism)
         if stored is not None:
             last = exchange.finish(token, stored)
-            return self._by_user(stored), last
-        key = self._identities.key(name)
+            return self._proven(stored, stored.user), last
+        key = self.identities.key(name)
         if key is None:
             exchange.finish(token, self._invented(account, user, mechanism))
             raise PasswordRefused("unknown user")  # no proof fits an invented credential
-        last = exchange.finish(token, await self._of_key(key, mechanism, exchange.iterations))
-        return self._by_key(key), last
-
-    async def _of_key(self, key: AccessKey, mechanism: str, iterations: int) -> ScramCredential:
-        """Return the credential of an access key, whose secret the server knows: with the salt that
-        the name would have if it did not exist, and the iterations that the client was sent."""
-        if self._epoch != self._identities.epoch:
-            self._epoch = self._identities.epoch
+        # The salt is the one that the name would have if it did not exist.
+        if self._epoch != self.identities.epoch:
+            self._epoch = self.identities.epoch
             self._derived.clear()
-        cached = (key.key_id, mechanism, iterations)
-        found = self._derived.get(cached)
-        if found is None:
-            secret = self._identities.secret(key)
-            found = await self._derive(cached, secret, account=key.account, user=key.user)
-        return found
+        cached = (key.key_id, mechanism, exchange.iterations)
+        found = self._derived.get(cached) or await self._derive(
+            cached, self.identities.secret(key), account=key.account, user=key.user
+        )
+        last = exchange.finish(token, found)
+        return self._by_key(key), last
 
     async def _derive(
         self, cached: tuple[str, str, int], secret: bytes, *, account: str, user: str
     ) -> ScramCredential:
         name, mechanism, iterations = cached
-        invented = self._invented(self._own_account, name, mechanism)
+        invented = self._invented(self.own_account, name, mechanism)
         shown = msgspec.structs.replace(invented, iterations=iterations)
         salted = await self._salted(shown, secret, payer=account)
         found = scram.credential_of(
@@ -172,77 +198,71 @@ class Passwords:
         self._derived[cached] = found
         return found
 
-    # ── Delegation tokens ────────────────────────────────────────────────────────────────────
-
-    def _live_token(self, token_id: str) -> DelegationToken | None:
-        token = None if self._tokens is None else self._tokens.find(token_id)
-        if token is None or not is_live(token, self._identities, now_ms=self._clock.wall_ms()):
+    def live_token(self, token_id: str) -> DelegationToken | None:
+        token = None if self.tokens is None else self.tokens.find(token_id)
+        if token is None or not is_live(token, self.identities, now_ms=self.clock.wall_ms()):
             return None
         return token
 
     async def _token_finished(
         self, exchange: ScramExchange, message: bytes
     ) -> tuple[Proven, bytes]:
-        token, mechanism = self._live_token(exchange.user), exchange.mechanism
+        token, mechanism = self.live_token(exchange.user), exchange.mechanism
         name = _TOKEN + exchange.user
-        if token is None or self._tokens is None:
-            exchange.finish(message, self._invented(self._own_account, name, mechanism))
+        if token is None or self.tokens is None:
+            exchange.finish(message, self._invented(self.own_account, name, mechanism))
             raise PasswordRefused("unknown delegation token")
         cached = (name, mechanism, exchange.iterations)
-        found = self._derived.get(cached)
-        if found is None:
-            secret = base64.b64encode(self._tokens.hmac_of(token.token_id))
-            found = await self._derive(cached, secret, account=token.account, user=token.owner)
+        secret = base64.b64encode(self.tokens.hmac_of(token.token_id))
+        found = self._derived.get(cached) or await self._derive(
+            cached, secret, account=token.account, user=token.owner
+        )
         last = exchange.finish(message, found)
-        return Proven(self._caller(token.account, token.owner, ""), token), last
-
-    # ── Callers ──────────────────────────────────────────────────────────────────────────────
+        return self._proven(token, token.owner), last
 
     def _by_key(self, key: AccessKey) -> Proven:
         if key.status is not KeyStatus.ACTIVE:
             raise PasswordRefused("the key is disabled")
-        return Proven(self._caller(key.account, key.user, key.key_id), key)
+        return self._proven(key, key.user, key.key_id)
 
-    def _by_user(self, credential: ScramCredential) -> Proven:
-        return Proven(self._caller(credential.account, credential.user, ""), credential)
-
-    def _caller(self, account: str, name: str, key_id: str) -> Caller:
-        tenant = self._identities.tenant(account)
-        user = self._identities.user(account, name)
+    def _proven(
+        self,
+        credential: AccessKey | ScramCredential | DelegationToken,
+        name: str,
+        key_id: str = "",
+    ) -> Proven:
+        account = credential.account
+        tenant = self.identities.tenant(account)
+        user = self.identities.user(account, name)
         if tenant is None or user is None:
             raise PasswordRefused("the user does not exist")
         if tenant.is_suspended:
             raise PasswordRefused("the account is suspended")
-        return Caller(account, name, key_id, user.is_operator)
-
-    # ── Keys ─────────────────────────────────────────────────────────────────────────────────
+        return Proven(Caller(account, name, key_id, user.is_operator), credential)
 
     async def _salted(self, credential: ScramCredential, password: bytes, *, payer: str) -> bytes:
-        work = partial(
-            scram.salted_password,
-            credential.mechanism,
-            password,
-            salt=credential.salt,
-            iterations=credential.iterations,
+        mechanism, salt, count = credential.mechanism, credential.salt, credential.iterations
+        derive = scram.salted_password
+        return await self._hashing.run(
+            payer, lambda: derive(mechanism, password, salt=salt, iterations=count)
         )
-        return await self._hashing.run(payer, work)
 
     def _invented(self, account: str, user: str, mechanism: str) -> ScramCredential:
         assert mechanism in DIGESTS
-        if not self._given_seed:
-            self._given_seed = self._entropy(SEED_BYTES)
-        name = scoped_id(account, user, own_account=self._own_account)
+        if not self.seed:
+            self.seed = self.entropy(SEED_BYTES)
+        name = scoped_id(account, user, own_account=self.own_account)
         counts = self._counts(account, mechanism)
-        return scram.invented("", name, mechanism, seed=self._given_seed, counts=counts)
+        return scram.invented("", name, mechanism, seed=self.seed, counts=counts)
 
     def _counts(self, account: str, mechanism: str) -> Mapping[int, int]:
         """Return the iterations in use in the tenant. A tenant that does not exist or has no
         passwords looks like one that has: it gets the counts of a tenant chosen by keyed hash."""
-        by_account = self._identities.iteration_counts(mechanism)
+        by_account = self.identities.iteration_counts(mechanism)
         found = by_account.get(account)
         if found is not None or not by_account:
             return found or {}
-        drawn = hmac.digest(self._given_seed, f"tenant/{account}".encode(), "sha256")
+        drawn = hmac.digest(self.seed, f"tenant/{account}".encode(), "sha256")
         accounts = sorted(by_account)  # the same on every node
         return by_account[accounts[scram.scaled(drawn, len(accounts))]]
 
@@ -254,18 +274,7 @@ def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> b
     return is_same and not token.is_expired(now_ms=now_ms)
 
 
-def _network_of(address: str) -> str:
-    """Return the address, or the /64 network of an IPv6 address: a client may use all of it."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if parsed.version == 4 or parsed.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((int(parsed), 64), strict=False))
-
-
-def _read_plain(token: bytes) -> tuple[str, bytes]:
+def read_plain(token: bytes) -> tuple[str, bytes]:
     """Return name and password. Raises PasswordRefused."""
     parts = token.split(b"\0")
     if len(parts) != _PLAIN_PARTS:

@@ -1,21 +1,86 @@
-"""The port through which admin requests read and change the cluster: where partitions are, who
-leads them, which nodes belong to it. A single node is a cluster of one."""
+"""The ports to nodes, leaders and coordinators, which Kafka clients find by themselves, and through
+which admin requests read and change the cluster. A single node is a cluster of one, and leads
+everything."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from penstock.frontend.kafka.ports.brokers import BrokerAt
 from penstock.model.calls import BrokerPort, LogBytes
 from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.model.ports import ProducerSeen
 from penstock.model.topic import Topic
 
+NO_LEADER: Final = -1
+GROUPS_TOPIC: Final = "__groups"
+TRANSACTIONS_TOPIC: Final = "__transactions"
+
+
+class BrokerAt(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class Place(NamedTuple):
+    leader: int  # NO_LEADER: none at the moment
+    epoch: int
+    replicas: Sequence[int]
+    in_sync: Sequence[int]
+    offline: Sequence[int] = ()
+
+
+class Brokers(Protocol):
+    def all(self) -> Sequence[BrokerAt]: ...
+
+    @property
+    def controller(self) -> int: ...
+
+    def place(self, topic: Topic, index: int) -> Place: ...
+
+    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
+        """Return the largest epoch up to this one in a log that this node leads, and its end
+        offset; None if the log has only one epoch."""
+
+    def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
+        """Return the coordinator of a group or transaction; None if there is none at the moment."""
+
+
+class SoleBroker:
+    def __init__(
+        self,
+        node_id: int,
+        advertised: Callable[[], tuple[str, int]],
+        epoch_of: Callable[[Topic, int], int] = lambda _topic, _index: 0,
+    ) -> None:
+        """``epoch_of``: the one epoch of each log. Logs from the backup of a cluster have another
+        epoch than 0."""
+        self.controller = node_id
+        self._advertised = advertised
+        self._epoch_of = epoch_of
+        self._place = Place(node_id, 0, (node_id,), (node_id,))
+
+    def all(self) -> Sequence[BrokerAt]:
+        return (self._at(),)
+
+    def place(self, topic: Topic, index: int) -> Place:
+        epoch = self._epoch_of(topic, index)
+        return self._place._replace(epoch=epoch) if epoch else self._place
+
+    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
+        return None
+
+    def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:  # noqa: ARG002
+        return self._at()
+
+    def _at(self) -> BrokerAt:
+        host, port = self._advertised()
+        return BrokerAt(self.controller, host, port)
+
 
 class Reassigned(NamedTuple):
-    """A partition that is moving."""
-
     replicas: Sequence[int]  # all replicas during the move
     adding: Sequence[int]
     removing: Sequence[int]
@@ -45,56 +110,41 @@ class KafkaCluster(Protocol):
     @property
     def nodes(self) -> Collection[int]:
         """Nodes that are alive."""
-        ...
 
     def placed(
         self, topic: Topic, places: Mapping[int, Sequence[int]]
     ) -> AbstractAsyncContextManager[None]:
         """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
-        that fails, the partitions are removed. Raises InvalidRequest for a node that is not
-        alive."""
-        ...
+        that fails, the partitions are removed. Raises InvalidRequest for a dead node."""
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
         """Return every partition that is moving, by topic id and index."""
-        ...
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
         """Raises InvalidRequest if the partition cannot be on these nodes."""
-        ...
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Return how many replicas the partition has without the move. Raises NotFound if it is
-        not moving."""
-        ...
+        """Return the number of replicas without the move. Raises NotFound if there is no move."""
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
         """Raises NotFound for a partition that is being created."""
-        ...
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
         """Return this node's replica; None if it has none."""
-        ...
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        """Return the producers that the follower on this node knows; None if it is not a
-        follower."""
-        ...
+        """Return the producers that this node knows as a follower; None if it is none."""
 
     async def stopped(self) -> Sequence[BrokerAt]:
         """Return nodes of the cluster that are not alive."""
-        ...
 
     async def unregister(self, node: int) -> None:
         """Raises NotFound for an unknown node, Conflict for one that is alive or has replicas."""
-        ...
 
     def quorum(self) -> Quorum: ...
 
 
 class SoleNode:
-    """The cluster of a single node."""
-
     def __init__(self, node: int, broker: BrokerPort) -> None:
         self._node = node
         self._broker = broker

@@ -5,33 +5,19 @@ Coordinators store the groups and transactions of all accounts under ids that co
 reach groups of another account, whatever id it gets.
 
 ``GuardedCoordinators`` replies for a coordinator that hangs or is overloaded, with the code upon
-which clients look for the coordinator and retry: no call raises.
-
-A member that joins a group waits for the other members, and the coordinator ends the wait; here it
-is only counted. So is a client that waits for offsets of a coordinator that is moving. After a
-failure of a coordinator no call waits there before a short call has succeeded."""
+which clients look for the coordinator and retry: no call raises. A member that joins a group waits
+for the other members, and the coordinator ends the wait; here it is only counted. So is a client
+that waits for offsets of a coordinator that is moving. After a failure of a coordinator no call
+waits there before a short call has succeeded."""
 
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.calls.bulkhead import Bulkhead
 from penstock.cursor import coordinator_calls as calls
-from penstock.cursor.coordinator_calls import (
-    UNAVAILABLE,
-    CoordinatorCall,
-    Coordinators,
-    DescribeGroup,
-    GroupCall,
-    GroupCoordinators,
-    ListGroups,
-    ListTransactions,
-    R,
-    TransactionCall,
-    failed,
-)
+from penstock.cursor.coordinator_calls import CoordinatorCall, R
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings
 from penstock.model.errors import Overloaded
 from penstock.model.names import scoped_id, split_scoped
@@ -54,70 +40,52 @@ _MEMBER: Final = Rule(without_id=ErrorCode.INVALID_GROUP_ID)
 _JOIN: Final = Rule(wait_ms=GroupSettings().rebalance_ms_max, without_id=ErrorCode.INVALID_GROUP_ID)
 
 RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
-    calls.Join: _JOIN,
-    calls.Sync: _JOIN,
-    calls.Heartbeat: _MEMBER,
-    calls.Leave: _MEMBER,
-    calls.BeatConsumer: _CHANGE,
-    calls.BeatShare: _CHANGE,
-    calls.BeatStreams: _CHANGE,
-    calls.MakeShareGroup: _CHANGE,
-    calls.ReadConfigs: _READ,
-    calls.ChangeConfigs: _CHANGE,
-    calls.Commit: _CHANGE,
-    calls.CommitInTransaction: _CHANGE,
-    calls.CompleteTransaction: _CHANGE,
-    calls.FetchOffsets: Rule(wait_ms=GroupSettings().fetch_ms_max),
-    calls.DeleteOffsets: _CHANGE,
-    calls.ListGroups: _READ,
-    calls.DescribeGroup: _READ,
-    calls.DeleteGroup: _CHANGE,
-    calls.InitProducer: _PRODUCER,
-    calls.AddPartitions: _PRODUCER,
-    calls.AddGroup: _PRODUCER,
+    **dict.fromkeys((calls.Join, calls.Sync), _JOIN),
+    **dict.fromkeys((calls.Heartbeat, calls.Leave), _MEMBER),
+    **dict.fromkeys((calls.BeatConsumer, calls.BeatShare, calls.BeatStreams), _CHANGE),
+    **dict.fromkeys((calls.MakeShareGroup, calls.ChangeConfigs, calls.DeleteGroup), _CHANGE),
+    **dict.fromkeys((calls.Commit, calls.CommitInTransaction, calls.CommitOffsets), _CHANGE),
+    **dict.fromkeys((calls.CompleteTransaction, calls.DeleteOffsets), _CHANGE),
+    **dict.fromkeys((calls.ReadConfigs, calls.ListGroups, calls.DescribeGroup), _READ),
+    **dict.fromkeys((calls.DescribeTransaction, calls.ListTransactions), _READ),
     # There is no await after the coordinator's reply, so it is still true for the caller.
     calls.VerifyPartition: _READ,
-    calls.CommitOffsets: _CHANGE,
-    calls.EndTransaction: _PRODUCER,
-    calls.DescribeTransaction: _READ,
-    calls.ListTransactions: _READ,
+    calls.FetchOffsets: Rule(wait_ms=GroupSettings().fetch_ms_max),
+    **dict.fromkeys((calls.InitProducer, calls.EndTransaction), _PRODUCER),
+    **dict.fromkeys((calls.AddPartitions, calls.AddGroup), _PRODUCER),
 }
 
 
 def _id_of(call: CoordinatorCall[Any]) -> str:
     """Return the id of the group or transaction; empty for a call about all of them."""
-    if isinstance(call, TransactionCall):
+    if isinstance(call, calls.TransactionCall):
         return call.transactional_id
-    return call.group_id if isinstance(call, GroupCall) else ""
+    return call.group_id if isinstance(call, calls.GroupCall) else ""
 
 
 class GuardedCoordinators:
     """The coordinators of one node behind their bulkhead."""
 
-    def __init__(self, coordinators: Coordinators, bulkhead: Bulkhead) -> None:
+    def __init__(self, coordinators: calls.Coordinators, bulkhead: Bulkhead) -> None:
         self._coordinators = coordinators
         self._bulkhead = bulkhead
 
     async def call(self, call: CoordinatorCall[R]) -> R:
-        rule = RULES[type(call)]
+        rule, bulkhead = RULES[type(call)], self._bulkhead
         try:
             if rule.wait_ms:
                 return await self._wait(call, rule.wait_ms)
-            with self._holding(_id_of(call)):
-                make = self._bulkhead.read if rule.is_read else self._bulkhead.call
+            account, _ = split_scoped(_id_of(call), own_account=bulkhead.shares.own_account or "")
+            with bulkhead.shares.holding(account, UNDER_WAY):
+                make = bulkhead.read if rule.is_read else bulkhead.call
                 return await make(lambda: self._coordinators.call(call))
         except Overloaded:
-            return failed(call, UNAVAILABLE)
-
-    def _holding(self, scoped: str) -> AbstractContextManager[None]:
-        shares = self._bulkhead.shares
-        account, _ = split_scoped(scoped, own_account=shares.own_account or "")
-        return shares.holding(account, UNDER_WAY)
+            return calls.failed(call, calls.UNAVAILABLE)
 
     async def _wait(self, call: CoordinatorCall[R], wait_ms: int) -> R:
         bulkhead = self._bulkhead
         if bulkhead.is_suspect():
-            question = DescribeGroup(_id_of(call))
+            question = calls.DescribeGroup(_id_of(call))
             await bulkhead.read(lambda: self._coordinators.call(question))
         place = bulkhead.park(wait_ms)
         try:
@@ -130,7 +98,7 @@ class GuardedCoordinators:
 
 
 class GuardedGroups(GuardedCoordinators):
-    def __init__(self, groups: GroupCoordinators, bulkhead: Bulkhead) -> None:
+    def __init__(self, groups: calls.GroupCoordinators, bulkhead: Bulkhead) -> None:
         super().__init__(groups, bulkhead)
         self._groups = groups
         self.share_settings = groups.share_settings  # from memory
@@ -143,29 +111,28 @@ class GuardedGroups(GuardedCoordinators):
 class ScopedCoordinators:
     """The groups and transactions of one account, by the ids that its clients use."""
 
-    def __init__(self, coordinators: Coordinators, *, account: str, own_account: str) -> None:
+    def __init__(self, coordinators: calls.Coordinators, *, account: str, own_account: str) -> None:
         self._coordinators = coordinators
         self._account = account
         self._own_account = own_account
 
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
-        if isinstance(call, DescribeGroup | ListGroups | ListTransactions):
+        if isinstance(call, calls.DescribeGroup | calls.ListGroups | calls.ListTransactions):
             return self._looked(call)
         return self._made(call)
 
     async def _made(self, call: CoordinatorCall[R]) -> R:
         rule = RULES[type(call)]
         if rule.without_id is not None and not _id_of(call):
-            return failed(call, rule.without_id)
+            return calls.failed(call, rule.without_id)
         return await self._coordinators.call(self._scoped(call))
 
     async def _looked(self, call: CoordinatorCall[Any]) -> Any:
-        """Make a call whose reply contains ids."""
         found = await self._coordinators.call(self._scoped(call))
-        if isinstance(call, DescribeGroup):
+        if isinstance(call, calls.DescribeGroup):
             return replace(found, group_id=call.group_id)
         code, listed = found
-        if isinstance(call, ListTransactions):
+        if isinstance(call, calls.ListTransactions):
             ids = ((self._plain(scoped), value) for scoped, value in listed.items())
             return code, {plain: value for plain, value in ids if plain is not None}
         ids = ((self._plain(each.group_id), each) for each in listed)
@@ -187,7 +154,7 @@ class ScopedCoordinators:
 
 
 class ScopedGroups(ScopedCoordinators):
-    def __init__(self, groups: GroupCoordinators, *, account: str, own_account: str) -> None:
+    def __init__(self, groups: calls.GroupCoordinators, *, account: str, own_account: str) -> None:
         super().__init__(groups, account=account, own_account=own_account)
         self._groups = groups
 

@@ -13,12 +13,9 @@ class IdentityChanges(Protocol):
 
     async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
         """Create a user, with a password if one is given; if either fails, neither is stored."""
-        ...
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
-        """Apply a pure function to the newest value and store the result; repeat that if another
-        change was stored first."""
-        ...
+        """Apply a pure function to the newest value and store the result."""
 
     async def put_scram(self, credential: ScramCredential) -> None: ...
 
@@ -26,7 +23,6 @@ class IdentityChanges(Protocol):
 
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
         """Add all rules, or none and raise QuotaExceeded. Rules that exist stay as they are."""
-        ...
 
     async def remove_acls(self, account: str, rules: Collection[Acl]) -> None: ...
 
@@ -39,21 +35,17 @@ class TokenCalls(Protocol):
 
     def find_by_hmac(self, account: str, value: bytes) -> DelegationToken | None:
         """Return the token of a tenant that has this HMAC."""
-        ...
 
     def of(self, account: str) -> Collection[DelegationToken]: ...
 
     def hmac_of(self, token_id: str) -> bytes:
         """Return the secret of a token."""
-        ...
 
     async def create(self, token: DelegationToken) -> None:
         """Raises QuotaExceeded."""
-        ...
 
     async def change(
         self, token_id: str, change: Callable[[DelegationToken], DelegationToken | None]
     ) -> DelegationToken | None:
         """Apply a pure function to the newest value and store its result; None deletes the token.
         Return None for a token that does not exist."""
-        ...

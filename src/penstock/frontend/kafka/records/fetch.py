@@ -13,17 +13,18 @@ at least one batch, or a batch above the limit would stop its reader for ever.
 set outlives the request, with its watches: a partition without changes is neither read nor watched
 again."""
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from penstock.frontend.kafka.context import KafkaCall
+from penstock.frontend.kafka.checks import epoch_error, has_partition, locate_id, locate_name
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.offsets_view import as_offsets, bytes_to_read, log_of
 from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FINAL_EPOCH, FetchSession
 from penstock.frontend.kafka.sessions.fetch_sets import (
     ADDED_AT_ONCE_MAX,
@@ -35,12 +36,12 @@ from penstock.frontend.kafka.sessions.fetch_sets import (
     is_large,
 )
 from penstock.frontend.kafka.sessions.waiting_fetches import Waker
-from penstock.frontend.kafka.topic_lookup import epoch_error, has_partition, locate_id, locate_name
 from penstock.model.calls import Ends, Fetch
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.topic import Topic
 from penstock.net.kafka.listener import HangUp
+from penstock.net.slices import Slices
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
     READ_COMMITTED,
@@ -87,14 +88,27 @@ async def run(call: KafkaCall, request: FetchRequest) -> FetchResponse:
     )
     if isinstance(session, ErrorCode):
         return FetchResponse((), error_code=session)
-    fetch = _Fetch(call, request, session)
+    bytes_max = min(request.bytes_max, RESPONSE_BYTES_MAX)
+    fetch = _Fetch(
+        call.context,
+        call.slices,
+        session,
+        session.wanted,
+        session.epoch,
+        not session.is_kept,
+        session.is_kept or session.wants_id,
+        bytes_max,
+        min(request.bytes_min, bytes_max),
+        request.isolation_level == READ_COMMITTED,
+        call.connection.takes_slices,
+    )
     try:
         if rest and not await fetch.want(rest, find, request.forgotten_topics):
             return FetchResponse((), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.size > PARTITIONS_MAX:
             if session.is_kept:
                 sessions.drop(session)
-            raise _too_many()
+            raise HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
         if session.wanted.count > ADDED_AT_ONCE_MAX:
             await fetch.read_as()
         await fetch.look()
@@ -120,10 +134,6 @@ async def run(call: KafkaCall, request: FetchRequest) -> FetchResponse:
             await fetch.release_sets(sessions.dropped)
 
 
-def _too_many() -> HangUp:
-    return HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
-
-
 def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
     if isinstance(key, bytes):
         return locate_id(call, Operation.READ, key)
@@ -140,153 +150,121 @@ class _Overtaken(Exception):
     """The next request of the session came before the reply to this one."""
 
 
-class _Fetch:
+class _Fetch(ByIdentity):
     """One request: what it has found, and whether that is enough for a reply."""
 
-    __slots__ = (
-        "_answered",
-        "_broker",
-        "_bytes_max",
-        "_bytes_min",
-        "_context",
-        "_epoch",
-        "_is_committed",
-        "_is_failed",
-        "_is_full",
-        "_session",
-        "_size",
-        "_slices",
-        "_takes_slices",
-        "_wanted",
-        "_watches",
-        "pause_ms",
-    )
+    context: KafkaContext
+    slices: Slices
+    session: FetchSession
+    wanted: FetchSet
+    epoch: int
+    is_full: bool  # the reply contains every partition
+    # For later requests of the session; without a session only a wait needs watches.
+    watches: bool
+    bytes_max: int
+    bytes_min: int
+    is_committed: bool
+    takes_slices: bool
+    size: int = 0
+    answered: int = 0
+    is_failed: bool = False
+    pause_ms: int = 0  # for a client that may not wait here: without it, it would retry at once
 
-    def __init__(self, call: KafkaCall, request: FetchRequest, session: FetchSession) -> None:
-        self._context = call.context
-        self._broker = call.context.broker
-        self._session = session
-        self._epoch = session.epoch
-        self._is_full = not session.is_kept  # the reply contains every partition
-        # For later requests of the session; without a session only a wait needs watches.
-        self._watches = session.is_kept or session.wants_id
-        self._wanted = session.wanted
-        self._wanted.is_busy = True
-        self._bytes_max = min(request.bytes_max, RESPONSE_BYTES_MAX)
-        self._bytes_min = min(request.bytes_min, self._bytes_max)
-        self._is_committed = request.isolation_level == READ_COMMITTED
-        if self._wanted.count <= ADDED_AT_ONCE_MAX:
-            self._wanted.read_as(is_committed=self._is_committed)
-        self._takes_slices = call.connection.takes_slices
-        self._slices = call.slices
-        self._size = 0
-        self._answered = 0
-        self._is_failed = False
-        # For a client that may not wait here: without a pause it would retry at once.
-        self.pause_ms = 0
+    def __post_init__(self) -> None:
+        self.wanted.is_busy = True
+        if self.wanted.count <= ADDED_AT_ONCE_MAX:
+            self.wanted.read_as(is_committed=self.is_committed)
 
     @property
     def is_enough(self) -> bool:
         return (
-            self._size >= self._bytes_min
-            or self._is_failed
-            or not self._wanted.count
-            or self._context.parked.is_draining
-            or self._is_dropped
+            self.size >= self.bytes_min
+            or self.is_failed
+            or not self.wanted.count
+            or self.context.parked.is_draining
+            # The session was dropped for another: its client should learn that soon.
+            or not (self.is_full or self.session.is_kept)
         )
-
-    @property
-    def _is_dropped(self) -> bool:
-        """The session was dropped for another: its client should learn that soon."""
-        return not self._is_full and not self._session.is_kept
-
-    # ── The partitions of a large request ────────────────────────────────────────────────────
 
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
         """Add the parts after the first, each in a slice of its own. Return False if there is no
         room for all and the session has ended."""
-        sessions = self._context.fetch_sessions
+        sessions = self.context.fetch_sessions
         for part in parts:
-            await self._slices.next()
+            await self.slices.next()
             self.check_turn()
             gone = forgotten if part is parts[-1] else ()
-            if not sessions.grow(self._session, part, gone, find):
+            if not sessions.grow(self.session, part, gone, find):
                 return False
         return True
 
     async def read_as(self) -> None:
-        for _ in self._wanted.reading_as(is_committed=self._is_committed):
-            if self._slices.is_over:
-                await self._slices.next()
+        for _ in self.wanted.reading_as(is_committed=self.is_committed):
+            if self.slices.is_over:
+                await self.slices.next()
                 self.check_turn()
-
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────
 
     async def look(self) -> list[PartitionFetch]:
         """Read partitions that are due. Return those that have more records than before."""
-        wanted = self._wanted
+        wanted = self.wanted
         grown = []
         for number, one in enumerate(tuple(wanted.due)):
-            if number % STEP == STEP - 1 and self._slices.is_over:
-                await self._slices.next()
+            if number % STEP == STEP - 1 and self.slices.is_over:
+                await self.slices.next()
                 self.check_turn()
                 if one not in wanted.due:
                     continue
-            if self._size >= self._bytes_max and self._size > 0 and not self._is_full:
+            if self.size >= self.bytes_max and self.size > 0 and not self.is_full:
                 break  # the others stay due and come first next time
             del wanted.due[one]
             wanted.looked[one] = None
-            before = one.size
-            await self._look_at(one)
+            before, topic = one.size, one.of.found
+            if isinstance(topic, ErrorCode):
+                one.code = topic
+            elif not has_partition(topic, one.requested.index):
+                one.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                try:
+                    await self._read(one, topic)
+                except PenstockError as error:
+                    self.check_turn()
+                    one.code = partition_code(error)
+            if one.code:
+                self.is_failed = True
             if one.size > before:
                 grown.append(one)
         return grown
 
-    async def _look_at(self, one: PartitionFetch) -> None:
-        topic = one.of.found
-        if isinstance(topic, ErrorCode):
-            one.code = topic
-        elif not has_partition(topic, one.requested.index):
-            one.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        else:
-            try:
-                await self._read(one, topic)
-            except PenstockError as error:
-                self.check_turn()
-                one.code = partition_code(error)
-        if one.code:
-            self._is_failed = True
-
     async def _read(self, one: PartitionFetch, topic: Topic) -> None:
         """Read a partition and watch it if needed. Records that arrive between a read and its watch
         would wake no fetch, so a read without records counts only if it came after the watch."""
-        log = log_of(self._context, topic)
-        watches = self._watches and one.unwatch is None
+        log = log_of(self.context, topic)
+        watches = self.watches and one.unwatch is None
         if watches and one.is_open and one.requested.offset >= one.sent_watermark:
             self._watch(one, log)
             watches = False
-        requested, size = one.requested, self._size
-        room = min(requested.bytes_max - one.size, self._bytes_max - size)
+        requested, size = one.requested, self.size
+        room = min(requested.bytes_max - one.size, self.bytes_max - size)
         if room <= 0 and size > 0:
-            ends = await self._broker.call(Ends(log, requested.index))
+            ends = await self.context.broker.call(Ends(log, requested.index))
             self.check_turn()
             one.ends = ends
             one.is_left = True
             return
-        sealing = self._context.sealing
+        sealing = self.context.sealing
         is_view = log is not topic
         is_sealed = not is_view and sealing is not None and sealing.may_hold(topic)
         while True:
-            fetched = await self._broker.call(
+            fetched = await self.context.broker.call(
                 Fetch(
                     log,
                     requested.index,
                     offset=one.next_offset,
                     bytes_max=bytes_to_read(room) if is_view else max(room, 0),
-                    is_committed=self._is_committed,
-                    as_slices=self._takes_slices and not (is_sealed or is_view),
+                    is_committed=self.is_committed,
+                    as_slices=self.takes_slices and not (is_sealed or is_view),
                 )
             )
             self.check_turn()
@@ -294,7 +272,7 @@ class _Fetch:
                 fetched = await sealing.opened_fetch(topic, requested.index, fetched)
                 self.check_turn()
             elif is_view:
-                fetched = await as_offsets(self._context, fetched, self._slices)
+                fetched = await as_offsets(self.context, fetched, self.slices)
                 self.check_turn()
             one.code = epoch_error(requested.current_leader_epoch, fetched.ends.leader_epoch)
             if one.code:
@@ -303,37 +281,32 @@ class _Fetch:
             # A read returns at most ``bytes_max``, or else a single batch. That batch may exceed
             # the limit of its partition, but not that of a reply that has records already: so no
             # order of partitions starves one of them.
-            taken = one.take(fetched, self._bytes_max - size + one.size if size > 0 else None)
+            taken = one.take(fetched, self.bytes_max - size + one.size if size > 0 else None)
             if fetched.record_count or not is_view:
-                self._size += taken  # else no visible record was found
+                self.size += taken  # else no visible record was found
             if not watches or one.size or one.is_left:
                 return
             self._watch(one, log)
             watches = False
 
     def _watch(self, one: PartitionFetch, topic: Topic) -> None:
-        one.unwatch = self._broker.on_advance(topic, one.requested.index, one.advanced)
+        one.unwatch = self.context.broker.on_advance(topic, one.requested.index, one.advanced)
 
     def check_turn(self) -> None:
         """Call after every await. Raises _Overtaken if a later request uses the session."""
-        if self._session.epoch != self._epoch:
+        if self.session.epoch != self.epoch:
             raise _Overtaken
-
-    # ── Waiting ──────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, wait_ms: int) -> None:
         """Wait for records, unless the tenant has its maximum number of waits."""
-        quotas, account = self._context.quotas, self._context.account
+        wanted, context = self.wanted, self.context
         try:
-            is_counted = quotas is not None and quotas.begin_wait(account)
+            waker = Waker(context.quotas, context.account, wait_ms)
         except Throttled as throttled:
             self.pause_ms = throttled.retry_after_ms
             return
-        wanted, parked = self._wanted, self._context.parked
-        waker = Waker()
         wanted.wake = waker.wake
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
-        self._watches = True
+        self.watches = True
         # Partitions with records are read until they have no more: a read may end at the end of a
         # segment. There is not more room than before, so partitions without room are skipped.
         again = [one for one in wanted.looked if one.unwatch is None and not one.is_left]
@@ -344,46 +317,42 @@ class _Fetch:
                 if self.is_enough or waker.is_time_up:
                     return
                 if not again and not wanted.due:
-                    await parked.wait(waker.future)
-                    self._slices.begin()
+                    await context.parked.wait(waker.future)
+                    self.slices.begin()
                     self.check_turn()
                     waker.renew()
         finally:
-            timer.cancel()
-            if quotas is not None and is_counted:
-                quotas.end_wait(account)
-
-    # ── Answering ────────────────────────────────────────────────────────────────────────────
+            waker.end()
 
     async def reply(self) -> FetchResponse:
         self._count()
-        session = self._session
-        if self._slices.is_over:
-            await self._slices.next()
+        session = self.session
+        if self.slices.is_over:
+            await self.slices.next()
             self.check_turn()
-        if not self._is_full:
+        if not self.is_full:
             return FetchResponse(
                 await self._news(), session_id=session.session_id, throttle_time_ms=self.pause_ms
             )
         topics = [
             await self._topic(each.key, each.partitions.values())
-            for each in self._wanted.topics.values()
+            for each in self.wanted.topics.values()
         ]
         if session.wants_id:
-            context = self._context
+            context = self.context
             context.fetch_sessions.keep(
                 session,
                 now_ms=context.clock.mono_ms(),
                 chance=lambda: int.from_bytes(context.entropy(4), "big"),
             )
-            self._epoch = session.epoch
+            self.epoch = session.epoch
         return FetchResponse(topics, session_id=session.session_id, throttle_time_ms=self.pause_ms)
 
     async def _news(self) -> Sequence[FetchTopicResponse]:
         keys: dict[TopicKey, list[PartitionFetch]] = {}
-        for number, one in enumerate(self._wanted.looked):
-            if number % STEP == STEP - 1 and self._slices.is_over:
-                await self._slices.next()
+        for number, one in enumerate(self.wanted.looked):
+            if number % STEP == STEP - 1 and self.slices.is_over:
+                await self.slices.next()
                 self.check_turn()
             if one.is_news:
                 keys.setdefault(one.of.key, []).append(one)
@@ -392,54 +361,52 @@ class _Fetch:
     async def _topic(self, key: TopicKey, some: Collection[PartitionFetch]) -> FetchTopicResponse:
         partitions = []
         for one in some:
-            self._answered += 1
-            if self._answered % STEP == 0 and self._slices.is_over:
-                await self._slices.next()
+            self.answered += 1
+            if self.answered % STEP == 0 and self.slices.is_over:
+                await self.slices.next()
                 self.check_turn()
-            partitions.append(one.reply(is_committed=self._is_committed))
+            partitions.append(one.reply(is_committed=self.is_committed))
         if isinstance(key, bytes):
             return FetchTopicResponse("", key, partitions)
         return FetchTopicResponse(key, ZERO_UUID, partitions)
 
     def _count(self) -> None:
         """Count records in the reply, without control batches."""
-        if self._size:
-            count = sum(one.record_count for one in self._wanted.looked)
-            self._context.meter.received(count, self._size)
-            if (usage := self._context.usage) is not None:
-                for one in self._wanted.looked:
+        if self.size:
+            count = sum(one.record_count for one in self.wanted.looked)
+            self.context.meter.received(count, self.size)
+            if (usage := self.context.usage) is not None:
+                for one in self.wanted.looked:
                     if one.size and isinstance(one.of.found, Topic):
                         usage.fetched(one.of.found, one.record_count, one.size)
 
     def end(self) -> None:
-        """End the fetch, with or without a reply."""
-        if self._session.epoch != self._epoch:
+        if self.session.epoch != self.epoch:
             return  # a later request uses the session
-        if self._session.is_kept:
-            self._wanted.settle()
+        if self.session.is_kept:
+            self.wanted.settle()
         else:
-            self._wanted.release()
+            self.wanted.release()
 
     @property
     def is_large(self) -> bool:
         """Return whether ending the fetch takes more than a few milliseconds."""
-        wanted = self._wanted
-        return (len(wanted.looked) if self._session.is_kept else wanted.count) > ADDED_AT_ONCE_MAX
+        wanted = self.wanted
+        return (len(wanted.looked) if self.session.is_kept else wanted.count) > ADDED_AT_ONCE_MAX
 
     async def end_in_slices(self) -> None:
         """As ``end``, in slices."""
-        wanted, epoch = self._wanted, self._epoch
-        steps = wanted.settling() if self._session.is_kept else wanted.releasing()
+        wanted, epoch = self.wanted, self.epoch
+        steps = wanted.settling() if self.session.is_kept else wanted.releasing()
         try:
-            while self._session.epoch == epoch and next(steps, self) is None:
-                if self._slices.is_over:
-                    await self._slices.next()
+            while self.session.epoch == epoch and next(steps, self) is None:
+                if self.slices.is_over:
+                    await self.slices.next()
         finally:
             self.end()
 
     async def release_sets(self, dropped: list[FetchSet]) -> None:
-        """Release the sets of ended sessions."""
         while dropped:
             for _ in dropped.pop().releasing():
-                if self._slices.is_over:
-                    await self._slices.next()
+                if self.slices.is_over:
+                    await self.slices.next()

@@ -1,10 +1,9 @@
 """Produce: append batches to partitions; the reply is sent when they are committed.
 
-Batches are not decoded unless the topic has rules about records (``record_rules.py``): header and
-checksum are checked (``wire/kafka/batches.py``), and the log gets the slice of the frame. Each
-partition succeeds or fails by itself. First all batches are appended and the next request of the
-connection may begin; then the handler waits for the commits, so that partitions and requests share
-their syncs.
+Batches are not decoded unless the topic has rules about records: header and checksum are checked
+(``wire/kafka/batches.py``), and the log gets the slice of the frame. Each partition succeeds or
+fails by itself. First all batches are appended and the next request of the connection may begin;
+then the handler waits for the commits, so that partitions and requests share their syncs.
 
 Queues accept records too; the key of a record is its message group. FIFO queues do not: their
 messages need a deduplication id.
@@ -15,18 +14,17 @@ metadata and starts again."""
 from collections.abc import Generator, Sequence
 from typing import Final, TypeAlias, cast
 
-from penstock.frontend.kafka.checks import is_topic_name
-from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.frontend.kafka.errors import ApiError, invalid_request, partition_code
-from penstock.frontend.kafka.permissions import Operation, on_transaction
-from penstock.frontend.kafka.records.record_rules import RecordRules, RecordsRefused
-from penstock.frontend.kafka.topic_lookup import (
+from penstock.frontend.kafka.checks import (
     has_partition,
     is_internal_topic,
+    is_topic_name,
     locate_id,
     locate_name,
 )
-from penstock.frontend.kafka.transactions.transaction_guard import check_transaction
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import ApiError, invalid_request, partition_code
+from penstock.frontend.kafka.permissions import Operation, on_transaction
+from penstock.frontend.kafka.transactions.producers import check_transaction
 from penstock.model.calls import AppendBatches, Ends, IsInTransaction
 from penstock.model.errors import PenstockError, client_text
 from penstock.model.limits import (
@@ -35,7 +33,7 @@ from penstock.model.limits import (
     OPENED_RECORD_BYTES_MAX,
     RECORD_ERRORS_MAX,
 )
-from penstock.model.stream import settings_of
+from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
 from penstock.net.kafka.eager import EagerCoroutine
 from penstock.net.kafka.listener import HangUp
@@ -45,7 +43,7 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.record.compression import Codec, TooLarge
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
-from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
+from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, BadRecord, OpenedBatch, bad_records
 from penstock.wire.kafka.batches import (
     BatchRefused,
     BatchTooLarge,
@@ -59,8 +57,10 @@ from penstock.wire.kafka.produce import (
     ProduceRequest,
     ProduceResponse,
     ProduceTopicResponse,
+    RecordError,
 )
 
+_SHOWN = 3  # errors in the message
 _BY_ID_FROM = 13
 Place: TypeAlias = tuple[str, int]  # topic id, partition
 OPENED_MAX = 1_024  # per connection
@@ -69,12 +69,88 @@ Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
 API_ERRORS = (ApiError, BatchRefused, PenstockError)  # reported per partition
 ACKS = (-1, 0, 1)
 NO_REPLY = 0
-
 STEP: Final = 64  # partitions between two checks of the time slice
 
 
-async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
-    rejected = _error_of_all(call, request)
+class RecordsRefused(ApiError):
+    def __init__(self, code: ErrorCode, message: str, errors: Sequence[RecordError]) -> None:
+        super().__init__(code, message)
+        self.errors = errors
+
+
+class RecordRules:
+    """The rules of one topic at one time about single records: compacted topics need keys, and
+    timestamps must be near the present if the topic requires it. Batches are opened only where a
+    record may break a rule. One bad record rejects its batch; the reply names all (KIP-467)."""
+
+    __slots__ = ("_is_compacted", "earliest_ms", "latest_ms", "opens_all")
+
+    def __init__(self, settings: StreamSettings, now_ms: int) -> None:
+        is_free = settings.is_append_time  # the leader sets the time
+        before_ms = LONG_MAX if is_free else settings.timestamp_before_ms_max
+        self._is_compacted = settings.is_compacted
+        self.opens_all = settings.is_compacted or before_ms != LONG_MAX
+        self.earliest_ms = now_ms - before_ms
+        self.latest_ms = LONG_MAX if is_free else now_ms + settings.timestamp_after_ms_max
+
+    async def check(self, topic: Topic, index: int, batch: memoryview, header: BatchHeader) -> None:
+        """Open a batch and raise RecordsRefused if any record breaks a rule."""
+        try:
+            check_opened_count(header)
+            blob = await unpacked(
+                bytes(batch), header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
+            )
+            bad = await in_slices(
+                bad_records(
+                    blob,
+                    header,
+                    needs_key=self._is_compacted,
+                    earliest_ms=self.earliest_ms,
+                    latest_ms=self.latest_ms,
+                )
+            )
+        except TooLarge as error:
+            raise BatchTooLarge(f"{error} when decompressed") from None
+        except MalformedBatch as error:
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
+        if bad:
+            raise self._refusal(bad, f"{topic.name}-{index}", header.base_offset)
+
+    def _refusal(self, bad: list[BadRecord], place: str, base_offset: int) -> RecordsRefused:
+        keyless = f"Compacted topic cannot accept message without key in topic partition {place}"
+        within = f"The timestamp should be within [{self.earliest_ms}, {self.latest_ms}]"
+        errors = [
+            RecordError(
+                number,
+                keyless
+                if at_ms is None
+                else f"Timestamp {at_ms} of message with offset {base_offset + delta} is out of "
+                f"range. {within}",
+            )
+            for number, delta, at_ms in bad
+        ]
+        if any(at_ms is not None for _, _, at_ms in bad):
+            text = "One or more records have been rejected due to invalid timestamp"
+            return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, text, errors)
+        shown = ", ".join(
+            f"RecordError(batchIndex={error.batch_index}, message='{error.message}')"
+            for error in errors[:_SHOWN]
+        )
+        text = (
+            f"One or more records have been rejected due to {len(errors)} record errors in total, "
+            f"and only showing the first three errors at most: [{shown}]"
+        )
+        return RecordsRefused(ErrorCode.INVALID_RECORD, text, errors)
+
+
+async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | None:
+    rejected, transactional_id = None, request.transactional_id
+    if request.acks not in ACKS:
+        rejected = ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
+    elif transactional_id is not None and not on_transaction(
+        call, Operation.WRITE, transactional_id
+    ):
+        rejected = ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
     under_way: list[ProducePartitionResponse | EagerCoroutine[ProducePartitionResponse]] = []
     errors_left = RECORD_ERRORS_MAX
@@ -89,7 +165,7 @@ async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | Non
                 under_way.append(_refused(partition.index, target))
                 continue
             try:
-                topic, batches = await _ready(
+                batches = await _ready(
                     call.context, call.version, request, target, partition, opened
                 )
             except RecordsRefused as error:
@@ -101,10 +177,11 @@ async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | Non
             except API_ERRORS as error:
                 under_way.append(_refused(partition.index, error))
             else:
-                appending = _appended(
-                    call.context, topic, partition.index, batches, acks=request.acks
+                under_way.append(
+                    EagerCoroutine(
+                        _appended(call.context, target, partition.index, batches, request.acks)
+                    )
                 )
-                under_way.append(EagerCoroutine(appending))
     # All batches have their offsets: the next request of the connection may begin.
     call.connection.written()
     results: list[ProducePartitionResponse] = []
@@ -115,7 +192,9 @@ async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | Non
     if len(results) >= STEP and call.slices.is_over:
         await call.slices.next()
     if request.acks == NO_REPLY:
-        _hang_up_on_error(results)
+        for result in results:
+            if result.error_code:
+                raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")
         return None
     replies = iter(results)
     return ProduceResponse(
@@ -124,15 +203,6 @@ async def run(call: KafkaCall, request: ProduceRequest) -> ProduceResponse | Non
             for each in request.topics
         ]
     )
-
-
-def _error_of_all(call: KafkaCall, request: ProduceRequest) -> ApiError | None:
-    if request.acks not in ACKS:
-        return ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
-    transactional_id = request.transactional_id
-    if transactional_id is not None and not on_transaction(call, Operation.WRITE, transactional_id):
-        return ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    return None
 
 
 def _target(
@@ -150,10 +220,8 @@ def _target(
     if isinstance(found, ErrorCode):
         return ApiError(found)
     if is_internal_topic(found):
-        return ApiError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"{found.name} is internal: only the node writes to it.",
-        )
+        text = f"{found.name} is internal: only the node writes to it."
+        return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
     if found.is_fifo:
         return invalid_request("A FIFO queue takes no Kafka records; use SendMessage.")
     return found
@@ -166,7 +234,7 @@ async def _ready(
     target: Topic,
     partition: ProducePartition,
     opened: set[Place],
-) -> tuple[Topic, Batches]:
+) -> Batches:
     """Return the checked batches of a partition. The partition is open then: an append that starts
     before the caller's next await reaches the log without an await. ``opened``: partitions that
     this connection knows to be open; they stay open as long as their topic exists."""
@@ -194,11 +262,11 @@ async def _ready(
             await check_transaction(
                 context, version, request.transactional_id, target, index, header
             )
-    return target, batches
+    return batches
 
 
 async def _appended(
-    context: KafkaContext, topic: Topic, index: int, batches: Batches, *, acks: int
+    context: KafkaContext, topic: Topic, index: int, batches: Batches, acks: int
 ) -> ProducePartitionResponse:
     try:
         appended = await context.broker.call(
@@ -271,9 +339,3 @@ def _refused(index: int, error: Exception) -> ProducePartitionResponse:
         return ProducePartitionResponse(index, error.code, error_message=str(error))
     error = cast(PenstockError, error)
     return ProducePartitionResponse(index, partition_code(error), error_message=client_text(error))
-
-
-def _hang_up_on_error(results: Sequence[ProducePartitionResponse]) -> None:
-    for result in results:
-        if result.error_code:
-            raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")

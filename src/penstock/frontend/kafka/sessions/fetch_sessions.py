@@ -17,6 +17,9 @@ Pure: time and randomness are arguments. ``fetch_sets.py`` has the partitions of
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+import msgspec
+
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sets import ADDED_AT_ONCE_MAX, FetchSet, Find, TopicKey
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
@@ -36,21 +39,19 @@ PARTITIONS_MAX: Final = 100_000  # of all sessions together, about 1 KB each
 IDLE_MS_MAX: Final = 120_000
 
 
-class FetchSession:
-    def __init__(
-        self, *, is_by_id: bool, is_of_replica: bool, wants_id: bool, owner: object = None
-    ) -> None:
-        self.owner = owner
-        self.session_id = NO_SESSION  # unless the session is kept
-        self.epoch = INITIAL_EPOCH  # of the next request, once it is kept
-        self.is_by_id = is_by_id
-        self.is_of_replica = is_of_replica
-        self.wants_id = wants_id
-        self.wanted = FetchSet()
-        self.size = 0  # partitions that count in the table of sessions
-        self.catalog_turn = 0
-        self.rights_turn = 0
-        self.begun_at_ms = self.used_at_ms = 0
+class FetchSession(ByIdentity, kw_only=True):
+    is_by_id: bool
+    is_of_replica: bool
+    wants_id: bool
+    owner: object = None
+    session_id: int = NO_SESSION  # unless the session is kept
+    epoch: int = INITIAL_EPOCH  # of the next request, once it is kept
+    wanted: FetchSet = msgspec.field(default_factory=FetchSet)
+    size: int = 0  # partitions that count in the table of sessions
+    catalog_turn: int = 0
+    rights_turn: int = 0
+    begun_at_ms: int = 0
+    used_at_ms: int = 0
 
     @property
     def is_kept(self) -> bool:
@@ -58,7 +59,6 @@ class FetchSession:
 
     @property
     def account(self) -> str:
-        """The account of the owner."""
         return self.owner[0] if isinstance(self.owner, tuple) else ""
 
     @property
@@ -94,7 +94,6 @@ class FetchSessions:
         return self._partitions.total
 
     def attend(self, catalog: Catalog) -> None:
-        """Observe changes of the catalog from now on."""
         if self._catalog is not catalog:
             self._catalog = catalog
             catalog.on_change(self._catalog_changed)
@@ -113,8 +112,6 @@ class FetchSessions:
         is_stale = (kept.catalog_turn, kept.rights_turn) != (self._catalog_turn, rights_turn)
         return kept.wanted.topics if is_stale else ()
 
-    # ── A request ────────────────────────────────────────────────────────────────────────────
-
     def open(
         self,
         request: FetchRequest,
@@ -129,15 +126,17 @@ class FetchSessions:
         for this request alone, which ``keep`` may keep. ``owner``: the caller; ``rights_turn``: a
         counter of changes of rights, after which topics must be found again."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._drop_id(request.session_id, owner)
+            older = self._kept.get(request.session_id)
+            if older is not None and older.owner == owner:
+                self.drop(older)
             session = FetchSession(
                 is_by_id=is_by_id,
                 is_of_replica=max(request.replica_id, request.replica_state.replica_id) >= 0,
                 wants_id=request.session_epoch == INITIAL_EPOCH,
                 owner=owner,
+                catalog_turn=self._catalog_turn,
+                rights_turn=rights_turn,
             )
-            session.catalog_turn = self._catalog_turn
-            session.rights_turn = rights_turn
             session.wanted.want(request.topics, find, is_by_id=is_by_id)
             return session
         kept = self._kept.get(request.session_id)
@@ -147,30 +146,20 @@ class FetchSessions:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if kept.is_by_id != is_by_id:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-        return self._continue(kept, request, find, now_ms, rights_turn)
-
-    def _continue(
-        self,
-        session: FetchSession,
-        request: FetchRequest,
-        find: Find,
-        now_ms: int,
-        rights_turn: int,
-    ) -> FetchSession | ErrorCode:
-        session.epoch = next_epoch(session.epoch)
-        wanted = session.wanted
+        kept.epoch = next_epoch(kept.epoch)
+        wanted = kept.wanted
         if wanted.wake is not None:
             wanted.wake()  # the previous request still waits
         wanted.settle()
-        wanted.want(request.topics, find, is_by_id=session.is_by_id)
-        wanted.forget(request.forgotten_topics, is_by_id=session.is_by_id)
+        wanted.want(request.topics, find, is_by_id=is_by_id)
+        wanted.forget(request.forgotten_topics, is_by_id=is_by_id)
         turns = (self._catalog_turn, rights_turn)
-        if (session.catalog_turn, session.rights_turn) != turns:
-            session.catalog_turn, session.rights_turn = turns
+        if (kept.catalog_turn, kept.rights_turn) != turns:
+            kept.catalog_turn, kept.rights_turn = turns
             wanted.find_again(find)
-        session.used_at_ms = now_ms
-        self._kept[session.session_id] = self._kept.pop(session.session_id)
-        return session if self._has_room(session) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        kept.used_at_ms = now_ms
+        self._kept[kept.session_id] = self._kept.pop(kept.session_id)
+        return kept if self._has_room(kept) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
     def grow(
         self,
@@ -195,8 +184,6 @@ class FetchSessions:
         if is_full or not session.size:
             self.drop(session)
         return not is_full
-
-    # ── Which are kept ───────────────────────────────────────────────────────────────────────
 
     def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
         """Keep the session if there is room. ``chance`` returns a random number for its id."""
@@ -226,11 +213,6 @@ class FetchSessions:
         self._kept[session_id] = session
         self._sessions.add(account)
         self._partitions.add(account, size)
-
-    def _drop_id(self, session_id: int, owner: object) -> None:
-        session = self._kept.get(session_id)
-        if session is not None and session.owner == owner:
-            self.drop(session)
 
     def drop(self, session: FetchSession) -> None:
         """End a session. A fetch that waits in it gets its reply, with an error."""

@@ -16,6 +16,9 @@ end of the queue, so that all get their turn however little fits into a reply.""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from msgspec import field
+
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.model.file_slice import Piece
 from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.topic import Topic
@@ -64,61 +67,43 @@ def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
     return parts
 
 
-class TopicFetch:
+class TopicFetch(ByIdentity):
     """A requested topic: the topic that was found, or the error code."""
 
-    __slots__ = ("found", "key", "partitions", "set")
-
-    def __init__(self, of: "FetchSet", key: TopicKey, found: Topic | ErrorCode) -> None:
-        self.set = of
-        self.key = key
-        self.found = found
-        self.partitions: dict[int, PartitionFetch] = {}
+    set: "FetchSet"
+    key: TopicKey
+    found: Topic | ErrorCode
+    partitions: "dict[int, PartitionFetch]" = field(default_factory=dict)
 
 
-class PartitionFetch:
-    """One requested partition."""
-
-    __slots__ = (
-        "aborted",
-        "buffers",
-        "code",
-        "ends",
-        "is_left",
-        "is_open",
-        "next_offset",
-        "of",
-        "record_count",
-        "requested",
-        "sent_start",
-        "sent_watermark",
-        "size",
-        "unwatch",
-    )
-
-    def __init__(self, of: TopicFetch, requested: FetchPartition) -> None:
-        self.of = of
-        self.requested = requested
-        self.unwatch: Callable[[], None] | None = None
-        self.is_open = False  # the broker has opened it, so it can be watched
-        self.sent_watermark = self.sent_start = NOT_SENT
-        self.forget_found()
-
-    # ── The current fetch ──────────────────────────────────────────────────────────────────
+class PartitionFetch(ByIdentity):
+    of: TopicFetch
+    requested: FetchPartition
+    next_offset: int  # of the next read
+    unwatch: Callable[[], None] | None = None
+    is_open: bool = False  # the broker has opened it, so it can be watched
+    sent_watermark: int = NOT_SENT
+    sent_start: int = NOT_SENT
+    # What the current fetch has found:
+    code: ErrorCode = ErrorCode.NONE
+    ends: StreamEnds | None = None
+    buffers: Sequence[Piece] = ()  # whole batches
+    size: int = 0
+    record_count: int = 0
+    aborted: dict[tuple[int, int], None] | None = None
+    is_left: bool = False  # there may be more records than had room
 
     def forget_found(self) -> None:
         self.code = ErrorCode.NONE
-        self.ends: StreamEnds | None = None
-        self.buffers: Sequence[Piece] = ()  # whole batches
-        self.size = 0
-        self.record_count = 0
-        self.next_offset = self.requested.offset  # of the next read
-        self.aborted: dict[tuple[int, int], None] | None = None
-        self.is_left = False  # there may be more records than had room
+        self.ends = None
+        self.buffers = ()
+        self.size = self.record_count = 0
+        self.next_offset = self.requested.offset
+        self.aborted = None
+        self.is_left = False
 
     def take(self, fetched: Fetched, room: int | None) -> int:
-        """Take all batches, or none if they do not fit in ``room`` (None: no limit). Return the
-        size of what was taken."""
+        """Take all batches, or none if they do not fit in ``room``. Return the size taken."""
         self.ends = fetched.ends
         size = sum(map(len, fetched.buffers))
         if not size:
@@ -134,22 +119,14 @@ class PartitionFetch:
             self.aborted = {**(self.aborted or {}), **dict.fromkeys(fetched.aborted)}
         return size
 
-    # ── The reply ────────────────────────────────────────────────────────────────
-
     @property
     def is_news(self) -> bool:
         """Return whether the reply to a session must contain the partition."""
         ends = self.ends
-        return (
-            self.size > 0
-            or self.code != ErrorCode.NONE
-            or (
-                ends is not None
-                and (
-                    ends.high_watermark != self.sent_watermark
-                    or ends.start_offset != self.sent_start
-                )
-            )
+        if self.size > 0 or self.code != ErrorCode.NONE:
+            return True
+        return ends is not None and (
+            ends.high_watermark != self.sent_watermark or ends.start_offset != self.sent_start
         )
 
     def reply(self, *, is_committed: bool) -> FetchPartitionResponse:
@@ -166,13 +143,10 @@ class PartitionFetch:
             last_stable_offset=ends.last_stable_offset,
             log_start_offset=ends.start_offset,
             records=self.buffers,
-            aborted=self._aborted() if is_committed else None,
+            aborted=[AbortedTransaction(*each) for each in self.aborted or ()]
+            if is_committed
+            else None,
         )
-
-    def _aborted(self) -> Sequence[AbortedTransaction]:
-        return [AbortedTransaction(*each) for each in self.aborted or ()]
-
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────
 
     def advanced(self) -> None:
         """There may be more records. Called once per watch, so that a busy partition does not work
@@ -189,25 +163,18 @@ class PartitionFetch:
             self.unwatch = None
 
 
-class FetchSet:
-    """The partitions of one request or one session."""
-
-    __slots__ = ("_is_committed", "count", "due", "is_busy", "looked", "topics", "wake")
-
-    def __init__(self) -> None:
-        self.topics: dict[TopicKey, TopicFetch] = {}
-        self.count = 0
-        self.due: dict[PartitionFetch, None] = {}  # in the order of reading
-        self.looked: dict[PartitionFetch, None] = {}  # by the current fetch
-        self.is_busy = False  # a fetch uses the set
-        self.wake: Callable[[], None] | None = None  # of the current fetch, if it waits
-        self._is_committed = False
+class FetchSet(ByIdentity):
+    topics: dict[TopicKey, TopicFetch] = field(default_factory=dict)
+    count: int = 0
+    due: dict[PartitionFetch, None] = field(default_factory=dict)  # in the order of reading
+    looked: dict[PartitionFetch, None] = field(default_factory=dict)  # by the current fetch
+    is_busy: bool = False  # a fetch uses the set
+    wake: Callable[[], None] | None = None  # of the current fetch, if it waits
+    is_committed: bool = False
 
     def __iter__(self) -> Iterator[PartitionFetch]:
         for topic in self.topics.values():
             yield from topic.partitions.values()
-
-    # ── Partitions ───────────────────────────────────────────────────────────────────────
 
     def want(self, topics: Sequence[FetchTopic], find: Find, *, is_by_id: bool) -> None:
         for each in topics:
@@ -221,7 +188,9 @@ class FetchSet:
             for requested in each.partitions:
                 one = partitions.get(requested.index)
                 if one is None:
-                    one = partitions[requested.index] = PartitionFetch(topic, requested)
+                    one = partitions[requested.index] = PartitionFetch(
+                        topic, requested, requested.offset
+                    )
                     self.count += 1
                 else:
                     one.stop_watching()
@@ -246,17 +215,17 @@ class FetchSet:
 
     def read_as(self, *, is_committed: bool) -> None:
         """Set the isolation level. Another level may read where the old one had to stop."""
-        if is_committed != self._is_committed:
-            self._is_committed = is_committed
+        if is_committed != self.is_committed:
+            self.is_committed = is_committed
             self.look_again(self)
 
     def reading_as(self, *, is_committed: bool) -> Iterator[None]:
         """As ``read_as``, in several steps. If not all are taken, all are repeated."""
-        if is_committed != self._is_committed:
+        if is_committed != self.is_committed:
             for some in portions(list(self)):
                 self.look_again(some)
                 yield
-            self._is_committed = is_committed
+            self.is_committed = is_committed
 
     def find_again(self, find: Find) -> None:
         """Find all topics again, after a change of the catalog or of rights."""
@@ -271,8 +240,6 @@ class FetchSet:
         for one in some:
             one.stop_watching()
             self.due[one] = None
-
-    # ── One fetch ────────────────────────────────────────────────────────────────────────────
 
     def refuse_forbidden(self) -> None:
         """Drop records of topics that the caller may no longer read."""
@@ -322,7 +289,6 @@ class FetchSet:
         self.count = 0
 
     def releasing(self) -> Iterator[None]:
-        """As ``release``, in several steps."""
         self.looked.clear()
         self.due.clear()
         for some in portions(list(self.topics.values())):

@@ -12,7 +12,9 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec import field
 
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.message import Claim
 from penstock.model.quotas import SharedLimit
@@ -42,22 +44,10 @@ class Ack(IntEnum):
 
 
 class AckPlan(msgspec.Struct, gc=False):
-    """The acknowledgements of one partition, as claims."""
-
     accepted: list[Claim] = []
     rejected: list[Claim] = []
     released: list[Claim] = []
     renewed: list[Claim] = []
-
-    def add(self, ack: int, claim: Claim) -> None:
-        if ack <= Ack.ACCEPT:
-            self.accepted.append(claim)
-        elif ack == Ack.RELEASE:
-            self.released.append(claim)
-        elif ack == Ack.REJECT:
-            self.rejected.append(claim)
-        else:
-            self.renewed.append(claim)
 
 
 def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
@@ -77,19 +67,17 @@ def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
     return True
 
 
-class ShareSession:
-    def __init__(self, group_id: str, member_id: str, owner: object, account: str = "") -> None:
-        """``owner``: the connection that ends it by ending."""
-        self.account = account  # of the group and its topics
-        self.group_id = group_id
-        self.member_id = member_id
-        self.owner = owner
-        self.epoch = OPENING + 1  # of the next request
-        self.is_open = True
-        self._places: dict[Place, None] = {}
-        self._held: dict[Place, dict[int, tuple[int, int]]] = {}  # offset → lease_seq, ends at
+class ShareSession(ByIdentity):
+    group_id: str
+    member_id: str
+    owner: object  # the connection that ends it by ending
+    account: str = ""  # of the group and its topics
+    epoch: int = OPENING + 1  # of the next request
+    is_open: bool = True
+    _places: dict[Place, None] = field(default_factory=dict)
+    # By offset: lease_seq and when the lease ends.
+    _held: dict[Place, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
-    # ── What it reads ────────────────────────────────────────────────────────────────────────
     def __len__(self) -> int:
         return len(self._places)
 
@@ -112,7 +100,6 @@ class ShareSession:
         turn = self.epoch % len(places) if places else 0
         return places[turn:] + places[:turn]
 
-    # ── What its member holds ────────────────────────────────────────────────────────────────
     def room(self, place: Place, now_ms: int) -> int:
         """Return how many more records of a partition the member may hold."""
         held = self._held.get(place)
@@ -146,7 +133,8 @@ class ShareSession:
         """Return the claims of valid batches; None if the member does not hold one of the records.
         A range may be very long: only records that are held are visited."""
         held = self._held.get(place, {})
-        plan = AckPlan([], [], [], [])
+        plan = AckPlan()
+        added = (plan.accepted, plan.accepted, plan.released, plan.rejected, plan.renewed)  # by Ack
         for batch in batches:
             acks, first, last = batch.acknowledge_types, batch.first_offset, batch.last_offset
             is_each = len(acks) > 1
@@ -160,7 +148,7 @@ class ShareSession:
                 ack = acks[offset - first] if is_each else acks[0]
                 found = held.get(offset)
                 if found is not None:
-                    plan.add(ack, Claim(place[1], offset, found[0]))
+                    added[ack].append(Claim(place[1], offset, found[0]))
                 elif ack != Ack.GAP:
                     return None
         return plan

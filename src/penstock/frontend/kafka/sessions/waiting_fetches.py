@@ -2,6 +2,8 @@
 
 import asyncio
 
+from penstock.frontend.limits.quotas import TenantQuotas
+
 
 class WaitingFetches:
     __slots__ = ("_futures", "is_draining")
@@ -31,12 +33,16 @@ class WaitingFetches:
 
 
 class Waker:
-    """Wakes a waiting fetch when a partition advances or the time is up."""
+    """One wait of a fetch: ends when a partition advances or the time is up."""
 
-    __slots__ = ("_loop", "future", "is_time_up")
+    __slots__ = ("_account", "_loop", "_quotas", "_timer", "future", "is_time_up")
 
-    def __init__(self) -> None:
+    def __init__(self, quotas: TenantQuotas | None, account: str, wait_ms: int) -> None:
+        """Raises Throttled if the tenant has its maximum number of waits."""
+        self._quotas = quotas if quotas is not None and quotas.begin_wait(account) else None
+        self._account = account
         self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(wait_ms / 1_000, self._time_up)
         self.future: asyncio.Future[None] = self._loop.create_future()
         self.is_time_up = False
 
@@ -44,7 +50,7 @@ class Waker:
         if not self.future.done():
             self.future.set_result(None)
 
-    def time_up(self) -> None:
+    def _time_up(self) -> None:
         self.is_time_up = True
         self.wake()
 
@@ -52,3 +58,8 @@ class Waker:
         """Wait for what happens from now on; everything before can be read."""
         if not self.is_time_up:
             self.future = self._loop.create_future()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._quotas is not None:
+            self._quotas.end_wait(self._account)

@@ -1,4 +1,5 @@
-"""ShareFetch: lease records to one member of a share group, and take its acknowledgements.
+"""ShareFetch: lease records to one member of a share group, and take its acknowledgements, as
+ShareAcknowledge does without fetching.
 
     session ─► acknowledge ─► lease from its partitions ── records, or no wait? ──► reply
                                         │ none
@@ -6,17 +7,19 @@
 
 Leases begin when records are taken, so the first records are returned at once: a wait for
 ``min_bytes`` would shorten the leases. ``max_records`` is never exceeded, in either acquire mode.
-The reply has whole batches as they are stored, and offset ranges that say which records are leased.
-"""
+Replies have whole batches as they are stored, and the offset ranges of the leased records."""
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec import field
+
+from penstock.frontend.kafka.checks import find_id
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
+from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.share_sessions import (
     CLOSING,
     OPENING,
@@ -32,12 +35,12 @@ from penstock.frontend.kafka.shares.share_leases import (
     release,
     share_at,
 )
-from penstock.frontend.kafka.topic_lookup import find_id
 from penstock.model.calls import Acquire
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
+from penstock.net.slices import Slices
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
     AcquiredRange,
@@ -45,24 +48,28 @@ from penstock.wire.kafka.fetch import (
     SharePartitionReply,
     ShareTopicReply,
 )
-from penstock.wire.kafka.generated import share_fetch as wire
+from penstock.wire.kafka.generated import share_acknowledge as ack_wire
+from penstock.wire.kafka.generated import share_fetch as fetch_wire
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
 WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
 COUNT_MAX: Final = 32_767  # of deliveries: the field is an int16
+_LOCK_FROM = 2
+_NO_LEADER = ack_wire.LeaderIdAndEpoch(-1, -1)  # the leader has not changed
 
 
-async def run(call: KafkaCall, request: wire.Request) -> ShareFetchReply:
-    session = await _session(call, request)
+async def share_fetch(call: KafkaCall, request: fetch_wire.Request) -> ShareFetchReply:
+    session = await _fetch_session(call, request)
     if isinstance(session, ErrorCode):
         return ShareFetchReply(error_code=session, error_message=session.message)
-    acked = await _acknowledge(call, session, request)
+    acked = await _acknowledge_all(call, session, request)
     if request.share_session_epoch == CLOSING:
         await close_session(call.context, session)
         return await _reply(call, session, acked, None, 0)
     if request.is_renew_ack:
         return await _reply(call, session, acked, None, 0)
-    leases = _Leases(call, session, request)
+    bytes_max = min(request.max_bytes, RESPONSE_BYTES_MAX)
+    leases = _Leases(call.context, session, call.slices, bytes_max, request.max_records)
     await leases.find(call)
     await leases.take_from(leases.live)
     is_patient = request.max_wait_ms > 0 and request.min_bytes > 0
@@ -80,39 +87,54 @@ async def run(call: KafkaCall, request: wire.Request) -> ShareFetchReply:
     return await _reply(call, session, acked, leases, request.batch_size)
 
 
-# ── The session ──────────────────────────────────────────────────────────────────────────────
-async def _session(call: KafkaCall, request: wire.Request) -> ShareSession | ErrorCode:
-    group_id, member_id = request.group_id, request.member_id
-    if not on_group(call, Operation.READ, group_id or ""):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    if not group_id or not member_id:
-        return ErrorCode.INVALID_REQUEST
+async def _fetch_session(call: KafkaCall, request: fetch_wire.Request) -> ShareSession | ErrorCode:
+    context, epoch = call.context, request.share_session_epoch
     places = [
         (each.topic_id, one.partition_index) for each in request.topics for one in each.partitions
     ]
-    if request.share_session_epoch == OPENING:
-        if any(one.acknowledgement_batches for each in request.topics for one in each.partitions):
-            return ErrorCode.INVALID_REQUEST  # a new session holds no records
-        return await open_session(call.context, call.connection, group_id, member_id, places)
-    session = call.context.share_sessions.go_on(
-        group_id, member_id, request.share_session_epoch, account=call.context.account
-    )
-    if isinstance(session, ErrorCode) or request.share_session_epoch == CLOSING:
-        return session
-    gone = (
-        (each.topic_id, index)
-        for each in request.forgotten_topics_data
-        for index in each.partitions
-    )
-    session.forget(gone)
-    return session if session.add(places) else ErrorCode.INVALID_REQUEST
+    if epoch != OPENING:
+        session = _session(call, request)
+        if isinstance(session, ErrorCode) or epoch == CLOSING:
+            return session
+        session.forget(
+            (each.topic_id, index)
+            for each in request.forgotten_topics_data
+            for index in each.partitions
+        )
+        return session if session.add(places) else ErrorCode.INVALID_REQUEST
+    code = _check_member(call, request)
+    if code:
+        return code
+    if any(one.acknowledgement_batches for each in request.topics for one in each.partitions):
+        return ErrorCode.INVALID_REQUEST  # a new session holds no records
+    group_id, member_id = request.group_id or "", request.member_id or ""
+    return await open_session(context, call.connection, group_id, member_id, places)
 
 
-async def _acknowledge(
-    call: KafkaCall, session: ShareSession, request: wire.Request
+def _check_member(call: KafkaCall, request: fetch_wire.Request | ack_wire.Request) -> ErrorCode:
+    if not on_group(call, Operation.READ, request.group_id or ""):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    has_ids = request.group_id and request.member_id
+    return ErrorCode.NONE if has_ids else ErrorCode.INVALID_REQUEST
+
+
+def _session(
+    call: KafkaCall, request: fetch_wire.Request | ack_wire.Request
+) -> ShareSession | ErrorCode:
+    """Return the session of a request that does not open one."""
+    return _check_member(call, request) or call.context.share_sessions.go_on(
+        request.group_id or "",
+        request.member_id or "",
+        request.share_session_epoch,
+        account=call.context.account,
+    )
+
+
+async def _acknowledge_all(
+    call: KafkaCall, session: ShareSession, request: fetch_wire.Request
 ) -> dict[Place, ErrorCode]:
     acked: dict[Place, ErrorCode] = {}
-    slices = call.slices
+    context, slices, is_renewal = call.context, call.slices, request.is_renew_ack
     for each in request.topics:
         may_read = _may_read(call, each.topic_id)
         if slices.is_over:
@@ -120,18 +142,12 @@ async def _acknowledge(
         for one in each.partitions:
             if slices.is_over:
                 await slices.next()
-            if one.acknowledgement_batches:
-                place = (each.topic_id, one.partition_index)
-                if not may_read:
-                    acked[place] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                    continue
-                acked[place] = await acknowledge(
-                    call.context,
-                    session,
-                    place,
-                    one.acknowledgement_batches,
-                    is_renewal=request.is_renew_ack,
-                )
+            batches, place = one.acknowledgement_batches, (each.topic_id, one.partition_index)
+            if batches and may_read:
+                code = await acknowledge(context, session, place, batches, is_renewal=is_renewal)
+                acked[place] = code
+            elif batches:
+                acked[place] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return acked
 
 
@@ -141,56 +157,38 @@ def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 
 
-# ── Leasing ──────────────────────────────────────────────────────────────────────────────────
-class _LeasedPartition:
-    """One partition of the session, and the records leased from it."""
-
-    __slots__ = ("batches", "code", "picks", "place", "share")
-
-    def __init__(self, place: Place, share: Topic | ErrorCode) -> None:
-        self.place = place
-        self.share = share if isinstance(share, Topic) else None
-        self.code = share if isinstance(share, ErrorCode) else ErrorCode.NONE
-        self.batches: Sequence[bytes] = ()
-        self.picks: Picks = ()
+class _LeasedPartition(ByIdentity):
+    place: Place
+    share: Topic | None
+    code: ErrorCode = ErrorCode.NONE
+    batches: Sequence[bytes] = ()
+    picks: Picks = ()
 
 
-class _Leases:
+class _Leases(ByIdentity):
     """The leases of one request, and whether they are enough for a reply."""
 
-    __slots__ = (
-        "_bytes_max",
-        "_context",
-        "_records_max",
-        "_session",
-        "live",
-        "partitions",
-        "pause_ms",
-        "size",
-        "slices",
-        "taken",
-    )
-
-    def __init__(self, call: KafkaCall, session: ShareSession, request: wire.Request) -> None:
-        self._context = call.context
-        self._session = session
-        self._bytes_max = min(request.max_bytes, RESPONSE_BYTES_MAX)
-        self._records_max = request.max_records
-        self.size = 0
-        self.taken = 0  # records
-        self.pause_ms = 0  # for a client that may not wait here, or it would retry at once
-        self.slices = call.slices
-        self.partitions: list[_LeasedPartition] = []
-        self.live: list[_LeasedPartition] = []
+    context: KafkaContext
+    session: ShareSession
+    slices: Slices
+    bytes_max: int
+    records_max: int
+    size: int = 0
+    taken: int = 0  # records
+    pause_ms: int = 0  # for a client that may not wait here, or it would retry at once
+    partitions: list[_LeasedPartition] = field(default_factory=list)
+    live: list[_LeasedPartition] = field(default_factory=list)
 
     async def find(self, call: KafkaCall) -> None:
-        """Find all partitions of the session."""
-        context, session = self._context, self._session
+        context, session = self.context, self.session
 
         def leased(place: Place) -> _LeasedPartition:
-            if not _may_read(call, place[0]):
-                return _LeasedPartition(place, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            return _LeasedPartition(place, share_at(context, session, place))
+            share: Topic | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if _may_read(call, place[0]):
+                share = share_at(context, session, place)
+            if isinstance(share, ErrorCode):
+                return _LeasedPartition(place, None, share)
+            return _LeasedPartition(place, share)
 
         self.partitions = await self.slices.map(leased, list(session.places()))
         self.live = [one for one in self.partitions if one.share is not None]
@@ -198,7 +196,7 @@ class _Leases:
     @property
     def is_enough(self) -> bool:
         """Return whether there is a leased record or an error."""
-        if self.taken or not self.live or not self._session.is_open:
+        if self.taken or not self.live or not self.session.is_open:
             return True
         return any(one.code for one in self.partitions)
 
@@ -206,27 +204,27 @@ class _Leases:
         for one in some:
             if self.slices.is_over:
                 await self.slices.next()
-            is_full = self.taken > 0 and self.size >= self._bytes_max
-            if is_full or self.taken >= self._records_max or not self._session.is_open:
+            is_full = self.taken > 0 and self.size >= self.bytes_max
+            if is_full or self.taken >= self.records_max or not self.session.is_open:
                 return
-            await self._take_from_one(one, self._records_max - self.taken)
+            await self._take_from_one(one, self.records_max - self.taken)
 
     async def _take_from_one(self, one: _LeasedPartition, count: int) -> None:
-        share, session, place = one.share, self._session, one.place
+        share, session, place = one.share, self.session, one.place
         assert share is not None, "only partitions with a share are leased from"
-        now_ms = self._context.clock.mono_ms()
+        now_ms = self.context.clock.mono_ms()
         count = min(count, session.room(place, now_ms))
         if count <= 0:
             return
         # Read for each lease: a changed duration applies to the next one.
-        lock_ms = self._context.groups.share_settings(session.group_id).lock_ms
+        lock_ms = self.context.groups.share_settings(session.group_id).lock_ms
         try:
-            acquired = await self._context.anywhere.call(
+            acquired = await self.context.anywhere.call(
                 Acquire(
                     share,
                     place[1],
                     count=count,
-                    bytes_max=max(self._bytes_max - self.size, 0),
+                    bytes_max=max(self.bytes_max - self.size, 0),
                     is_strict=self.taken > 0,
                     lease_ms=lock_ms,
                 )
@@ -239,9 +237,9 @@ class _Leases:
         session.hold(place, acquired.picks, now_ms + lock_ms)
         if not session.is_open:  # the member left meanwhile
             claims = [Claim(place[1], offset, seq) for offset, seq, _ in acquired.picks]
-            await release(self._context, session, place, claims)
+            await release(self.context, session, place, claims)
             return
-        sealing = self._context.sealing
+        sealing = self.context.sealing
         if sealing is not None:
             acquired = await sealing.opened_share(share, place[1], acquired)
         one.batches, one.picks = acquired.batches, acquired.picks
@@ -256,13 +254,12 @@ class _Leases:
             claims = [Claim(one.place[1], offset, seq) for offset, seq, _ in one.picks]
             one.batches, one.picks = (), ()
             one.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            await release(self._context, self._session, one.place, claims)
+            await release(self.context, self.session, one.place, claims)
 
     def count(self) -> None:
-        """Count the records of the reply."""
         if self.taken:
-            self._context.meter.received(self.taken, self.size)
-            if (usage := self._context.usage) is not None:
+            self.context.meter.received(self.taken, self.size)
+            if (usage := self.context.usage) is not None:
                 for one in self.live:
                     if one.picks and one.share is not None:
                         usage.fetched(one.share, len(one.picks), sum(map(len, one.batches)))
@@ -270,20 +267,17 @@ class _Leases:
 
 async def _wait(context: KafkaContext, leases: _Leases, wait_ms: int) -> None:
     """Wait for records, unless the tenant has its maximum number of waits."""
-    quotas = context.quotas
     try:
-        is_counted = quotas is not None and quotas.begin_wait(context.account)
+        waker = Waker(context.quotas, context.account, wait_ms)
     except Throttled as throttled:
         leases.pause_ms = throttled.retry_after_ms
         return
-    waker = Waker()
     advanced: set[_LeasedPartition] = set()
 
     def wake(one: _LeasedPartition) -> None:
         advanced.add(one)
         waker.wake()
 
-    timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
     endings: list[Callable[[], None]] = []
     try:
         for one in leases.live:
@@ -303,14 +297,11 @@ async def _wait(context: KafkaContext, leases: _Leases, wait_ms: int) -> None:
             advanced.clear()
             waker.renew()
     finally:
-        timer.cancel()
+        waker.end()
         for end in endings:
             end()
-        if quotas is not None and is_counted:
-            quotas.end_wait(context.account)
 
 
-# ── The reply ────────────────────────────────────────────────────────────────────────────────
 async def _reply(
     call: KafkaCall,
     session: ShareSession,
@@ -320,12 +311,15 @@ async def _reply(
 ) -> ShareFetchReply:
     """Partitions without news are left out."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
-    replied = set()
-    for one in leases.partitions if leases is not None else ():
+    partitions = [] if leases is None else leases.partitions
+    if acked:
+        leased = {one.place for one in partitions}
+        others = [_LeasedPartition(place, None) for place in acked if place not in leased]
+        partitions = partitions + others
+    for one in partitions:
         if call.slices.is_over:
             await call.slices.next()
         if one.picks or one.code or one.place in acked:
-            replied.add(one.place)
             ack_code = acked.get(one.place, ErrorCode.NONE)
             topics.setdefault(one.place[0], []).append(
                 SharePartitionReply(
@@ -336,17 +330,6 @@ async def _reply(
                     [AcquiredRange(*each) for each in ranges(one.picks, batch_size)],
                     error_message=one.code.message or None,
                     acknowledge_error_message=ack_code.message or None,
-                )
-            )
-    for place, code in acked.items():
-        if call.slices.is_over:
-            await call.slices.next()
-        if place not in replied:
-            topics.setdefault(place[0], []).append(
-                SharePartitionReply(
-                    place[1],
-                    acknowledge_error_code=code,
-                    acknowledge_error_message=code.message or None,
                 )
             )
     return ShareFetchReply(
@@ -370,3 +353,39 @@ def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
         last = offset
     found.append((first, last, min(count, COUNT_MAX)))
     return found
+
+
+async def share_acknowledge(call: KafkaCall, request: ack_wire.Request) -> ack_wire.Response:
+    """The last request of a member has the closing epoch: records that are not acknowledged by then
+    are released."""
+    if request.share_session_epoch == OPENING:  # only a fetch opens a session
+        session: ShareSession | ErrorCode = (
+            _check_member(call, request) or ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        )
+    else:
+        session = _session(call, request)
+    if isinstance(session, ErrorCode):
+        return ack_wire.Response(error_code=session, error_message=session.message)
+    slices, context = call.slices, call.context
+    topics = []
+    for each in request.topics:
+        if slices.is_over:
+            await slices.next()
+        partitions = []
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
+            index, code = one.partition_index, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if _may_read(call, each.topic_id):
+                batches, is_renewal = one.acknowledgement_batches, request.is_renew_ack
+                place = (each.topic_id, index)
+                code = await acknowledge(context, session, place, batches, is_renewal=is_renewal)
+            message = code.message or None
+            partitions.append(ack_wire.PartitionData(index, code, message, _NO_LEADER))
+        topics.append(ack_wire.ShareAcknowledgeTopicResponse(each.topic_id, partitions))
+    if request.share_session_epoch == CLOSING:
+        await close_session(context, session)
+    lock_ms = context.groups.share_settings(session.group_id).lock_ms
+    return ack_wire.Response(
+        acquisition_lock_timeout_ms=lock_ms if call.version >= _LOCK_FROM else 0, responses=topics
+    )

@@ -2,13 +2,13 @@
 
 The records of a member are released at once when it closes its session, opens another one, or loses
 the connection of its session; other members need not wait for its leases to expire. Leaving the
-group releases nothing: clients send that on another connection than their last acknowledgements.
-"""
+group releases nothing: clients send that on another connection than their last acknowledgements."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 
+from penstock.frontend.kafka.checks import find_id, has_partition
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.errors import partition_code
 from penstock.frontend.kafka.sessions.share_sessions import (
@@ -18,7 +18,6 @@ from penstock.frontend.kafka.sessions.share_sessions import (
     ShareSession,
     are_valid,
 )
-from penstock.frontend.kafka.topic_lookup import find_id, has_partition
 from penstock.model.calls import Finish, Prolong
 from penstock.model.errors import PenstockError
 from penstock.model.message import Claim
@@ -39,15 +38,13 @@ async def open_session(
     member_id: str,
     places: Sequence[Place],
 ) -> ShareSession | ErrorCode:
-    sessions = context.share_sessions
-    account = context.account
+    sessions, account = context.share_sessions, context.account
     older = sessions.find(group_id, member_id, account=account)
     if older is not None:
         await close_session(context, older)
         if sessions.find(group_id, member_id, account=account) is not None:
-            return (
-                ErrorCode.INVALID_SHARE_SESSION_EPOCH
-            )  # two requests open a session at the same time
+            # Two requests open a session at the same time.
+            return ErrorCode.INVALID_SHARE_SESSION_EPOCH
     session = sessions.open(group_id, member_id, connection, account=account)
     if isinstance(session, ErrorCode):
         return session
@@ -160,9 +157,7 @@ async def _carry_out(
         kept = [(claim.offset, claim.lease_seq, 0) for claim, error in pairs if error is None]
         session.hold(place, kept, ends_at_ms)
         results += renewed
-    for error in results:
-        if error is not None:
-            if isinstance(error, PenstockError):
-                return partition_code(error)
-            return ErrorCode.UNKNOWN_SERVER_ERROR
-    return ErrorCode.NONE
+    error = next((each for each in results if each is not None), None)
+    if isinstance(error, PenstockError):
+        return partition_code(error)
+    return ErrorCode.NONE if error is None else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""Metadata: the nodes, and the leaders of the partitions of requested topics.
+"""Metadata and DescribeTopicPartitions: the nodes, and the leaders of partitions.
 
 With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does:
 it may be the last request of a producer whose topic was deleted. Topics that the caller may not
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.frontend.kafka.checks import is_topic_name
+from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, api_error
 from penstock.frontend.kafka.offsets_view import log_of
@@ -20,19 +20,13 @@ from penstock.frontend.kafka.permissions import (
     on_topic,
     topic_operations,
 )
-from penstock.frontend.kafka.ports.brokers import NO_LEADER, Place
-from penstock.frontend.kafka.topic_lookup import (
-    find_id,
-    find_name,
-    id_of,
-    is_internal_topic,
-    topics_shown,
-)
-from penstock.frontend.kafka.topics.new_topic import new_stream
-from penstock.model.errors import TopicExists, TopicNotFound
+from penstock.frontend.kafka.ports.cluster import NO_LEADER
+from penstock.frontend.kafka.topics.changes import new_stream
+from penstock.model.errors import TopicExists
 from penstock.model.names import is_for_operators
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import describe_topic_partitions as partitions_wire
 from penstock.wire.kafka.generated import metadata as wire
 from penstock.wire.kafka.primitives import ZERO_UUID
 
@@ -40,9 +34,10 @@ _NULL_IS_ALL_FROM = 1  # before, an empty list requests all topics
 _BY_ID_FROM = 12
 # Errors whose reply still has the operations that the caller may perform.
 _OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+PAGE_PARTITIONS_MAX = 2_000  # whatever the request allows
 
 
-async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
+async def metadata(call: KafkaCall, request: wire.Request) -> wire.Response:
     config = call.context.config
     wants_operations = request.include_topic_authorized_operations
 
@@ -53,7 +48,7 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
     if request.topics is None or (call.version < _NULL_IS_ALL_FROM and not request.topics):
         topics = [
             shown(topic)
-            async for topic in call.slices.each(topics_shown(call.context))
+            async for topic in call.slices.each(checks.topics_shown(call.context))
             if on_topic(call, Operation.DESCRIBE, topic.name, topic)
         ]
     else:
@@ -84,8 +79,7 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
 def _distinct(
     call: KafkaCall, requested: Sequence[wire.MetadataRequestTopic]
 ) -> Iterable[wire.MetadataRequestTopic]:
-    """Return the entries to reply to. If one of them has a topic id, names are ignored and entries
-    without an id are left out."""
+    """If one of the entries has a topic id, names and entries without an id are ignored."""
     if call.version < _BY_ID_FROM or all(each.topic_id == ZERO_UUID for each in requested):
         return dict.fromkeys(requested)
     ids = dict.fromkeys(each.topic_id for each in requested if each.topic_id != ZERO_UUID)
@@ -96,60 +90,110 @@ async def _find_or_create(
     call: KafkaCall, requested: wire.MetadataRequestTopic, may_create: bool
 ) -> Topic | wire.MetadataResponseTopic:
     """Return the topic, created if necessary, or the reply with an error."""
-    if requested.name is None:
-        return _by_id(call, requested.topic_id)
-    topic = find_name(call.context, requested.name)
-    if not on_topic(call, Operation.DESCRIBE, requested.name, topic):
-        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, requested.name)
+    context, name, topic_id = call.context, requested.name, requested.topic_id
+    if name is None:
+        if call.version < _BY_ID_FROM:
+            return wire.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, "", topic_id)
+        topic = checks.find_id(context, topic_id)
+        if topic is None or not on_topic(call, Operation.DESCRIBE, topic.name, topic):
+            return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
+        return topic
+    topic = checks.find_name(context, name)
+    if not on_topic(call, Operation.DESCRIBE, name, topic):
+        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name)
     if topic is not None:
         return topic
-    if not is_topic_name(requested.name):
-        return wire.MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, requested.name)
-    if not may_create or is_for_operators(requested.name):
-        return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, requested.name)
-    if not on_cluster(call, Operation.CREATE) and not on_topic(
-        call, Operation.CREATE, requested.name
-    ):
-        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, requested.name)
+    if not checks.is_topic_name(name):
+        return wire.MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name)
+    if not may_create or is_for_operators(name):
+        return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name)
+    if not on_cluster(call, Operation.CREATE) and not on_topic(call, Operation.CREATE, name):
+        return wire.MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name)
     try:
-        return await _created(call.context, requested.name)
+        made = new_stream(context, name, context.config.partitions_default)
+        try:
+            return await context.catalog.create(made)
+        except TopicExists:  # another client was faster, and a third may have deleted the topic
+            return checks.topic_named(context, name)
     except API_ERRORS as error:
-        return wire.MetadataResponseTopic(api_error(error).code, requested.name)
-
-
-def _by_id(call: KafkaCall, topic_id: bytes) -> Topic | wire.MetadataResponseTopic:
-    if call.version < _BY_ID_FROM:
-        return wire.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, "", topic_id)
-    topic = find_id(call.context, topic_id)
-    if topic is None or not on_topic(call, Operation.DESCRIBE, topic.name, topic):
-        return wire.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
-    return topic
-
-
-async def _created(context: KafkaContext, name: str) -> Topic:
-    made = new_stream(context, name, context.config.partitions_default)
-    try:
-        return await context.catalog.create(made)
-    except TopicExists:  # another client was faster
-        topic = find_name(context, name)
-        if topic is None:  # and a third client has deleted it
-            raise TopicNotFound(name) from None
-        return topic
+        return wire.MetadataResponseTopic(api_error(error).code, name)
 
 
 def _described(context: KafkaContext, topic: Topic, operations: int) -> wire.MetadataResponseTopic:
     log = log_of(context, topic)
-    partitions: Sequence[wire.MetadataResponsePartition] = [
-        _partition(index, context.brokers.place(log, index))
-        for index in range(topic.partition_count)
-    ]
+    partitions = []
+    for index in range(topic.partition_count):
+        at = context.brokers.place(log, index)
+        code = ErrorCode.LEADER_NOT_AVAILABLE if at.leader == NO_LEADER else ErrorCode.NONE
+        partitions.append(
+            wire.MetadataResponsePartition(
+                code, index, at.leader, at.epoch, at.replicas, at.in_sync, at.offline
+            )
+        )
     return wire.MetadataResponseTopic(
-        0, topic.name, id_of(topic), is_internal_topic(topic), partitions, operations
+        0, topic.name, checks.id_of(topic), checks.is_internal_topic(topic), partitions, operations
     )
 
 
-def _partition(index: int, place: Place) -> wire.MetadataResponsePartition:
-    code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NO_LEADER else ErrorCode.NONE
-    return wire.MetadataResponsePartition(
-        code, index, place.leader, place.epoch, place.replicas, place.in_sync, place.offline
+async def describe_partitions(
+    call: KafkaCall, request: partitions_wire.Request
+) -> partitions_wire.Response:
+    """Return partitions in pages: the cursor of a page names the first partition of the next."""
+    reply = partitions_wire.DescribeTopicPartitionsResponseTopic
+    cursor, after = request.cursor, partitions_wire.DescribeTopicPartitionsResponseCursor
+    room = max(1, min(request.response_partition_limit, PAGE_PARTITIONS_MAX))
+    topics: list[partitions_wire.DescribeTopicPartitionsResponseTopic] = []
+    async for name in call.slices.each(await _names(call, request)):
+        is_cursor = cursor is not None and name == cursor.topic_name
+        first = max(0, cursor.partition_index) if cursor is not None and is_cursor else 0
+        if room <= 0:
+            return partitions_wire.Response(topics=topics, next_cursor=after(name, first))
+        topic = checks.find_name(call.context, name)
+        if not on_topic(call, Operation.DESCRIBE, name, topic):
+            topics.append(reply(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name))
+            continue
+        operations = topic_operations(call, name, topic)
+        if topic is None:
+            code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            if checks.is_topic_name(name):
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(reply(code, name, topic_authorized_operations=operations))
+            continue
+        stop = min(topic.partition_count, first + room)
+        topics.append(_described_in_page(call.context, topic, range(first, stop), operations))
+        room -= max(0, stop - first)
+        if stop < topic.partition_count:
+            return partitions_wire.Response(topics=topics, next_cursor=after(name, stop))
+    return partitions_wire.Response(topics=topics)
+
+
+async def _names(call: KafkaCall, request: partitions_wire.Request) -> Sequence[str]:
+    if request.topics:
+        names = sorted({each.name for each in request.topics})
+    else:
+        names = [
+            topic.name
+            async for topic in call.slices.each(checks.topics_shown(call.context))
+            if on_topic(call, Operation.DESCRIBE, topic.name, topic)
+        ]
+    cursor = request.cursor
+    return names if cursor is None else [name for name in names if name >= cursor.topic_name]
+
+
+def _described_in_page(
+    context: KafkaContext, topic: Topic, indexes: range, operations: int
+) -> partitions_wire.DescribeTopicPartitionsResponseTopic:
+    log = log_of(context, topic)
+    partitions = []
+    for index in indexes:
+        at = context.brokers.place(log, index)
+        code = ErrorCode.LEADER_NOT_AVAILABLE if at.leader == NO_LEADER else ErrorCode.NONE
+        # The Java client fails upon null for the eligible leaders.
+        partitions.append(
+            partitions_wire.DescribeTopicPartitionsResponsePartition(
+                code, index, at.leader, at.epoch, at.replicas, at.in_sync, (), (), at.offline
+            )
+        )
+    return partitions_wire.DescribeTopicPartitionsResponseTopic(
+        0, topic.name, checks.id_of(topic), checks.is_internal_topic(topic), partitions, operations
     )

@@ -1,0 +1,310 @@
+"""CreateTopics, CreatePartitions and DeleteTopics. Each topic of a request succeeds or fails by
+itself; the broker opens and closes logs when the catalog changes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.kafka import checks
+from penstock.frontend.kafka.cluster.replicas import check_lists, invalid
+from penstock.frontend.kafka.config import PARTITIONS_MAX
+from penstock.frontend.kafka.configs.rows import Edit, invalid_config
+from penstock.frontend.kafka.configs.topic_configs import entries_of, reconfigure, with_configs
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import (
+    API_ERRORS,
+    ApiError,
+    api_error,
+    error_fields,
+    invalid_request,
+)
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
+from penstock.model.errors import TopicExists
+from penstock.model.limits import QUEUE_PARTITIONS_MAX
+from penstock.model.names import OFFSETS_TOPIC, OPERATOR_NAMES
+from penstock.model.replication import MANUAL, PLACEMENT, REPLICATION_FACTOR, factor_of
+from penstock.model.topic import Kind, Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import create_partitions as partitions_wire
+from penstock.wire.kafka.generated import create_topics as wire
+from penstock.wire.kafka.generated import delete_topics as delete_wire
+from penstock.wire.kafka.primitives import ZERO_UUID
+
+RECEIPT_KEY_BYTES = 32  # a stream may become a queue later, and then signs receipts
+DEFAULT = -1  # the node's default
+STATES_SINCE = 6  # the first version with topic ids
+
+
+def _invalid_count(reason: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_PARTITIONS, reason)
+
+
+def check_partition_count(count: int) -> None:
+    if not 1 <= count <= PARTITIONS_MAX:
+        raise _invalid_count(f"A topic has 1 to {PARTITIONS_MAX} partitions, not {count}.")
+
+
+def new_stream(
+    context: KafkaContext,
+    name: str,
+    partition_count: int,
+    configs: Mapping[str, str | None] | None = None,
+) -> Topic:
+    """Return a topic to store: a stream, unless its configs make it a queue. Raises ApiError."""
+    checks.check_name(name)
+    checks.check_not_internal(name)
+    check_partition_count(partition_count)
+    now_ms = context.clock.wall_ms()
+    topic = Topic(
+        topic_id=context.entropy(16).hex(),
+        account=context.account,
+        region=context.config.region,
+        name=name,
+        kind=Kind.STREAM,
+        partition_count=partition_count,
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+        receipt_key=context.entropy(RECEIPT_KEY_BYTES),
+    )
+    defaults = context.defaults.configs
+    return with_configs(topic, Edit(configs or {}), now_ms=now_ms, defaults=defaults)
+
+
+def check_replicas(context: KafkaContext, replicas: int) -> None:
+    nodes = len(context.cluster.nodes)
+    if not 1 <= replicas <= nodes:
+        allowed = "1, for there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
+        raise ApiError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor must be {allowed}; it is {replicas}.",
+        )
+
+
+def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
+    """Return the topic unchanged on a single node."""
+    if context.joined is None:
+        return topic
+    return msgspec.structs.replace(
+        topic, configs={**topic.configs, REPLICATION_FACTOR: str(replicas)}
+    )
+
+
+async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response:
+    """Create streams, or queues with ``penstock.queue``. The manager chooses the nodes, unless the
+    request assigns them. A caller who may not see configs gets none in the reply."""
+    may_create_any = on_cluster(call, Operation.CREATE)
+    twice = checks.repeated(topic.name for topic in request.topics)
+    results: dict[str, wire.CreatableTopicResult] = {}
+    async for wanted in call.slices.each(request.topics):
+        if wanted.name in results:
+            continue  # one error for all entries of the name
+        try:
+            checks.check_not_repeated(wanted.name, twice)
+            if not may_create_any or wanted.name in OPERATOR_NAMES:
+                checks.check_topic(call, Operation.CREATE, wanted.name)
+            topic = await _create(call.context, wanted, is_dry=request.validate_only)
+            results[wanted.name] = _created(call, topic, is_dry=request.validate_only)
+        except API_ERRORS as error:
+            failed = api_error(error)
+            if failed.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                failed = ApiError(failed.code, f"Topic '{wanted.name}' already exists.")
+            results[wanted.name] = wire.CreatableTopicResult(
+                name=wanted.name, **error_fields(failed)
+            )
+    return wire.Response(topics=tuple(results.values()))
+
+
+async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry: bool) -> Topic:
+    if wanted.name == OFFSETS_TOPIC and checks.find_name(context, wanted.name) is not None:
+        raise TopicExists(wanted.name)
+    places = _places_of_all(context, wanted)
+    count = len(places) or wanted.num_partitions
+    if count == DEFAULT:
+        count = context.config.partitions_default
+    for name in checks.repeated(config.name for config in wanted.configs):
+        raise invalid_config(f"{name} is set more than once.")
+    configs = {config.name: config.value for config in wanted.configs}
+    topic = new_stream(context, wanted.name, count, configs)
+    if places:
+        topic = with_replicas(context, topic, len(places[0]))
+    elif wanted.replication_factor != DEFAULT:
+        check_replicas(context, wanted.replication_factor)
+        topic = with_replicas(context, topic, wanted.replication_factor)
+    if places and context.joined is not None:
+        topic = msgspec.structs.replace(topic, configs={**topic.configs, PLACEMENT: MANUAL})
+    if context.catalog.find(topic.account, topic.region, topic.name) is not None:
+        raise TopicExists(wanted.name)
+    if is_dry:
+        return topic
+    if not places:
+        return await context.catalog.create(topic)
+    async with context.cluster.placed(topic, places):
+        return await context.catalog.create(topic)
+
+
+def _places_of_all(
+    context: KafkaContext, wanted: wire.CreatableTopic
+) -> Mapping[int, Sequence[int]]:
+    """Return the replicas of each partition; empty: the manager chooses. Raises ApiError."""
+    if not wanted.assignments:
+        return {}
+    if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
+        raise invalid_request(
+            "A topic with assignments has -1 as number of partitions and as replication factor."
+        )
+    check_partition_count(len(wanted.assignments))
+    places = {one.partition_index: one.broker_ids for one in wanted.assignments}
+    if sorted(places) != list(range(len(wanted.assignments))):
+        raise invalid("The assignments must have every partition from 0 on once.")
+    lists = [places[index] for index in range(len(places))]
+    check_lists(lists, context.cluster.nodes, factor=len(lists[0]))
+    return dict(enumerate(lists))
+
+
+def _created(call: KafkaCall, topic: Topic, *, is_dry: bool) -> wire.CreatableTopicResult:
+    made = wire.CreatableTopicResult(
+        name=topic.name, topic_id=ZERO_UUID if is_dry else checks.id_of(topic), error_message=None
+    )
+    if not on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return msgspec.structs.replace(made, topic_config_error_code=code)
+    return msgspec.structs.replace(
+        made,
+        num_partitions=topic.partition_count,
+        replication_factor=factor_of(topic, None, call.context.config.replicas_default),
+        configs=tuple(
+            wire.CreatableTopicConfigs(
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.is_read_only,
+                config_source=entry.source,
+            )
+            for entry in entries_of(call.context, topic)
+        ),
+    )
+
+
+async def create_partitions(
+    call: KafkaCall, request: partitions_wire.Request
+) -> partitions_wire.Response:
+    """Add partitions. Existing records stay where they are, so a key may then be in two partitions,
+    as in Kafka. A FIFO queue is rejected, because it promises order by message group."""
+    twice = checks.repeated(topic.name for topic in request.topics)
+    results: dict[str, partitions_wire.CreatePartitionsTopicResult] = {}
+    async for wanted in call.slices.each(request.topics):
+        if wanted.name in results:
+            continue  # one error for all entries of the name
+        fields: dict[str, Any] = {}
+        try:
+            checks.check_not_repeated(wanted.name, twice)
+            checks.check_topic(call, Operation.ALTER, wanted.name)
+            await _grow(call.context, wanted, is_dry=request.validate_only)
+        except API_ERRORS as error:
+            fields = error_fields(error)
+        result = partitions_wire.CreatePartitionsTopicResult(name=wanted.name, **fields)
+        results[wanted.name] = result
+    return partitions_wire.Response(results=tuple(results.values()))
+
+
+async def _grow(
+    context: KafkaContext, wanted: partitions_wire.CreatePartitionsTopic, *, is_dry: bool
+) -> None:
+    topic = checks.topic_named(context, wanted.name)
+    count, now_ms = topic.partition_count, context.clock.wall_ms()
+    places = _places_of_added(context, topic, wanted)
+    is_assigned = bool(places) and context.joined is not None
+
+    def change(topic: Topic) -> Topic:
+        _check_growth(topic, wanted.count)
+        if places and topic.partition_count != count:
+            raise invalid(f"{topic.name} has {topic.partition_count} partitions now.")
+        configs = {**topic.configs, PLACEMENT: MANUAL} if is_assigned else topic.configs
+        return msgspec.structs.replace(
+            topic, partition_count=wanted.count, configs=configs, modified_at_ms=now_ms
+        )
+
+    await reconfigure(context, wanted.name, change, is_dry=is_dry or bool(places))
+    if places and not is_dry:
+        async with context.cluster.placed(topic, places):
+            await reconfigure(context, wanted.name, change, is_dry=False)
+
+
+def _check_growth(topic: Topic, count: int) -> None:
+    if topic.is_fifo:
+        raise _invalid_count(
+            f"{topic.name} is a FIFO queue: its message groups must stay in their partitions."
+        )
+    if count <= topic.partition_count:
+        raise _invalid_count(
+            f"The topic {topic.name} currently has {topic.partition_count} partition(s);"
+            f" {count} would not be an increase."
+        )
+    check_partition_count(count)
+    if topic.is_queue and count > QUEUE_PARTITIONS_MAX:
+        raise _invalid_count(
+            f"{topic.name} is a queue, which has at most {QUEUE_PARTITIONS_MAX} partitions."
+        )
+
+
+def _places_of_added(
+    context: KafkaContext, topic: Topic, wanted: partitions_wire.CreatePartitionsTopic
+) -> Mapping[int, Sequence[int]]:
+    """Return the replicas of each new partition; empty: the manager chooses. Raises ApiError."""
+    _check_growth(topic, wanted.count)
+    if wanted.assignments is None:
+        return {}
+    added = range(topic.partition_count, wanted.count)
+    if len(wanted.assignments) != len(added):
+        raise invalid(
+            f"{len(added)} partitions are added, and {len(wanted.assignments)} are assigned."
+        )
+    lists = [assignment.broker_ids for assignment in wanted.assignments]
+    factor = factor_of(topic, None, context.config.replicas_default)
+    check_lists(lists, context.cluster.nodes, factor=factor)
+    return dict(zip(added, lists, strict=True))
+
+
+async def delete_topics(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
+    states = request.topics
+    if call.version < STATES_SINCE:
+        states = tuple(delete_wire.DeleteTopicState(name=name) for name in request.topic_names)
+    twice = checks.repeated(states)
+    return delete_wire.Response(
+        responses=[
+            await _delete(call, state, twice)
+            async for state in call.slices.each(dict.fromkeys(states))
+        ]
+    )
+
+
+async def _delete(
+    call: KafkaCall,
+    state: delete_wire.DeleteTopicState,
+    twice: frozenset[delete_wire.DeleteTopicState],
+) -> delete_wire.DeletableTopicResult:
+    try:
+        checks.check_not_repeated(state, twice)
+        topic = _find_to_delete(call, state)
+        checks.check_topic(call, Operation.DELETE, topic.name)
+        checks.check_not_internal(topic.name)
+        await call.context.catalog.delete(
+            topic.account, topic.region, topic.name, now_ms=call.context.clock.wall_ms()
+        )
+        return delete_wire.DeletableTopicResult(name=topic.name, topic_id=checks.id_of(topic))
+    except API_ERRORS as error:
+        return delete_wire.DeletableTopicResult(
+            name=state.name, topic_id=state.topic_id, **error_fields(error)
+        )
+
+
+def _find_to_delete(call: KafkaCall, state: delete_wire.DeleteTopicState) -> Topic:
+    if (state.name is None) == (state.topic_id == ZERO_UUID):
+        raise invalid_request("Give either the name or the id of a topic to delete.")
+    if state.name is None:
+        topic = checks.topic_with_id(call.context, state.topic_id)
+        if not on_topic(call, Operation.DESCRIBE, topic.name, topic):
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)  # an id must not reveal that a topic exists
+        return topic
+    checks.check_topic(call, Operation.DELETE, state.name)
+    return checks.topic_named(call.context, state.name)

@@ -1,0 +1,250 @@
+"""DescribeProducers, DescribeTransactions and ListTransactions, and WriteTxnMarkers, with which
+people end hanging transactions."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import astuple
+
+from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
+from penstock.cursor.patterns.pattern import Pattern
+from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.transactions import TxnState, TxnValue
+from penstock.frontend.kafka import checks
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import API_ERRORS, error_fields, invalid_request, partition_code
+from penstock.frontend.kafka.offsets_view import log_of
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic, on_transaction
+from penstock.frontend.kafka.transactions.producers import transactional_code
+from penstock.model.calls import AppendMarker, IsInTransaction, Producers
+from penstock.model.errors import NotLeader, PenstockError
+from penstock.model.names import OFFSETS_TOPIC, is_internal
+from penstock.model.ports import Marker
+from penstock.model.topic import Topic
+from penstock.net.slices import portions
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import describe_producers as producers_wire
+from penstock.wire.kafka.generated import describe_transactions as describe_wire
+from penstock.wire.kafka.generated import list_transactions as list_wire
+from penstock.wire.kafka.generated import write_txn_markers as marker_wire
+
+STATE_NAMES: Final[Mapping[TxnState, str]] = {
+    state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState
+}
+# States of other brokers that tools may filter by; no transaction here is ever in one.
+OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
+_EPOCH_RAISED_FROM: Final = 2  # transaction version
+
+
+async def describe_producers(
+    call: KafkaCall, request: producers_wire.Request
+) -> producers_wire.Response:
+    """Return the producer ids that write to a partition, and the first offsets of their open
+    transactions. The timestamp is the last time that the partition got a batch of the producer;
+    after a restart without a snapshot it is the time of the restart."""
+    # A partition may have very many producers: repeated in one request, its reply would have no
+    # bound.
+    described: set[tuple[str, int]] = set()
+    topics = []
+    async for named in call.slices.each(request.topics):
+        partitions = []
+        async for index in call.slices.each(named.partition_indexes):
+            try:
+                if (named.name, index) in described:
+                    raise invalid_request("The request names this partition more than once.")
+                described.add((named.name, index))
+                checks.check_topic(call, Operation.READ, named.name)
+                topic = checks.check_partition(checks.find_name(call.context, named.name), index)
+                producers = await _producers(call.context, log_of(call.context, topic), index)
+                partitions.append(producers_wire.PartitionResponse(index, 0, None, producers))
+            except API_ERRORS as error:
+                partitions.append(producers_wire.PartitionResponse(index, **error_fields(error)))
+        topics.append(producers_wire.TopicResponse(named.name, partitions))
+    return producers_wire.Response(topics=topics)
+
+
+async def _producers(
+    context: KafkaContext, topic: Topic, index: int
+) -> list[producers_wire.ProducerState]:
+    """Followers reply as well: tools ask every replica of a node."""
+    try:
+        found = await context.broker.call(Producers(topic, index))
+    except NotLeader:
+        followed = await context.cluster.followed_producers(topic, index)
+        if followed is None:
+            raise
+        found = followed
+    return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # the same fields
+
+
+async def describe_transactions(
+    call: KafkaCall, request: describe_wire.Request
+) -> describe_wire.Response:
+    states = [
+        await _state(call, each)
+        async for each in call.slices.each(dict.fromkeys(request.transactional_ids))
+    ]
+    return describe_wire.Response(transaction_states=states)
+
+
+async def _state(call: KafkaCall, transactional_id: str) -> describe_wire.TransactionState:
+    if not on_transaction(call, Operation.DESCRIBE, transactional_id):
+        return describe_wire.TransactionState(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id
+        )
+    if not transactional_id:
+        return describe_wire.TransactionState(ErrorCode.INVALID_REQUEST)
+    code, found = await call.context.transactions.call(DescribeTransaction(transactional_id))
+    if found is None:
+        return describe_wire.TransactionState(code, transactional_id)
+    return describe_wire.TransactionState(
+        code,
+        transactional_id,
+        STATE_NAMES[found.state],
+        found.timeout_ms,
+        found.started_at_ms,
+        found.producer_id,
+        found.epoch,
+        await _topics(call, found),
+    )
+
+
+async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicData]:
+    """Return partitions by topic, without deleted topics and those not to be described."""
+    by_name: dict[str, list[int]] = {}
+    async for topic_id, partition in call.slices.each(found.partitions):
+        name = OFFSETS_TOPIC  # the topic of groups, by its name in Kafka
+        if not is_internal(topic_id):
+            topic = call.context.catalog.find_id(topic_id)
+            if topic is None or topic.account != call.context.account:
+                continue
+            name = topic.name
+            if not on_topic(call, Operation.DESCRIBE, name, topic):
+                continue
+        by_name.setdefault(name, []).append(partition)
+    return [describe_wire.TopicData(name, partitions) for name, partitions in by_name.items()]
+
+
+async def list_transactions(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
+    """Return the transactional ids that the caller may describe, filtered by state, by producer, by
+    how long a transaction has been open (version 1) and by a pattern (version 2)."""
+    known = OTHER_NAMES.union(STATE_NAMES.values())
+    unknown = [name for name in request.state_filters if name not in known]
+    pattern: Pattern | None = None
+    if request.transactional_id_pattern:
+        try:
+            pattern = Pattern(request.transactional_id_pattern)
+        except InvalidPattern:
+            return list_wire.Response(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+    code, found = await call.context.transactions.call(ListTransactions())
+    if code:
+        return list_wire.Response(error_code=code)
+    now_ms = call.context.clock.wall_ms()
+    return list_wire.Response(
+        unknown_state_filters=unknown,
+        transaction_states=[
+            list_wire.TransactionState(transactional_id, txn.producer_id, STATE_NAMES[txn.state])
+            async for transactional_id, txn in call.slices.each(found.items())
+            if _is_wanted(request, txn, now_ms)
+            and (pattern is None or await _is_matched(call, pattern, transactional_id))
+            and on_transaction(call, Operation.DESCRIBE, transactional_id)
+        ],
+    )
+
+
+async def _is_matched(call: KafkaCall, pattern: Pattern, transactional_id: str) -> bool:
+    steps = pattern.steps(transactional_id)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)
+        await call.slices.next()
+
+
+def _is_wanted(request: list_wire.Request, txn: TxnValue, now_ms: int) -> bool:
+    states, producers = request.state_filters, request.producer_id_filters
+    if states and STATE_NAMES[txn.state] not in states:
+        return False
+    if producers and txn.producer_id not in producers:
+        return False
+    shortest_ms, since_ms = request.duration_filter, txn.started_at_ms
+    return shortest_ms < 0 or (since_ms >= 0 and now_ms - since_ms > shortest_ms)
+
+
+async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker_wire.Response:
+    """End transactions in partitions without their coordinator, which has decided or forgotten.
+
+    A marker is rejected if its producer or coordinator has been replaced. In transaction version 2
+    the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
+    late, meant for the transaction before, and is rejected too."""
+    # For nodes and for administrators.
+    may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
+    # One marker after the other: two may be for the same producer.
+    return marker_wire.Response(
+        [
+            await _write(call, marker, may_write=may_write)
+            async for marker in call.slices.each(request.markers)
+        ]
+    )
+
+
+async def _write(
+    call: KafkaCall, requested: marker_wire.WritableTxnMarker, *, may_write: bool
+) -> marker_wire.WritableTxnMarkerResult:
+    places = {
+        (topic.name, index): checks.find_name(call.context, topic.name)
+        async for topic in call.slices.each(requested.topics if may_write else ())
+        for index in topic.partition_indexes
+    }
+    code_at: dict[tuple[str, int], ErrorCode] = {}
+    async for some in call.slices.each(portions(list(places.items()))):
+        codes = await asyncio.gather(
+            *(_write_one(call.context, requested, topic, index) for (_, index), topic in some)
+        )
+        code_at.update(zip((place for place, _ in some), codes, strict=True))
+    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return marker_wire.WritableTxnMarkerResult(
+        requested.producer_id,
+        [
+            marker_wire.WritableTxnMarkerTopicResult(
+                topic.name,
+                [
+                    marker_wire.WritableTxnMarkerPartitionResult(
+                        index, code_at.get((topic.name, index), denied)
+                    )
+                    async for index in call.slices.each(topic.partition_indexes)
+                ],
+            )
+            async for topic in call.slices.each(requested.topics)
+        ],
+    )
+
+
+async def _write_one(
+    context: KafkaContext, requested: marker_wire.WritableTxnMarker, topic: Topic | None, index: int
+) -> ErrorCode:
+    code = transactional_code(topic, index)
+    if code or topic is None:
+        return code
+    producer_id, epoch = requested.producer_id, requested.producer_epoch
+    if producer_id < 0:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if epoch < 0:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    marker = Marker(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        is_commit=requested.transaction_result,
+        coordinator_epoch=requested.coordinator_epoch,
+    )
+    try:
+        if requested.transaction_version >= _EPOCH_RAISED_FROM and await context.broker.call(
+            IsInTransaction(topic, index, producer_id, epoch)
+        ):
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        await context.broker.call(AppendMarker(topic, index, marker))
+    except PenstockError as error:
+        return partition_code(error)
+    return ErrorCode.NONE
