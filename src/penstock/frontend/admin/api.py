@@ -175,8 +175,8 @@ async def _check_body(body: bytes) -> None:
 
 
 def _not_allowed(methods: Sequence[str]) -> HttpReply:
-    allowed = [*(["GET", "HEAD"] if "GET" in methods else []), *sorted({*methods} - {"GET"})]
-    names = ", ".join(allowed)
+    reads = READS if "GET" in methods else ()
+    names = ", ".join((*reads, *sorted({*methods} - {"GET"})))
     text = f"Method not allowed; allowed are {names}."
     return error_reply(405, "method_not_allowed", text, (("allow", names),))
 
