@@ -51,8 +51,7 @@ def select(call: Call) -> Sequence[Topic]:
 
 
 async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
-    """Yield each queue with its counts, except queues deleted since. Several are read at the same
-    time: the first call to a queue opens its logs, or goes to another node."""
+    """Yield each queue with its counts, except queues deleted since; several at a time."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
         page = topics[start : start + QUEUES_AT_ONCE]
         found = await asyncio.gather(

@@ -76,8 +76,7 @@ def make_entry(
 
 
 class Denials:
-    """Decides which denied requests of a minute are recorded: a few of each kind, and of each
-    tenant at most its share; the others are counted by tenant. Pure."""
+    """Records a few denials of each kind per minute and of each tenant its share. Pure."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which has no share; None: no tenant has one."""
