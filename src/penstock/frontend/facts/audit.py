@@ -127,9 +127,7 @@ class AuditTrail:
     def __post_init__(self) -> None:
         self._queue: deque[wire.AuditEntry] = deque()
         self._link: wire.Link | None = None  # None: the end of the chain was not read yet
-        self._offered: tuple[int, wire.Link] | None = (
-            None  # number of entries, and the link after them
-        )
+        self._offered: tuple[int, wire.Link] | None = None  # entries, and the link after them
         self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
