@@ -53,8 +53,7 @@ class AdminApi:
         is_auth_on: bool = False,
         is_audited: bool = False,
     ) -> None:
-        """Without a token and with authentication off, everyone who reaches this port is an
-        operator. ``is_audited``: no change is made before ``note_in`` was called."""
+        """``is_audited``: no change is made before ``note_in`` was called."""
         self._context = context
         self._gate = Gate(
             token=token,
@@ -69,8 +68,7 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Set the audit trail, which is ready later than this port. Until then log-ins, which
-        operators need to watch a long start, are kept; changes are rejected."""
+        """Set the audit trail. Until then log-ins are kept, and changes are rejected."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())
@@ -175,8 +173,8 @@ async def _check_body(body: bytes) -> None:
 
 
 def _not_allowed(methods: Sequence[str]) -> HttpReply:
-    allowed = [*(["GET", "HEAD"] if "GET" in methods else []), *sorted({*methods} - {"GET"})]
-    names = ", ".join(allowed)
+    reads = READS if "GET" in methods else ()
+    names = ", ".join((*reads, *sorted({*methods} - {"GET"})))
     text = f"Method not allowed; allowed are {names}."
     return error_reply(405, "method_not_allowed", text, (("allow", names),))
 

@@ -152,8 +152,7 @@ def _tenant(call: Call, tenant: Tenant) -> dict[str, object]:
 
 
 def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
-    """Return limits and quotas, what is used, and the largest share of one tenant. Connections,
-    long polls, groups and transactional ids are counts of this node."""
+    """Return limits, quotas, what is used (some of it on this node), and the largest shares."""
     limits: model.Limits = tenant.limits
     own_account, counts = call.context.info.account, call.context.quotas
     most = {quota.field: most_of(tenant, quota, own_account=own_account) for quota in QUOTAS}
@@ -313,8 +312,7 @@ async def delete_key(call: Call) -> Any:
 
 
 def _known_key(call: Call, action: str) -> model.AccessKey:
-    """Return the key in the path, if the caller may do ``action`` with its user. For a caller who
-    is not an operator, a key of another tenant does not exist."""
+    """Return the key in the path. Keys of other tenants exist only for an operator."""
     key = call.identities.key(call.path[3])
     if key is None or (key.account != call.caller.account and not call.caller.is_operator):
         raise NotFound(f"There is no key {call.path[3][:128]}.")

@@ -51,8 +51,7 @@ def select(call: Call) -> Sequence[Topic]:
 
 
 async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
-    """Yield each queue with its counts, except queues deleted since. Several are read at the same
-    time: the first call to a queue opens its logs, or goes to another node."""
+    """Yield each queue with its counts, except queues deleted since; several at a time."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
         page = topics[start : start + QUEUES_AT_ONCE]
         found = await asyncio.gather(
@@ -145,21 +144,22 @@ async def explained(call: Call) -> Any:
     if "user" in call.query:
         user = call.known_user(topic.account, call.text("user"), READ)
         consumer = Caller(topic.account, user.name, is_operator=user.is_operator)
-    redrive = topic.settings.redrive
+    redrive, stats, unreachable = topic.settings.redrive, None, ""
     limit, throttled_ms = _throttled(call.context, topic, consumer)
+    denied = _denied(call, topic, consumer)
+    try:
+        stats = await call.context.broker.call(Stats(topic, is_detailed=True))
+    except Overloaded as error:  # an unreachable node or partition is a reason as well
+        unreachable = _unreachable(error)
     situation = Situation(
-        denied=_denied(call, topic, consumer),
+        stats=stats,
+        unreachable=unreachable,
+        denied=denied,
         throttled_by=limit,
         throttled_ms=throttled_ms,
         attempts_max=None if redrive is None else redrive.attempts_max,
         dead_letter_queue=None if redrive is None else redrive.target_arn.rpartition(":")[2],
     )
-    stats: QueueStats | None = None
-    try:
-        stats = await call.context.broker.call(Stats(topic, is_detailed=True))
-        situation = msgspec.structs.replace(situation, stats=stats)
-    except Overloaded as error:  # an unreachable node or partition is a reason as well
-        situation = msgspec.structs.replace(situation, unreachable=_unreachable(error))
     found = explain(situation, now_ms=call.now_ms)
     shown = {"queue": topic.name, **msgspec.structs.asdict(found)}
     if stats is not None:
@@ -175,9 +175,8 @@ def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
     decision = call.queue_decision(consumer, RECEIVE, topic.region, topic.name)
     if decision.is_allowed:
         return ""
-    reason = "no policy allows it"
-    if decision.is_explicit:
-        reason = f"the {decision.source}-based policy denies it"
+    policy = f"the {decision.source}-based policy denies it"
+    reason = policy if decision.is_explicit else "no policy allows it"
     return f"{consumer.user} may not do {RECEIVE} on {topic.arn}: {reason}"
 
 
@@ -192,13 +191,10 @@ def _throttled(context: Context, topic: Topic, consumer: Caller) -> tuple[str, i
 
 
 def _unreachable(error: Overloaded) -> str:
-    if isinstance(error, NotLeader):
-        partition = error.place.rpartition("/")[2]
-        return (
-            f"partition {partition} has no leader: its messages wait until a node leads it;"
-            " see `penstock cluster status`"
-        )
-    return f"the queue cannot be reached: {error}"
+    if not isinstance(error, NotLeader):
+        return f"the queue cannot be reached: {error}"
+    text = f"partition {error.place.rpartition('/')[2]} has no leader"
+    return f"{text}: its messages wait until a node leads it; see `penstock cluster status`"
 
 
 async def totals(call: Call) -> HttpReply:

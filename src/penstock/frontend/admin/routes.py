@@ -155,8 +155,7 @@ _IDENTITIES = tuple(
 
 
 def let_in(call: Call, route: Route) -> Call:
-    """Return the call for the handler: limited to the caller's own account, unless the caller is an
-    operator. Raises AccessDenied, or InvalidRequest for an unknown parameter."""
+    """Return the call for the handler, limited to the caller's own account unless an operator's."""
     call = _checked(call, route.right)
     if route.parameters != (ANY,):
         call.only(route.parameters)

@@ -144,8 +144,7 @@ class Sealing:
         return sealed
 
     def may_hold(self, topic: Topic) -> bool:
-        """Return True if batches of the topic may be encrypted: for a stream if it has keys or will
-        have, for a queue always, because it may get dead letters of others."""
+        """Return True if batches may be encrypted: in a queue always, by dead letters of others."""
         return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:

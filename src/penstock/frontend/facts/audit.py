@@ -76,8 +76,7 @@ def make_entry(
 
 
 class Denials:
-    """Decides which denied requests of a minute are recorded: a few of each kind, and of each
-    tenant at most its share; the others are counted by tenant. Pure."""
+    """Records a few denials of each kind per minute and of each tenant its share. Pure."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
         """``own_account``: the node's own tenant, which has no share; None: no tenant has one."""
@@ -128,9 +127,7 @@ class AuditTrail:
     def __post_init__(self) -> None:
         self._queue: deque[wire.AuditEntry] = deque()
         self._link: wire.Link | None = None  # None: the end of the chain was not read yet
-        self._offered: tuple[int, wire.Link] | None = (
-            None  # number of entries, and the link after them
-        )
+        self._offered: tuple[int, wire.Link] | None = None  # entries, and the link after them
         self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()

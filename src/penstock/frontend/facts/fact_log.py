@@ -237,8 +237,7 @@ def leads_all(_topic: Topic, _partition: int) -> bool:
 
 @dataclass(eq=False)
 class FactWriter(ABC):
-    """A task that writes numbered records: a turn at intervals, a last turn at the stop, and an end
-    after a few seconds even if the log does not reply."""
+    """Writes numbered records: a turn at intervals, and a last turn at the stop."""
 
     noun: ClassVar[str]  # in log lines
     table: Any  # a ``UsageTable``

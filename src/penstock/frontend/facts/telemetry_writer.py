@@ -274,8 +274,7 @@ def _is_own(topic: Topic) -> bool:
 
 
 def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of records and bytes appended since ``last``. If the log was truncated at
-    its front and is smaller than before, the bytes are estimated by the average record."""
+    """Return records and bytes appended; of a log truncated since, estimated bytes."""
     log_end, size_bytes = seen
     if last is None or log_end <= last[0]:
         return 0, 0

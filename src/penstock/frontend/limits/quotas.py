@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
 
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
@@ -45,22 +45,17 @@ class _StoredSum:
     rounds: int = 0  # since then
 
 
+@dataclass(eq=False)
 class TenantQuotas:
-    def __init__(
-        self,
-        identities: Identities,
-        catalog: Catalog,
-        *,
-        own_account: str = ACCOUNT_DEFAULT,
-        bounds: Mapping[model.Quota, int] | None = None,
-        coordinators: CoordinatorUsage = NO_QUOTAS,
-    ) -> None:
-        """``bounds``: the bounds of this node for all tenants together."""
-        self._coordinators = coordinators
-        self._identities = identities
-        self.own_account = own_account
-        self._bounds = dict(bounds or {})
-        self._catalog = catalog
+    identities: Identities
+    catalog: Catalog
+    _: KW_ONLY
+    own_account: str = ACCOUNT_DEFAULT
+    # The bounds of this node for all tenants together.
+    bounds: Mapping[model.Quota, int] = field(default_factory=dict)
+    coordinators: CoordinatorUsage = NO_QUOTAS
+
+    def __post_init__(self) -> None:
         self.rooms: dict[str, int] = {}  # bytes left, of accounts with a quota of stored bytes
         self.rejected: Counter[tuple[str, str]] = Counter()  # by account and quota
         self._logged: dict[tuple[str, str], int] = {}  # of these
@@ -74,9 +69,9 @@ class TenantQuotas:
         self._accounts_on: dict[Peer, set[str]] = {}  # counted for each connection
         self._frontend_count = 1
         self._task: asyncio.Task[None] | None = None
-        for topic in catalog.all_topics():
+        for topic in self.catalog.all_topics():
             self._count(None, topic)
-        catalog.on_change(self._count)
+        self.catalog.on_change(self._count)
 
     def start(self, broker: BrokerPort) -> None:
         self._task = asyncio.create_task(self._keep_summing(broker), name="stored bytes")
@@ -91,7 +86,7 @@ class TenantQuotas:
             each.rounds = LOOK_ROUNDS
 
     def _most(self, tenant: Tenant | None, quota: model.Quota) -> int:
-        bound = self._bounds.get(quota, model.NO_LIMIT)
+        bound = self.bounds.get(quota, model.NO_LIMIT)
         return model.most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
     def _here(self, tenant: Tenant | None, quota: model.Quota) -> int:
@@ -109,22 +104,22 @@ class TenantQuotas:
             model.WAITS: self._waits[account],
         }
         others = (model.GROUPS, model.OFFSET_BYTES, model.TRANSACTIONAL_IDS)
-        used = here | {quota: self._coordinators.used(account, quota) for quota in others}
+        used = here | {quota: self.coordinators.used(account, quota) for quota in others}
         return {quota.field: count for quota, count in used.items()}
 
     def shares(self) -> dict[str, int]:
         """Return the largest share of one tenant by field of the quota, where there is a bound."""
         return {
-            quota.field: model.share_of(self._bounds[quota], quota.percent)
+            quota.field: model.share_of(self.bounds[quota], quota.percent)
             for quota in model.QUOTAS
-            if quota in self._bounds
+            if quota in self.bounds
         }
 
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
         """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
         added = {model.QUEUES: topics, model.PARTITIONS: partitions}
-        tenant = self._identities.tenant(account)
+        tenant = self.identities.tenant(account)
         for quota, count in added.items():
             most, key = self._most(tenant, quota), (account, quota)
             used = self._counts[key] + self._reserved[key]
@@ -166,7 +161,7 @@ class TenantQuotas:
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
         """Sum the stored bytes of accounts with a quota. If not ``is_due``, only of those whose
         room has shrunk by half since the last sum, or whose last sum is LOOK_ROUNDS rounds old."""
-        tenants = self._identities.tenants()
+        tenants = self.identities.tenants()
         most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
         for account in self.rooms.keys() - limited.keys():
@@ -174,7 +169,7 @@ class TenantQuotas:
         due = (key for key, most in limited.items() if is_due or self._is_sum_due(key, most))
         stored = dict.fromkeys(due, 0)
         before, self._sizes = self._sizes, {}
-        topics = self._catalog.all_topics() if limited else ()
+        topics = self.catalog.all_topics() if limited else ()
         for number, topic in enumerate(topics):
             if number % SUMMED_AT_ONCE == SUMMED_AT_ONCE - 1:
                 await asyncio.sleep(0)
@@ -222,7 +217,7 @@ class TenantQuotas:
 
     def begin_wait(self, account: str) -> bool:
         """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
-        most = self._here(self._identities.tenant(account), model.WAITS)
+        most = self._here(self.identities.tenant(account), model.WAITS)
         if most == model.NO_LIMIT:
             return False
         count = self._waits[account]
@@ -272,7 +267,7 @@ class TenantQuotas:
     def all_rejected(self) -> Iterator[tuple[tuple[str, str], int]]:
         """Return rejections by account and quota, including those of the coordinators."""
         yield from self.rejected.items()
-        yield from self._coordinators.refused.items()
+        yield from self.coordinators.refused.items()
 
 
 def _add(counts: Counter[T], key: T, change: int) -> None:

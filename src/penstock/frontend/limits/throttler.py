@@ -94,8 +94,7 @@ class Throttler:
         self._late_count = 0
 
     def share_among(self, frontend_count: int) -> None:
-        """Set the number of live frontends, including this one. Buckets keep their level: emptying
-        them would allow a burst whenever a frontend starts or stops."""
+        """Set the number of live frontends. Buckets keep their level: no new burst."""
         self._share = 1.0 / max(1, frontend_count)
         for bucket in self._buckets.values():
             bucket.take_share(self._share)

@@ -156,14 +156,14 @@ def _move_task(context: Context, call: Call, request: Any) -> Needs:
 
 
 def _move_source(context: Context, call: Call, request: Any) -> Target:
-    name, field = "SourceArn", "source_arn"
     if hasattr(request, "task_handle"):
-        name, field = "TaskHandle", "task_handle"
-    arn = getattr(request, field)
-    if not arn:
-        raise missing(name)
-    if name == "TaskHandle":
-        _, arn = decode_handle(arn)
+        if not request.task_handle:
+            raise missing("TaskHandle")
+        _, arn = decode_handle(request.task_handle)
+    else:
+        arn = request.source_arn
+        if not arn:
+            raise missing("SourceArn")
     source = _by_arn(context, arn, not_found("SourceArn"))
     call.arn = source.arn
     return source

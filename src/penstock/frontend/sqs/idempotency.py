@@ -192,7 +192,6 @@ def _content_of(http: HttpRequest) -> int:
 
 
 def _is_first(attempt: str) -> bool:
-    """Parse ``attempt=1; max=3`` or ``ttl=20260101T000000Z; attempt=2; max=3``. Without a number,
-    the request may be a repetition."""
+    """Parse ``attempt=1; max=3`` or ``ttl=…; attempt=2; max=3``. No number: maybe repeated."""
     _, _, rest = attempt.partition("attempt=")
     return rest.partition(";")[0].strip() == "1"

@@ -129,8 +129,7 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
 async def _create_share(
     context: Context, call: Call, request: aws.CreateQueueRequest, name: str
 ) -> aws.CreateQueueReply:
-    """Create ``topic:group``. A new share begins after the latest message; with
-    PenstockStart=earliest it begins at the first message that the topic still has."""
+    """Create ``topic:group``, by default from the latest message on."""
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
     if start not in _STARTS:
@@ -216,8 +215,7 @@ def _page_of_urls(
 def page(
     topics: Sequence[Topic], next_token: str | None, max_results: int | None
 ) -> tuple[Sequence[Topic], str | None]:
-    """Return one page of ``topics``, which are sorted by name, and the token of the next page. Only
-    a request with ``max_results`` gets a token."""
+    """Return one page, and the token of the next if the request has ``max_results``."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
         reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
         raise invalid_value(max_results, "MaxResults", reason)

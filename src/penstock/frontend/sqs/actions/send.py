@@ -223,8 +223,7 @@ def check_total(size_bytes: int) -> None:
 
 def size_of(request: Sendable) -> int:
     """Return the size of an unchecked entry, for the total of its batch."""
-    texts = [request.message_body]
-    size = 0
+    texts, size = [request.message_body], 0
     for name, value in (request.message_attributes or {}).items():
         texts += (name, value.string_value, value.data_type)
         size += len(value.binary_value or b"")

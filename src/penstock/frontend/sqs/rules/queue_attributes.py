@@ -274,8 +274,7 @@ def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
 
 
 def is_encryption_new(given: Mapping[str, str], topic: Topic) -> bool:
-    """Return True if encryption is requested explicitly for the first time: the shown value stays
-    the same, but messages are encrypted from now on."""
+    """Return True if encryption is requested explicitly for the first time."""
     text = given.get("SqsManagedSseEnabled")
     return text is not None and text.lower() == "true" and topic.settings.is_sse_managed is None
 

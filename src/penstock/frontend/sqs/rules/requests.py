@@ -44,8 +44,7 @@ def read_only(topic: Topic) -> Fault:
 
 
 def url_of(context: Context, call: Call, topic: Topic) -> str:
-    """Return the URL with scheme and host as the client reached us, unless the settings have an
-    external URL: some clients connect to the URL that they are given."""
+    """Return the URL as the client reached us: some connect to the URL that they are given."""
     base_url = context.config.external_url
     if base_url is None:
         scheme = "https" if call.http.is_tls else "http"
