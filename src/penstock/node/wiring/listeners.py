@@ -251,7 +251,7 @@ class Listeners:
             connections_max=int(dynamic.value(broker_configs.CONNECTIONS_MAX) or NO_LIMIT),
             per_address_max=int(dynamic.value(broker_configs.CONNECTIONS_PER_IP_MAX) or per_ip),
             addresses=broker_configs.addresses(
-                dynamic.value(broker_table.CONNECTIONS_PER_IP) or ""
+                dynamic.value(broker_configs.CONNECTIONS_PER_IP) or ""
             ),
         )
         per_s = dynamic.value(broker_configs.CONNECTIONS_PER_SECOND)
