@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test again, with a new session and a new server, if Spark did not wait for a Python
     process that was slow to start. Spark gives each of them ten seconds, and no setting changes
-    that; the runner of jobs tries again as well (``penstock.pipeline.runs.transient_errors``)."""
+    that; the runner of jobs tries again as well (``penstock.pipeline.runs.runner``)."""
     if Path(__file__).parent not in item.path.parents:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
