@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from penstock.pipeline.facts import usage_sums
 from penstock.pipeline.facts.usage_files import (
@@ -65,15 +66,11 @@ SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's r
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
     """Return the partials that came for an hour after it was sealed, by turn."""
-    keys, sums = (
-        ", ".join(usage_sums.KEYS),
-        ", ".join(f"sum({name}) AS {name}" for name in usage_sums.SUMS),
-    )
-    query = f"""
-        SELECT /*+ BROADCAST(closed) */ {keys}, turn, {sums}, to_date(hour) AS date
-        FROM {{partial}} JOIN {{hours}} AS closed USING (hour)
-        WHERE kind IN ('{CALLS}', '{STORAGE}') AND turn > through GROUP BY {keys}, turn"""  # noqa: S608 - constants
-    return partial.sparkSession.sql(query, partial=partial, hours=hours)
+    counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
+    late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
+    sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
+    grouped = late.where("turn > through").groupBy(*usage_sums.KEYS, "turn").agg(*sums)
+    return grouped.withColumn("date", f.to_date("hour"))
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
