@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test again, with a new session and a new server, if Spark did not wait for a Python
     process that was slow to start. Spark gives each of them ten seconds, and no setting changes
-    that; the runner of jobs tries again as well (``penstock.pipeline.runs.transient_errors``)."""
+    that; the runner of jobs tries again as well (``penstock.pipeline.runs.runner``)."""
     if Path(__file__).parent not in item.path.parents:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -67,7 +67,8 @@ def classes() -> None:
     """What ``penstock pipeline warm`` makes, if nobody has made it before. Without it everything
     works and takes longer. One worker makes it and the others wait: at the same time each would
     take three times as long."""
-    from penstock.pipeline.spark.java import archive_file, find_java
+    from penstock.pipeline.spark.class_archive import archive_file
+    from penstock.pipeline.spark.java import find_java
 
     archive = archive_file(find_java())
     with (Path(tempfile.gettempdir()) / "penstock-tests-warm.lock").open("w") as lock:

@@ -39,7 +39,7 @@ from tests.pipeline.topics import Topics, topics_of
 
 from penstock.net.kafka_client.client import LATEST
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.runs.transient_errors import is_transient
+from penstock.pipeline.runs.runner import is_transient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.spark.java import Java, archive_options, find_java, wait_or_kill
+from penstock.pipeline.spark.class_archive import archive_options
+from penstock.pipeline.spark.java import Java, find_java, wait_or_kill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

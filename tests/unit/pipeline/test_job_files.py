@@ -13,6 +13,7 @@ import pytest
 from penstock.net.kafka_client.errors import KafkaRefused, Unreachable
 from penstock.pipeline.runs.logs import KEPT_MAX, NAME, JobLog, read_log
 from penstock.pipeline.runs.progress import JobProgress, ProgressUpdate, RunCounts
+from penstock.pipeline.runs.runner import is_transient, reason_of
 from penstock.pipeline.runs.status import (
     Claim,
     JobRunning,
@@ -23,7 +24,6 @@ from penstock.pipeline.runs.status import (
     statuses,
     write_status,
 )
-from penstock.pipeline.runs.transient_errors import is_transient, reason_of
 from penstock.wire.kafka.faults import ErrorCode
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────

@@ -55,7 +55,7 @@ def _java() -> Iterator[Finding]:
     shim = ", started through a shim" if java.is_shimmed else ""
     yield Finding("java", "ok", f"{java.version} of {java.origin}: {java.runtime}{shim}")
     try:
-        from penstock.pipeline.spark.java import archive_file
+        from penstock.pipeline.spark.class_archive import archive_file
 
         archive = archive_file(java)
     except metadata.PackageNotFoundError:

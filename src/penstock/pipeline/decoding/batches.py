@@ -19,16 +19,7 @@ import numpy.typing as npt
 
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.pipeline.decoding.records import Bytes, Longs
-from penstock.record.batch import (
-    ATTR_APPEND_TIME,
-    ATTR_CODEC_MASK,
-    ATTR_SEALED,
-    CRC_FROM,
-    HEADER_BYTES,
-    LENGTH_FROM,
-    MAGIC,
-    NO_PRODUCER,
-)
+from penstock.record import batch as layout
 from penstock.record.compression import Codec, decompress
 from penstock.record.crc32c import crc32c
 from penstock.record.record import RECORDS_BYTES_MAX
@@ -50,7 +41,7 @@ _LAYOUT: Final = np.dtype(
         ("counts", ">i4"),
     ]
 )
-assert _LAYOUT.itemsize == HEADER_BYTES
+assert _LAYOUT.itemsize == layout.HEADER_BYTES
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 
@@ -86,15 +77,15 @@ class BatchHeaders(NamedTuple):
 
     @property
     def codec(self) -> Longs:
-        codec: Longs = self.attributes & ATTR_CODEC_MASK
+        codec: Longs = self.attributes & layout.ATTR_CODEC_MASK
         return codec
 
     @property
     def is_server(self) -> Flags:
         """Whether the server wrote the batch, as in ``record.batch.is_server_batch``."""
         is_server: Flags = (
-            (self.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME)
-            & (self.producer_id == NO_PRODUCER)
+            (self.attributes & ~layout.ATTR_SEALED == layout.ATTR_APPEND_TIME)
+            & (self.producer_id == layout.NO_PRODUCER)
             & (self.base_ms == self.max_ms)
         )
         return is_server
@@ -112,11 +103,11 @@ def complete_batches(buffer: bytes | memoryview) -> list[int]:
     positions: list[int] = []
     at, limit = 0, len(buffer)
     length_of = _LENGTH.unpack_from
-    while limit - at >= HEADER_BYTES:
+    while limit - at >= layout.HEADER_BYTES:
         (length,) = length_of(buffer, at + _LENGTH_AT)
-        if not HEADER_BYTES <= length + LENGTH_FROM <= BATCH_BYTES_MAX:
+        if not layout.HEADER_BYTES <= length + layout.LENGTH_FROM <= BATCH_BYTES_MAX:
             raise InvalidLength(length, positions)
-        stop = at + LENGTH_FROM + length
+        stop = at + layout.LENGTH_FROM + length
         if stop > limit:
             break
         positions.append(at)
@@ -131,11 +122,11 @@ def read_batch_headers(
     header and a correct checksum."""
     octets: Bytes = np.frombuffer(buffer, np.uint8)
     at = np.array(positions, np.int64)
-    raw = octets[at[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT)[:, 0]
-    size = raw["length"].astype(np.int64) + LENGTH_FROM
+    raw = octets[at[:, None] + np.arange(layout.HEADER_BYTES)].view(_LAYOUT)[:, 0]
+    size = raw["length"].astype(np.int64) + layout.LENGTH_FROM
     batches = BatchHeaders(at, size, *(raw[n].astype(np.int64) for n in BatchHeaders._fields[2:]))
     is_sound: Flags = (
-        (raw["magic"] == MAGIC)
+        (raw["magic"] == layout.MAGIC)
         & (batches.base_offset >= 0)
         & (batches.last_delta >= 0)
         & (batches.counts >= 0)
@@ -144,7 +135,7 @@ def read_batch_headers(
     view = memoryview(buffer)
     sums = [
         crc32c(view[begin:end])
-        for begin, end in zip((at + CRC_FROM).tolist(), (at + size).tolist(), strict=True)
+        for begin, end in zip((at + layout.CRC_FROM).tolist(), (at + size).tolist(), strict=True)
     ]
     is_sound &= np.array(sums, np.uint32) == raw["crc"]
     return batches, is_sound
@@ -223,7 +214,7 @@ class Unpacker:
     def unpack(self, buffer: bytes | memoryview, batches: BatchHeaders) -> Unpacked:
         """Decompress batches; if none is compressed, nothing is copied. Raises MalformedBatch."""
         codecs = batches.codec
-        begins, ends = batches.at + HEADER_BYTES, batches.at + batches.size
+        begins, ends = batches.at + layout.HEADER_BYTES, batches.at + batches.size
         if not codecs.any():
             return Unpacked(np.frombuffer(buffer, np.uint8), begins, ends)
         view = memoryview(buffer)

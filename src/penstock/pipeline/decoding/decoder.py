@@ -35,14 +35,7 @@ from penstock.pipeline.decoding.records import (
     read_headers,
     without_system_header,
 )
-from penstock.record.batch import (
-    ATTR_APPEND_TIME,
-    ATTR_CONTROL,
-    ATTR_TRANSACTIONAL,
-    HEADER_BYTES,
-    check_header,
-    parse_header,
-)
+from penstock.record import batch as layout
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
@@ -125,14 +118,14 @@ class Decoder:
         except InvalidLength as error:
             # Without a length the next batch cannot be found, so OnCorrupt.SKIP cannot skip.
             for position in error.positions[-1:]:
-                self._advance(parse_header(buffer, position).next_offset)
+                self._advance(layout.parse_header(buffer, position).next_offset)
             raise self._corrupt(self.next_offset, str(error)) from None
 
     def _reject(self, buffer: Buffer, batches: BatchHeaders) -> None:
         for position in batches.at.tolist():
-            header = parse_header(buffer, position)
+            header = layout.parse_header(buffer, position)
             try:
-                check_header(header)
+                layout.check_header(header)
                 raise MalformedBatch("the checksum does not match")
             except MalformedBatch as error:
                 self._skip(header.base_offset, header.next_offset, error)
@@ -141,15 +134,15 @@ class Decoder:
         self, buffer: Buffer, batches: BatchHeaders, begin: int, aborted: set[Aborted]
     ) -> Flags:
         is_wanted: Flags = (
-            ~batches.has(ATTR_CONTROL)
+            ~batches.has(layout.ATTR_CONTROL)
             & (batches.next_offset > begin)
             & (batches.base_offset < self._end)
             & (batches.counts > 0)
         )
         if aborted:
-            for index in np.flatnonzero(batches.has(ATTR_TRANSACTIONAL)).tolist():
+            for index in np.flatnonzero(batches.has(layout.ATTR_TRANSACTIONAL)).tolist():
                 batch = batches.chosen(slice(index, index + 1))
-                if batch.has(ATTR_CONTROL)[0]:
+                if batch.has(layout.ATTR_CONTROL)[0]:
                     self._end_aborted(buffer, batch, aborted)
                 elif any(
                     producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
@@ -281,7 +274,7 @@ class Decoder:
                 return pa.array(offset)
             case _:
                 assert name == "timestampType", "unknown column"
-                return pa.array(batches.has(ATTR_APPEND_TIME).astype(np.int32)[batch_of])
+                return pa.array(batches.has(layout.ATTR_APPEND_TIME).astype(np.int32)[batch_of])
 
 
 def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
@@ -293,12 +286,12 @@ def _headers_suffice(batches: BatchHeaders) -> bool:
     """Return whether headers give the number and the offsets of all records. The count of a
     compressed batch is not trusted: a few bytes could claim two billion records."""
     is_dense = batches.counts == batches.last_delta + 1  # compaction has removed no record
-    is_possible = batches.counts * RECORD_BYTES_MIN <= batches.size - HEADER_BYTES
+    is_possible = batches.counts * RECORD_BYTES_MIN <= batches.size - layout.HEADER_BYTES
     return bool((is_dense & (batches.codec == 0) & is_possible).all())
 
 
 def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
-    is_append_time = batches.has(ATTR_APPEND_TIME)
+    is_append_time = batches.has(layout.ATTR_APPEND_TIME)
     times: Longs = np.where(is_append_time, batches.max_ms, batches.base_ms)[batch_of]
     if not is_append_time.any():
         return times + fields.time_delta

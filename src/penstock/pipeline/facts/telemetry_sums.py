@@ -24,18 +24,7 @@ from penstock.pipeline.decoding.packed_columns import (
 )
 from penstock.pipeline.decoding.records import Longs
 from penstock.pipeline.sketch import merge_groups
-from penstock.wire.facts.telemetry import (
-    BUCKET_LAST,
-    FORM,
-    NO_PARTITION,
-    NUMBERS,
-    TEXTS,
-    TelemetryBlock,
-    TelemetryFacts,
-    TelemetryHead,
-    TelemetryUnreadable,
-    decode,
-)
+from penstock.wire.facts import telemetry as wire
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
@@ -45,7 +34,7 @@ REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
 _NUMBER_END: Final = 1 << 53  # sums of thousands of such numbers still fit
 _PARTITION_END: Final = 1 << 31
-_COLUMN_NUMBERS: Final = (*NUMBERS, "partition")
+_COLUMN_NUMBERS: Final = (*wire.NUMBERS, "partition")
 _EMPTY: Final = msgspec.Raw(b"\x90")
 _hists = msgspec.msgpack.Decoder(list[list[int]])
 
@@ -130,7 +119,7 @@ def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
 
 
-_Record = tuple[TelemetryBlock, bytes]  # with its encoded value
+_Record = tuple[wire.TelemetryBlock, bytes]  # with its encoded value
 
 
 class _Task:
@@ -144,8 +133,8 @@ class _Task:
     def take(self, partition: int, offset: int, value: bytes) -> None:
         self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
         try:
-            block = FORM.block(value)
-        except TelemetryUnreadable as error:
+            block = wire.FORM.block(value)
+        except wire.TelemetryUnreadable as error:
             self._reject(str(error))
             return
         if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
@@ -163,8 +152,8 @@ class _Task:
 
     def _read_slowly(self, record: _Record) -> None:
         try:
-            self._folding.add(_rows_of_lists(decode(record[1])))
-        except TelemetryUnreadable as error:
+            self._folding.add(_rows_of_lists(wire.decode(record[1])))
+        except wire.TelemetryUnreadable as error:
             self._reject(str(error))
 
     def result(self) -> Iterator[pa.RecordBatch]:
@@ -186,14 +175,14 @@ class _Task:
 _EMPTY_ROW: Final[dict[str, Any]] = {
     **dict.fromkeys(_TEXTS, ""),
     **dict.fromkeys(_NUMBERS, 0),
-    "partition": NO_PARTITION,
+    "partition": wire.NO_PARTITION,
     "hist": [],
 }
 
 
-def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
+def _rows_of(blocks: Sequence[wire.TelemetryBlock]) -> pa.Table:
     columns = [each.columns for each in blocks]
-    found = read_columns(columns, texts=TEXTS, numbers=_COLUMN_NUMBERS, signed=("partition",))
+    found = read_columns(columns, texts=wire.TEXTS, numbers=_COLUMN_NUMBERS, signed=("partition",))
     _check_partitions(columns, found)
     for name in _COLUMN_NUMBERS:
         rows = np.flatnonzero(found.numbers[name] >= _end_of(name))
@@ -206,7 +195,7 @@ def _end_of(name: str) -> int:
     return _PARTITION_END if name == "partition" else _NUMBER_END
 
 
-def _table(found: Columns, heads: Sequence[TelemetryHead], hists: pa.Array) -> pa.Table:
+def _table(found: Columns, heads: Sequence[wire.TelemetryHead], hists: pa.Array) -> pa.Table:
     from_ms = np.array([each.from_ms for each in heads], np.int64)
     to_ms = np.array([each.written_at_ms for each in heads], np.int64)
     minute_us = (from_ms + to_ms) // 2 // MINUTE_MS * MINUTE_MS * 1_000
@@ -235,7 +224,7 @@ def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Colum
         raise UnusualRecords(missing)
 
 
-def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
+def _hists_of(blocks: Sequence[wire.TelemetryBlock], found: Columns) -> pa.Array:
     lists: list[list[int]] = []
     for number, (each, count) in enumerate(zip(blocks, found.counts.tolist(), strict=True)):
         try:
@@ -264,21 +253,23 @@ def _are_invalid(values: Longs, ends: Longs) -> Any:
     used = lengths > 0
     first = np.zeros(len(lengths), np.int64)
     first[used] = values[ends[:-1][used]]
-    is_unusual = used & ((first < 0) | (first > BUCKET_LAST) | (first + lengths - 2 > BUCKET_LAST))
+    is_unusual = used & (
+        (first < 0) | (first > wire.BUCKET_LAST) | (first + lengths - 2 > wire.BUCKET_LAST)
+    )
     wrong = np.flatnonzero((values < 0) | (values >= _NUMBER_END))
     is_unusual[np.searchsorted(ends[1:], wrong, side="right")] = True
     return is_unusual
 
 
-def _rows_of_lists(facts: TelemetryFacts) -> pa.Table:
+def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
     """Return all rows of one record. Raises TelemetryUnreadable for numbers out of range."""
     lists = {name: getattr(facts.columns, name) for name in _COLUMN_NUMBERS}
     lists["hist"] = list(chain.from_iterable(facts.columns.hist))
     for name, numbers in lists.items():
         least = -_PARTITION_END if name == "partition" else 0
         if numbers and not least <= min(numbers) <= max(numbers) < _end_of(name):
-            raise TelemetryUnreadable(f"column {name} has a number that cannot be")
-    found = listed(facts.columns, texts=TEXTS, numbers=_COLUMN_NUMBERS)
+            raise wire.TelemetryUnreadable(f"column {name} has a number that cannot be")
+    found = listed(facts.columns, texts=wire.TEXTS, numbers=_COLUMN_NUMBERS)
     return _table(found, [facts], pa.array(facts.columns.hist, OUT.field("hist").type))
 
 

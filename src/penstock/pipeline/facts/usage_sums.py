@@ -19,16 +19,7 @@ from penstock.pipeline.decoding.packed_columns import (
     listed,
     read_columns,
 )
-from penstock.wire.facts.usage import (
-    CALLS,
-    FORM,
-    NUMBERS,
-    STORAGE,
-    TEXTS,
-    UsageBlock,
-    UsageFacts,
-    UsageUnreadable,
-)
+from penstock.wire.facts import usage as wire
 
 HOUR_MS: Final = 3_600_000
 READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
@@ -41,7 +32,7 @@ COUNTS: Final = (
     "requests", "messages", "bytes_in", "bytes_out", "units64k", "throttled", "denied", "failed",
 )  # fmt: skip
 SUMS: Final = (*COUNTS, "byte_minutes", "facts")
-_KINDS: Final = pa.array([CALLS, STORAGE])
+_KINDS: Final = pa.array([wire.CALLS, wire.STORAGE])
 SUMS_SCHEMA: Final = pa.schema(
     [
         ("hour", pa.timestamp("us", tz="UTC")),
@@ -137,7 +128,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    block: UsageBlock
+    block: wire.UsageBlock
     partition: int
     offset: int
     value: bytes
@@ -154,8 +145,8 @@ class _Task:
 
     def add(self, partition: int, offset: int, value: bytes) -> None:
         try:
-            block = FORM.block(value)
-        except UsageUnreadable as error:
+            block = wire.FORM.block(value)
+        except wire.UsageUnreadable as error:
             self._reject(partition, offset, str(error), value)
             return
         name = block.node, block.incarnation
@@ -178,8 +169,8 @@ class _Task:
 
     def _read_slowly(self, record: _Record) -> None:
         try:
-            self._count([record], _rows_of_lists(FORM.decode(record.value)))
-        except (UsageUnreadable, _RowsInvalid) as error:
+            self._count([record], _rows_of_lists(wire.FORM.decode(record.value)))
+        except (wire.UsageUnreadable, _RowsInvalid) as error:
             self._reject(record.partition, record.offset, str(error), record.value)
 
     def _count(self, records: Sequence[_Record], rows: pa.Table) -> None:
@@ -214,8 +205,8 @@ class _RowsInvalid(Exception):
     """A column has values that are not valid counts."""
 
 
-def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
-    found = read_columns([each.columns for each in blocks], texts=TEXTS, numbers=NUMBERS)
+def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
+    found = read_columns([each.columns for each in blocks], texts=wire.TEXTS, numbers=wire.NUMBERS)
     is_known = pc.is_in(found.texts["kind"], _KINDS)
     if not pc.all(is_known).as_py():
         flags = is_known.to_numpy(zero_copy_only=False)
@@ -223,17 +214,17 @@ def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
     return _table(found, [each.minute_ms for each in blocks])
 
 
-def _rows_of_lists(facts: UsageFacts) -> pa.Table:
+def _rows_of_lists(facts: wire.UsageFacts) -> pa.Table:
     """Return all rows of one record, as ``_rows_of`` does. Raises _RowsInvalid."""
-    if not set(facts.columns.kind) <= {CALLS, STORAGE}:
+    if not set(facts.columns.kind) <= {wire.CALLS, wire.STORAGE}:
         raise _RowsInvalid("a row of an unknown kind")
-    for name in NUMBERS:
+    for name in wire.NUMBERS:
         numbers = getattr(facts.columns, name)
         if numbers and min(numbers) < 0:
             raise _RowsInvalid(f"column {name} has a number below zero")
         if numbers and max(numbers) >= 1 << 63:
             raise _RowsInvalid(f"column {name} has a number that no counter reaches")
-    return _table(listed(facts.columns, texts=TEXTS, numbers=NUMBERS), [facts.minute_ms])
+    return _table(listed(facts.columns, texts=wire.TEXTS, numbers=wire.NUMBERS), [facts.minute_ms])
 
 
 def _table(found: Columns, minutes_ms: Sequence[int]) -> pa.Table:

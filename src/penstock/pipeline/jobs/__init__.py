@@ -1,1 +1,1 @@
-"""The jobs of ``penstock pipeline run``, ``verify`` and ``cluster``: each file has a ``JOB``."""
+"""The jobs of ``penstock pipeline run``, ``verify`` and ``cluster``; ``registry`` lists them."""

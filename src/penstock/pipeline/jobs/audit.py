@@ -32,21 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.pipeline.facts.audit_chain import (
-    LINK_COLUMNS,
-    TOPIC,
-    Chain,
-    Statement,
-    Tail,
-    confirmed,
-    differences,
-    gaps,
-    hash_of,
-    last_offsets,
-    roots,
-    tails_of,
-    transform,
-)
+from penstock.pipeline.facts import audit_chain as chain
 from penstock.pipeline.job import Job, JobContext, Mode, Unsound, option, require_table, utc
 from penstock.pipeline.jobs.queries import check_topics, process, topic_stream
 from penstock.pipeline.lake import Lake
@@ -78,34 +64,34 @@ class AuditTables:
         self.records = 0
         self.gaps = 0
 
-    def _read_tails(self) -> dict[Chain, Tail]:
+    def _read_tails(self) -> dict[chain.Chain, chain.Tail]:
         if not self._lake.end_offsets(LOG, NAME):
             return {}
-        last = last_offsets(self._lake.read(self._spark, LOG))
+        last = chain.last_offsets(self._lake.read(self._spark, LOG))
         if not last:
             return {}
         # A node that stopped long ago has an early end. Records before all ends are not read.
-        found = tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
+        found = chain.tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
         if set(found) >= set(last):
             return found
         # A chain's last record is unreadable: find the last readable one, to which the next links.
-        return tails_of(self._lake.read(self._spark, LOG))
+        return chain.tails_of(self._lake.read(self._spark, LOG))
 
     def add(self, records: "DataFrame", *, app: str, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
         if self._lake.table(LOG).has(app, batch_id):
             return False
-        rows = transform(records)
+        rows = chain.transform(records)
         # Reading the records' bytes twice is faster than caching them, and takes no memory.
-        links = rows.select(*LINK_COLUMNS).persist()
+        links = rows.select(*chain.LINK_COLUMNS).persist()
         try:
-            broken = gaps(links, self._tails)
+            broken = chain.gaps(links, self._tails)
             if not broken.isEmpty():
                 found = self._lake.append(
                     broken.coalesce(1), GAP, app=app, batch_id=batch_id, is_tracked=True
                 )
                 self.gaps += found.rows
-            tails = tails_of(links)
+            tails = chain.tails_of(links)
         finally:
             links.unpersist()
         commit = self._lake.append(
@@ -127,7 +113,7 @@ class AuditTables:
             return 0
         table = self._lake.table(LOG).open()
         among = ", ".join(f"DATE'{day.isoformat()}'" for day in days)
-        made = roots(self._lake.read(self._spark, LOG, f"date IN ({among})"))
+        made = chain.roots(self._lake.read(self._spark, LOG, f"date IN ({among})"))
         # The batch id is the version of the log table, so no version gets its roots twice.
         app = f"audit-root:{table.metadata().id}:{'closed' if before else 'all'}"
         commit = self._lake.append(made.coalesce(1), ROOT, app=app, batch_id=table.version())
@@ -155,7 +141,7 @@ def run(context: JobContext) -> None:
 
     # Records deleted by retention show as missing sequence numbers.
     ends = context.lake.end_offsets(LOG, NAME)
-    reader = topic_stream(context, TOPIC, ends, decode="audit")
+    reader = topic_stream(context, chain.TOPIC, ends, decode="audit")
     process(context, NAME, reader, take, batch_bytes=BATCH_BYTES)
     if context.mode is Mode.ONCE:
         tables.state_roots()
@@ -221,14 +207,14 @@ def _some(found: "DataFrame") -> tuple[list[Any], int]:
 
 
 def _check_rows(rows: "DataFrame", verdict: Verdict) -> None:
-    shown, count = _some(differences(rows).orderBy("partition", "offset", "column"))
+    shown, count = _some(chain.differences(rows).orderBy("partition", "offset", "column"))
     text = "differs from the bytes of the record"
     faults = [_fault("row", f"{row.column} {text}", row.partition, row.offset) for row in shown]
     verdict.add(faults, count)
 
 
 def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
-    broken = gaps(rows.withColumn("hash", hash_of()), {})
+    broken = chain.gaps(rows.withColumn("hash", chain.hash_of()), {})
     shown, count = _some(broken.orderBy("partition", "offset"))
     if not count:
         return
@@ -249,10 +235,10 @@ def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: 
 def _check_roots(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
     if not lake.exists(ROOT):
         return
-    rows_of_roots = lake.read(spark, ROOT).select(*Statement.__slots__).collect()
-    statements = [Statement(*row) for row in rows_of_roots]
+    rows_of_roots = lake.read(spark, ROOT).select(*chain.Statement.__slots__).collect()
+    statements = [chain.Statement(*row) for row in rows_of_roots]
     verdict.roots = len(statements)
-    kept = confirmed(rows, statements) if statements else set()
+    kept = chain.confirmed(rows, statements) if statements else set()
     for each in statements:
         if each not in kept:
             why = f"{each.records} records of {each.node} on {each.date} do not match the root"
@@ -262,7 +248,7 @@ def _check_roots(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: 
 
 def _check_ends(lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
     held = {row[0]: row[1] for row in rows.groupBy("partition").agg({"offset": "max"}).collect()}
-    for partition, end in lake.end_offsets(LOG, NAME).get(TOPIC, {}).items():
+    for partition, end in lake.end_offsets(LOG, NAME).get(chain.TOPIC, {}).items():
         last = held.get(partition, -1)
         if last + 1 != end:
             why = f"the table should end at offset {end - 1}, but ends at {last}"
@@ -333,7 +319,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Archive the audit trail in the lake and verify its hash chain.",
     run=run,
-    check=lambda context: check_topics(context, [TOPIC]),
+    check=lambda context: check_topics(context, [chain.TOPIC]),
 )
 VERIFY: Final = Job(
     name=NAME,

@@ -29,19 +29,7 @@ from penstock.pipeline.jobs.queries import (
     process,
     starting_offsets,
 )
-from penstock.pipeline.quality.rules import (
-    COLUMNS,
-    Check,
-    OnFail,
-    Result,
-    Rule,
-    RulesInvalid,
-    count,
-    ends_of,
-    mark,
-    parse_rules,
-    quarantined,
-)
+from penstock.pipeline.quality import rules as checks
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -60,12 +48,12 @@ _RESULT: Final = schema_of(
 
 
 class QualityRun:
-    def __init__(self, context: JobContext, rules: Sequence[Rule]) -> None:
+    def __init__(self, context: JobContext, rules: Sequence[checks.Rule]) -> None:
         self._context = context
         self._lake = context.lake
         self._rules = rules
         self.run_id = uuid.uuid4().hex[:12]
-        self.results: list[Result] = []
+        self.results: list[checks.Result] = []
         self.stopped = ""
 
     def of_topic(self, topic: str) -> None:
@@ -97,7 +85,7 @@ class QualityRun:
             reader.format("penstock")
             .options(**self._context.read_options)
             .option("subscribe", topic)
-            .option("columns", COLUMNS)
+            .option("columns", checks.COLUMNS)
             .option("onDataLoss", "skip")  # a rule about offsets reports it
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
@@ -105,7 +93,7 @@ class QualityRun:
     def _batch(
         self,
         rows: "DataFrame",
-        rules: Sequence[Rule],
+        rules: Sequence[checks.Rule],
         ends: dict[int, int],
         places: Sequence[Place],
         *,
@@ -114,21 +102,25 @@ class QualityRun:
     ) -> None:
         if self._lake.table(RESULT).has(app, batch_id):
             return
-        marked = mark(rows, rules, self._history(rows, rules, places)).persist()
+        marked = checks.mark(rows, rules, self._history(rows, rules, places)).persist()
         try:
-            results = count(marked, rules, ends)
-            reached = ends_of(marked)
+            results = checks.count(marked, rules, ends)
+            reached = checks.ends_of(marked)
             stopping = [
-                each for each in results if each.rule.on_fail is OnFail.STOP and not each.is_ok
+                each
+                for each in results
+                if each.rule.on_fail is checks.OnFail.STOP and not each.is_ok
             ]
             if stopping:
                 # A different app, because the batch is not done: the next run checks it again.
                 self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
                 self.stopped = f"stopped by {_summary(stopping[0])}"
                 raise Unsound(self.stopped)
-            if any(each.failed and each.rule.on_fail is OnFail.QUARANTINE for each in results):
+            if any(
+                each.failed and each.rule.on_fail is checks.OnFail.QUARANTINE for each in results
+            ):
                 self._lake.append(
-                    quarantined(marked, rules),
+                    checks.quarantined(marked, rules),
                     QUARANTINE,
                     app=app,
                     batch_id=batch_id,
@@ -141,10 +133,10 @@ class QualityRun:
         self._write(results, reached, app=app, batch_id=batch_id)
 
     def _history(
-        self, rows: "DataFrame", rules: Sequence[Rule], places: Sequence[Place]
+        self, rows: "DataFrame", rules: Sequence[checks.Rule], places: Sequence[Place]
     ) -> "DataFrame | None":
         """Return earlier rows of the log, as far back as the largest window of a unique rule."""
-        windows = [rule.window_s for rule in rules if rule.check is Check.UNIQUE]
+        windows = [rule.window_s for rule in rules if rule.check is checks.Check.UNIQUE]
         if not windows:
             return None
         found = rows.groupBy("partition").agg({"offset": "min", "timestamp": "min"}).collect()
@@ -162,15 +154,17 @@ class QualityRun:
         )
         return history
 
-    def _check_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
-        of_topics = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
+    def _check_topic(self, rules: Sequence[checks.Rule], places: Sequence[Place]) -> None:
+        of_topics = [
+            rule for rule in rules if rule.check in (checks.Check.FRESHNESS, checks.Check.VOLUME)
+        ]
         if not of_topics:
             return
         now_ms = time.time_ns() // 1_000_000
         with client_of(self._context) as client:
             results = [
                 judge_age(rule, newest_ms(client, places), now_ms=now_ms)
-                if rule.check is Check.FRESHNESS
+                if rule.check is checks.Check.FRESHNESS
                 else judge_volume(rule, _volume(client, places, now_ms - rule.window_s * 1_000))
                 for rule in of_topics
             ]
@@ -188,7 +182,7 @@ class QualityRun:
         return ends
 
     def _write(
-        self, results: Sequence[Result], ends: Mapping[int, int], *, app: str, batch_id: int
+        self, results: Sequence[checks.Result], ends: Mapping[int, int], *, app: str, batch_id: int
     ) -> None:
         at_us = time.time_ns() // 1_000
         rows = [
@@ -209,22 +203,24 @@ class QualityRun:
         self.results += results
 
 
-def _summary(result: Result) -> str:
+def _summary(result: checks.Result) -> str:
     rule = result.rule
     where = f", first at {result.sample}" if result.sample else ""
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
 
 
-def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
+def judge_age(rule: checks.Rule, newest: int | None, *, now_ms: int) -> checks.Result:
     assert rule.maximum is not None
     age_s = None if newest is None else (now_ms - newest) / 1_000
-    return Result(rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s)
+    return checks.Result(
+        rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s
+    )
 
 
-def judge_volume(rule: Rule, records: int) -> Result:
+def judge_volume(rule: checks.Rule, records: int) -> checks.Result:
     is_low = rule.minimum is not None and records < rule.minimum
     is_high = rule.maximum is not None and records > rule.maximum
-    return Result(rule, checked=1, failed=int(is_low or is_high), value=float(records))
+    return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=float(records))
 
 
 def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
@@ -252,8 +248,8 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
 
 
-def _rules(context: JobContext) -> Sequence[Rule]:
-    return parsed_option(context, "rules", parse_rules, RulesInvalid)
+def _rules(context: JobContext) -> Sequence[checks.Rule]:
+    return parsed_option(context, "rules", checks.parse_rules, checks.RulesInvalid)
 
 
 def check(context: JobContext) -> None:
@@ -271,13 +267,13 @@ def run(context: JobContext) -> None:
     alerts = [
         each
         for each in found.results
-        if not each.is_ok and each.rule.on_fail is not OnFail.QUARANTINE
+        if not each.is_ok and each.rule.on_fail is not checks.OnFail.QUARANTINE
     ]
     if alerts:
         raise Unsound(f"{len(alerts)} rules failed; {_summary(alerts[0])}")
 
 
-def _line(result: Result) -> dict[str, Any]:
+def _line(result: checks.Result) -> dict[str, Any]:
     rule = result.rule
     return {
         "topic": rule.topic,

@@ -21,21 +21,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.archive import retention_plan as plans
 from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
 from penstock.pipeline.archive.archive_rows import known_id
-from penstock.pipeline.archive.retention_plan import (
-    DELETE,
-    Decision,
-    Hold,
-    PoliciesInvalid,
-    Policy,
-    cuts,
-    delete_records,
-    gather,
-    parse_policies,
-    plan,
-    savings,
-)
 from penstock.pipeline.arrow_map import schema_of
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound, option
 from penstock.pipeline.jobs.archive import archived_ends, check_ids
@@ -54,7 +42,7 @@ _PLAN: Final = schema_of(
 
 class Planner:
     def __init__(
-        self, context: JobContext, policies: Sequence[Policy], holds: Sequence[Hold]
+        self, context: JobContext, policies: Sequence[plans.Policy], holds: Sequence[plans.Hold]
     ) -> None:
         self._context = context
         self._policies = policies
@@ -62,9 +50,9 @@ class Planner:
         self._acks: str | None = context.arguments.get("acks")
         self._remade: set[str] = set()  # topics that were reported as created again
 
-    def decide(self, client: KafkaClient) -> list[Decision]:
+    def decide(self, client: KafkaClient) -> list[plans.Decision]:
         now_ms = time.time_ns() // 1_000_000
-        facts = gather(
+        facts = plans.gather(
             client,
             self._policies,
             self._holds,
@@ -72,7 +60,7 @@ class Planner:
             archived=self._archived(client),
             acked={} if self._acks is None else self._acked(client, self._acks),
         )
-        return plan(facts, self._policies, self._holds, now_ms=now_ms)
+        return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
         """Return the end offsets of the archive. If a topic was deleted and created again, the
@@ -114,8 +102,8 @@ class Planner:
         return needs
 
 
-def _policies(context: JobContext) -> tuple[list[Policy], list[Hold]]:
-    return parsed_option(context, "policies", parse_policies, PoliciesInvalid)
+def _policies(context: JobContext) -> tuple[list[plans.Policy], list[plans.Hold]]:
+    return parsed_option(context, "policies", plans.parse_policies, plans.PoliciesInvalid)
 
 
 def check(context: JobContext) -> None:
@@ -130,18 +118,18 @@ def run(context: JobContext) -> None:
     plan_id = uuid.uuid4().hex
     with client_of(context) as client:
         decisions = planner.decide(client)
-        planned = cuts(decisions)
+        planned = plans.cuts(decisions)
         if context.arguments.get("apply") and planned:
             _write(context, plan_id, decisions, dict.fromkeys(planned, REQUESTED), batch_id=0)
             # Delete only what both plans delete: a new reader may have started between them.
-            still = cuts(planner.decide(client))
+            still = plans.cuts(planner.decide(client))
             agreed = {at: min(end, still[at]) for at, end in planned.items() if at in still}
-            outcomes = delete_records(client, agreed)
+            outcomes = plans.delete_records(client, agreed)
     _write(context, plan_id, decisions, outcomes, batch_id=1)
     shown = {"base": "from", "end": "to"}
     rows = [_row(each, outcomes) for each in decisions]
     context.show({shown.get(name, name): row[name] for name in row} for row in rows)
-    for topic, freed in sorted(savings(decisions).items()):
+    for topic, freed in sorted(plans.savings(decisions).items()):
         context.progress.note(f"{topic}: {freed} bytes {'freed' if outcomes else 'to free'}")
     refused = {place: why for place, why in outcomes.items() if why}
     if refused:
@@ -152,7 +140,7 @@ def run(context: JobContext) -> None:
 def _write(
     context: JobContext,
     plan_id: str,
-    decisions: Sequence[Decision],
+    decisions: Sequence[plans.Decision],
     outcomes: Mapping[Place, str],
     *,
     batch_id: int,
@@ -173,10 +161,10 @@ def _write(
         )
 
 
-def _row(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
+def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
     """Return a row with the outcome "done", a reason for failure, or "" if it was only planned."""
     segment = decision.segment
-    is_tried = decision.action == DELETE and segment.place in outcomes
+    is_tried = decision.action == plans.DELETE and segment.place in outcomes
     return {
         "topic": segment.place.topic,
         "partition": segment.place.partition,

@@ -25,17 +25,8 @@ from pyspark.sql import functions as f
 
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.client.options import client_for
-from penstock.pipeline.facts import rebalance
+from penstock.pipeline.facts import rebalance, telemetry_sums
 from penstock.pipeline.facts.health import Point, hot, lag_of
-from penstock.pipeline.facts.telemetry_sums import (
-    KEYS,
-    MINUTE_MS,
-    OUT,
-    SOURCE,
-    by_minute,
-    folded,
-    names_of,
-)
 from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
@@ -46,6 +37,7 @@ from penstock.wire.facts import telemetry as facts
 TOPIC: Final = "__telemetry"
 MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
 LAG, HOT, PLAN = "lag_1m", "hot", "rebalance_plan"
+MINUTE_MS: Final = telemetry_sums.MINUTE_MS
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
 WINDOW_MS: Final = 5 * MINUTE_MS  # over which load is measured
@@ -53,7 +45,7 @@ LAG_MINUTES: Final = 5  # of history for the trend of a lag
 GRACE_MS: Final = 2 * MINUTE_MS
 LOADS_MAX: Final = 50_000  # rows that one plan is made from; the busiest, if there are more
 MINUTES_BY: Final = ("kind", "date")
-MINUTES_SCHEMA: Final = OUT.append(pa.field("date", pa.date32()))
+MINUTES_SCHEMA: Final = telemetry_sums.OUT.append(pa.field("date", pa.date32()))
 
 _LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
 _LAG: Final = schema_of(
@@ -78,14 +70,14 @@ def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
     """Sum rows by minute or hour to one row for each longer ``unit`` and set of keys."""
-    counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
+    counted = rows.where(f"kind <> '{telemetry_sums.SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
-    together = longer.repartition(*names_of(KEYS))
-    return map_in_arrow(together, folded, OUT)
+    together = longer.repartition(*telemetry_sums.names_of(telemetry_sums.KEYS))
+    return map_in_arrow(together, telemetry_sums.folded, telemetry_sums.OUT)
 
 
 def lags(rows: DataFrame) -> DataFrame:
-    keys = names_of(_LAG_KEYS)
+    keys = telemetry_sums.names_of(_LAG_KEYS)
     of_groups = rows.where(f"kind = '{facts.LAG}'")
     chosen = of_groups.selectExpr("at", *keys, "committed_max", "log_end_max")
     ordered = chosen.repartition(*keys).sortWithinPartitions(*keys, "at")
@@ -195,7 +187,7 @@ class TelemetryTables:
         """Return the offset of each partition at which to continue without a checkpoint."""
         if not self._lake.exists(MINUTES):
             return {}
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
+        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         ends = rows.groupBy("partition").agg(f.expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in ends.collect()}
 
@@ -207,7 +199,7 @@ class TelemetryTables:
         reading, root = self._reading, table.path
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            rows = dated(by_minute(reading(batches)))
+            rows = dated(telemetry_sums.by_minute(reading(batches)))
             return part_batches(rows, root, MINUTES_BY, is_tracked=False)
 
         parts = read_parts(map_in_arrow(batch, work, PART_SCHEMA))
@@ -217,7 +209,7 @@ class TelemetryTables:
     def derive(self) -> None:
         if not self._lake.exists(MINUTES):
             return
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
+        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         span = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
         if span is None or span.a is None:
             return
@@ -253,7 +245,10 @@ class TelemetryTables:
             return
         since_ms = 0 if done is None else (done + 1) * MINUTE_MS
         rows = self._between(
-            MINUTES, since_ms - LAG_MINUTES * MINUTE_MS, (last + 1) * MINUTE_MS, kind=facts.LAG
+            MINUTES,
+            since_ms - LAG_MINUTES * MINUTE_MS,
+            (last + 1) * MINUTE_MS,
+            kind=facts.LAG,
         )
         # Merges rows of one minute that came in several batches.
         found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")

@@ -27,7 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
+from penstock.pipeline.facts import usage_sums
 from penstock.pipeline.facts.usage_files import (
     FLUSH,
     HOURLY,
@@ -45,15 +47,6 @@ from penstock.pipeline.facts.usage_files import (
     shares_of,
     write,
 )
-from penstock.pipeline.facts.usage_sums import (
-    HOUR_MS,
-    KEYS,
-    SUMS,
-    SUMS_SCHEMA,
-    Flushes,
-    FlushRange,
-    Name,
-)
 from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
@@ -64,6 +57,7 @@ __all__ = ["ADJUSTMENT", "HOUR", "HOURLY", "JOB", "PARTIAL", "REJECT", "UsageTab
 
 TOPIC: Final = "__usage"
 HOUR, ADJUSTMENT = "usage_hour", "usage_adjustment"
+HOUR_MS: Final = usage_sums.HOUR_MS
 DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
 SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
@@ -72,12 +66,11 @@ SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's r
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
     """Return the partials that came for an hour after it was sealed, by turn."""
-    keys, sums = ", ".join(KEYS), ", ".join(f"sum({name}) AS {name}" for name in SUMS)
-    query = f"""
-        SELECT /*+ BROADCAST(closed) */ {keys}, turn, {sums}, to_date(hour) AS date
-        FROM {{partial}} JOIN {{hours}} AS closed USING (hour)
-        WHERE kind IN ('{CALLS}', '{STORAGE}') AND turn > through GROUP BY {keys}, turn"""  # noqa: S608 - constants
-    return partial.sparkSession.sql(query, partial=partial, hours=hours)
+    counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
+    late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
+    sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
+    grouped = late.where("turn > through").groupBy(*usage_sums.KEYS, "turn").agg(*sums)
+    return grouped.withColumn("date", f.to_date("hour"))
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
@@ -110,7 +103,7 @@ class UsageTables:
         self._reading = reading
         self._grace_ms = grace_ms
         self.app = app
-        self.flushes = Flushes()
+        self.flushes = usage_sums.Flushes()
         self._written_at_ms: dict[str, int] = {}
         self.ends: dict[int, int] = {}  # by partition: where to continue without a checkpoint
         self.rejected = 0
@@ -207,15 +200,15 @@ class UsageTables:
         # Partials after this turn are late for these hours, so earlier adjustments come first.
         self.adjust()
         turn = self._lake.table(PARTIAL).turn_of("usage")
-        schema = pa.schema([SUMS_SCHEMA.field("hour"), ("through", pa.int64())])
+        schema = pa.schema([usage_sums.SUMS_SCHEMA.field("hour"), ("through", pa.int64())])
         closed = [{"hour": n * HOUR_MS * 1_000, "through": turn} for n in numbers]
         rows = pa.Table.from_pylist(closed, schema)
         self._lake.append(rows, HOUR, app="seal", batch_id=last)
         return len(numbers)
 
 
-def _overlap(flushes: Sequence[FlushRange]) -> bool:
-    found: dict[Name, list[tuple[int, int]]] = {}
+def _overlap(flushes: Sequence[usage_sums.FlushRange]) -> bool:
+    found: dict[usage_sums.Name, list[tuple[int, int]]] = {}
     for row in flushes:
         found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
     return any(

@@ -185,12 +185,11 @@ def narrowed(
     for each in filters:
         is_above = isinstance(each, d.GreaterThan | d.GreaterThanOrEqual)
         is_below = isinstance(each, d.LessThan | d.LessThanOrEqual)
-        if not (is_above or is_below or isinstance(each, d.EqualTo | d.In)):
+        is_equal = isinstance(each, d.EqualTo | d.In)
+        (name, *deeper), value = getattr(each, "attribute", ("",)), getattr(each, "value", None)
+        if not (is_above or is_below or is_equal) or deeper or value is None:
             continue
-        (name, *deeper), value = each.attribute, each.value  # type: ignore[attr-defined]
-        if deeper or value is None:
-            continue
-        if name in ("topic", "partition") and not (is_above or is_below):
+        if name in ("topic", "partition") and is_equal:
             chosen: set[Any] = set(value if isinstance(each, d.In) else [value])
             ranges = [one for one in ranges if getattr(one.place, name) in chosen]
         elif name == "offset" and not isinstance(each, d.In):

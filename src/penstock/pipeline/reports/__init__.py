@@ -1,1 +1,1 @@
-"""The reports of ``penstock pipeline report``: one file with a ``JOB`` each."""
+"""The reports of ``penstock pipeline report``; ``registry`` lists them."""
