@@ -13,9 +13,8 @@ import click
 
 from penstock import __version__
 from penstock.cli.clients.contexts import Settings
-from penstock.cli.command import global_options
+from penstock.cli.command import LazyGroup, Table, global_options
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
     "Run": {

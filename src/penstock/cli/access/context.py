@@ -27,7 +27,6 @@ def context() -> None:
 
 
 @context.command()
-@click.argument("name")
 @click.option(
     "--ca",
     metavar="FILE",
@@ -82,7 +81,6 @@ def _secret() -> str:
 
 
 @context.command()
-@click.argument("name")
 def use(session: Session, name: str) -> None:
     """Make a context the current one for all commands; NAME `default` means no context."""
     known = Contexts.read()
@@ -116,7 +114,6 @@ def list_contexts(session: Session) -> None:
 
 
 @context.command()
-@click.argument("name")
 def remove(session: Session, name: str) -> None:
     """Remove a context with its access key."""
     known = Contexts.read()

@@ -35,7 +35,6 @@ def _print_made(session: Session, made: Json, profile: str | None) -> None:
 
 
 @key.command()
-@click.argument("user")
 @tenant_option
 @click.option("--profile", help="name of the printed AWS profile [default: the user name]")
 def create(session: Session, user: str, tenant: str | None, profile: str | None) -> None:
@@ -46,7 +45,6 @@ def create(session: Session, user: str, tenant: str | None, profile: str | None)
 
 
 @key.command("list")
-@click.argument("user", required=False)
 @tenant_option
 def list_keys(session: Session, user: str | None, tenant: str | None) -> None:
     """List the access keys of a user, or of all users of a tenant."""
@@ -62,21 +60,18 @@ def _set_status(session: Session, key_id: str, status: str, verb: str) -> None:
 
 
 @key.command()
-@click.argument("key_id")
 def disable(session: Session, key_id: str) -> None:
     """Reject requests that are signed with a key, until it is enabled."""
     _set_status(session, key_id, "disabled", "disable")
 
 
 @key.command()
-@click.argument("key_id")
 def enable(session: Session, key_id: str) -> None:
     """Accept a disabled key again."""
     _set_status(session, key_id, "active", "enable")
 
 
 @key.command()
-@click.argument("key_id")
 @click.option("--profile", help="name of the printed AWS profile [default: the user name]")
 def rotate(session: Session, key_id: str, profile: str | None) -> None:
     """Create another key for the same user. The old key works until it is disabled."""
@@ -88,7 +83,6 @@ def rotate(session: Session, key_id: str, profile: str | None) -> None:
 
 
 @key.command()
-@click.argument("key_id")
 @yes_option
 def delete(session: Session, key_id: str, yes: bool) -> None:
     """Delete an access key. It stops working at once; this cannot be undone."""

@@ -20,8 +20,6 @@ def policy() -> None:
 
 
 @policy.command()
-@click.argument("user")
-@click.argument("name", required=False)
 @tenant_option
 def show(session: Session, user: str, name: str | None, tenant: str | None) -> None:
     """Print a policy of a user as it was written, or list all policies of the user."""
@@ -42,9 +40,6 @@ def show(session: Session, user: str, name: str | None, tenant: str | None) -> N
 
 
 @policy.command()
-@click.argument("user")
-@click.argument("name")
-@click.argument("file")
 @tenant_option
 def put(session: Session, user: str, name: str, file: str, tenant: str | None) -> None:
     """Attach the policy in FILE (-: stdin) to a user as NAME; replaces a policy of this name."""
@@ -60,8 +55,6 @@ def put(session: Session, user: str, name: str, file: str, tenant: str | None) -
 
 
 @policy.command()
-@click.argument("user")
-@click.argument("name")
 @tenant_option
 @yes_option
 def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool) -> None:

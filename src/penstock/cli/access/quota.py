@@ -12,8 +12,8 @@ from penstock.cli.access.objects import path_of
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.options import bytes_of
 from penstock.cli.terminal.output import Column
-from penstock.cli.terminal.quantity import bytes_of
 from penstock.model.units import size
 
 _COUNT_MAX = 2**53

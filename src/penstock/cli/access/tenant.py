@@ -20,7 +20,6 @@ def tenant() -> None:
 
 
 @tenant.command()
-@click.argument("name")
 @click.argument("digits", required=False, metavar="[ACCOUNT]")
 def create(session: Session, name: str, digits: str | None) -> None:
     """Create a tenant with the given AWS account id (12 digits), or a free one."""

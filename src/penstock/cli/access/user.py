@@ -44,7 +44,6 @@ def read_policy(file: str) -> str:
 
 
 @user.command()
-@click.argument("name")
 @tenant_option
 @click.option("--operator", is_flag=True, help="allow the admin API for every tenant")
 @click.option("--administrator", is_flag=True, help="allow everything in the tenant")
@@ -87,7 +86,6 @@ _KEY_COLUMNS = columns("key_id KEY, status, created_at_ms CREATED, last_used_at_
 
 
 @user.command()
-@click.argument("name")
 @tenant_option
 def show(session: Session, name: str, tenant: str | None) -> None:
     """Show a user with its policies and keys."""
@@ -103,7 +101,6 @@ def show(session: Session, name: str, tenant: str | None) -> None:
 
 
 @user.command()
-@click.argument("name")
 @tenant_option
 @yes_option
 def delete(session: Session, name: str, tenant: str | None, yes: bool) -> None:
@@ -118,7 +115,6 @@ def delete(session: Session, name: str, tenant: str | None, yes: bool) -> None:
 
 
 @user.command("set-password")
-@click.argument("name")
 @tenant_option
 def set_password(session: Session, name: str, tenant: str | None) -> None:
     """Set the password of a user for Kafka clients (SCRAM-SHA-256 and SCRAM-SHA-512).
@@ -144,7 +140,6 @@ def set_password(session: Session, name: str, tenant: str | None) -> None:
 
 
 @user.command("remove-password")
-@click.argument("name")
 @tenant_option
 @yes_option
 def remove_password(session: Session, name: str, tenant: str | None, yes: bool) -> None:

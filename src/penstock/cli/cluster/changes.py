@@ -54,7 +54,6 @@ def rebalance(session: Session) -> None:
 
 
 @click.command(cls=Verb)
-@click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=click.IntRange(1))
 def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) -> None:
@@ -114,7 +113,6 @@ def _sentence(reply: dict[str, Any]) -> str:
 
 
 @click.command("unclean-elect", cls=Verb)
-@click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("node", metavar="NODE", type=click.IntRange(1))
 @click.option("--yes-lose-data", is_flag=True, help="confirm that messages not on NODE are lost")

@@ -13,8 +13,7 @@ import click
 from penstock.cli.cluster.sentences import dangers
 from penstock.cli.command import Session, Verb
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.output import is_drawing
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.output import Progress, is_drawing
 from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0

@@ -13,9 +13,8 @@ import click
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Misuse
-from penstock.cli.terminal.output import Column, columns, moment
-from penstock.cli.terminal.progress import Progress
-from penstock.cli.terminal.quantity import bytes_of
+from penstock.cli.terminal.options import bytes_of
+from penstock.cli.terminal.output import Column, Progress, columns, moment
 
 if TYPE_CHECKING:
     from penstock.backup.manifest import Manifest

@@ -15,8 +15,7 @@ import msgspec
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
-from penstock.cli.terminal.output import Column, columns, moment, one_line
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.output import Column, Progress, columns, moment, one_line
 from penstock.log.inspection import (
     TOPICS_FOLDER,
     PartitionFolder,

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from penstock.cli.command import Noun, Session
-from penstock.cli.terminal import quantity
+from penstock.cli.terminal import options
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
 
 
@@ -69,7 +69,7 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--group", metavar="ID", help="message group, for order (FIFO) or fairness")
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
 @click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id per message")
-@click.option("--delay", type=quantity.seconds(0, 900), help="delivery delay, such as 90s")
+@click.option("--delay", type=options.seconds(0, 900), help="delivery delay, such as 90s")
 @click.option(
     "-a",
     "--attribute",
@@ -164,13 +164,12 @@ def _input(
 
 
 @message.command()
-@click.argument("queue")
 @click.option(
     "-n", "--count", type=click.IntRange(1, 1_000_000), default=1, show_default=True,
     help="maximum number of messages",
 )  # fmt: skip
-@click.option("--wait", type=quantity.seconds(0, 20), help="longest wait for messages, such as 20s")
-@click.option("--visibility", type=quantity.seconds(0, 43_200), help="lease duration")
+@click.option("--wait", type=options.seconds(0, 20), help="longest wait for messages, such as 20s")
+@click.option("--visibility", type=options.seconds(0, 43_200), help="lease duration")
 @click.option("--delete", is_flag=True, help="delete each message after printing it")
 def receive(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None, delete: bool
@@ -190,7 +189,6 @@ def receive(
 
 
 @message.command()
-@click.argument("queue")
 @click.option(
     "-n", "--count", type=click.IntRange(1, 10_000), default=10, show_default=True,
     help="maximum number of messages",
@@ -206,7 +204,6 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 
 
 @message.command()
-@click.argument("queue", required=False)
 @click.option("--topic", metavar="NAME", help="topic to read instead of a queue")
 @click.option(
     "--from",
@@ -265,7 +262,6 @@ def tail(
 
 
 @message.command()
-@click.argument("queue")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT... | -")
 def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
     """Delete received messages by their receipts.
@@ -282,9 +278,7 @@ def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
 
 
 @message.command()
-@click.argument("queue")
-@click.argument("receipt")
-@click.argument("duration", type=quantity.seconds(0, 43_200))
+@click.argument("duration", type=options.seconds(0, 43_200))
 def visibility(session: Session, queue: str, receipt: str, duration: int) -> None:
     """Set the lease of a received message to DURATION from now; 0 releases the message."""
     session.sqs.call_queue(

@@ -13,7 +13,7 @@ import click
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse
 from penstock.cli.terminal.interrupts import Interrupts
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.output import Progress
 
 _READ_BYTES = 65_536
 # A message is at most 1 MiB, which JSON escapes can make six times longer.

@@ -6,7 +6,7 @@ import click
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages.topic_tail import Reader, TailRequest
-from penstock.cli.terminal import quantity
+from penstock.cli.terminal import options
 from penstock.cli.terminal.failure import NotFound
 from penstock.cli.terminal.output import moment
 from penstock.wire.facts.audit import AuditUnreadable, decode
@@ -25,7 +25,7 @@ def audit() -> None:
 @click.option("--user", metavar="NAME", help="user of the entries")
 @click.option(
     "--since",
-    type=quantity.seconds(1, 3_660 * _DAY_S),
+    type=options.seconds(1, 3_660 * _DAY_S),
     metavar="DURATION",
     help="start of the entries, such as 1d for a day ago [default: 1d; with --follow: now]",
 )

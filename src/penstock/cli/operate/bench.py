@@ -15,8 +15,8 @@ import uvloop
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.operate import load
-from penstock.cli.terminal import quantity
 from penstock.cli.terminal.failure import ExitCode, Failure
+from penstock.cli.terminal.options import bytes_of, several, some_seconds
 
 Run = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
@@ -26,38 +26,34 @@ def bench() -> None:
     """Measure the throughput and latency of a running server."""
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    options = (
-        click.option(
-            "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
-        ),
-        click.option(
-            "--duration",
-            type=quantity.some_seconds(0.1, 3_600),
-            default=10.0,
-            show_default=True,
-            metavar="DURATION",
-            help="longest run time",
-        ),
-        click.option(
-            "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"
-        ),
-        click.option(
-            "--size",
-            type=quantity.bytes_of(1, 1_048_576),
-            default=1_024,
-            show_default=True,
-            help="size of a message body, bytes",
-        ),
-        click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_shape_options = several(
+    click.option(
+        "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
+    ),
+    click.option(
+        "--duration",
+        type=some_seconds(0.1, 3_600),
+        default=10.0,
+        show_default=True,
+        metavar="DURATION",
+        help="longest run time",
+    ),
+    click.option(
+        "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"
+    ),
+    click.option(
+        "--size",
+        type=bytes_of(1, 1_048_576),
+        default=1_024,
+        show_default=True,
+        help="size of a message body, bytes",
+    ),
+    click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
+)
 
 
 @bench.command()
-@_options
+@_shape_options
 @click.option(
     "--batch", type=click.IntRange(1, 10), default=1, show_default=True, help="messages per call"
 )
@@ -67,7 +63,7 @@ def send(session: Session, batch: int, queue: str | None, **shape: Any) -> None:
 
 
 @bench.command()
-@_options
+@_shape_options
 @click.option(
     "--preload",
     type=click.IntRange(0, 10_000_000),
@@ -92,14 +88,14 @@ def receive(session: Session, preload: int, queue: str | None, **shape: Any) -> 
 
 
 @bench.command()
-@_options
+@_shape_options
 def latency(session: Session, queue: str | None, **shape: Any) -> None:
     """Measure the latency of each call: send, receive and delete one message at a time."""
     _measure(session, "latency", queue, load.latency, **shape)
 
 
 @bench.command()
-@_options
+@_shape_options
 def e2e(session: Session, queue: str | None, **shape: Any) -> None:
     """Measure the time from send to receive, with waiting consumers [default --rate: 100]."""
     shape["rate"] = shape["rate"] or 100.0

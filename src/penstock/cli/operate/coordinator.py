@@ -36,7 +36,6 @@ def coordinator() -> None:
 
 
 @coordinator.command()
-@click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0, _OFFSET_MAX), required=False)
 def show(session: Session, topic: str, partition: int, offset: int | None) -> None:
@@ -48,7 +47,6 @@ def show(session: Session, topic: str, partition: int, offset: int | None) -> No
 
 
 @coordinator.command()
-@click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0, _OFFSET_MAX))
 def skip(session: Session, topic: str, partition: int, offset: int) -> None:

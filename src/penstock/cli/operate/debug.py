@@ -20,7 +20,7 @@ from penstock import __version__
 from penstock.cli.command import Noun, Session
 from penstock.cli.operate.masking import Mask
 from penstock.cli.terminal.failure import Conflict, Failure
-from penstock.cli.terminal.findings import installed_version
+from penstock.cli.terminal.output import installed_version
 
 LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
 _PACKAGES = (

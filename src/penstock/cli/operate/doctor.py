@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from penstock.cli.command import Session, Verb
-from penstock.cli.terminal import findings
 from penstock.cli.terminal.failure import ExitCode
-from penstock.cli.terminal.output import columns
+from penstock.cli.terminal.output import FINDING_COLUMNS, columns
 
 _CONFIG_COLUMNS = columns("key SETTING, value, origin FROM")
 
@@ -29,7 +28,7 @@ def doctor(session: Session, data: str | None, config_file: str | None, local: b
     checks: list[dict[str, Any]] = [finding._asdict() for finding in report.findings]
     is_healthy = all(check["status"] != "fail" for check in checks)
     if session.out.is_table:
-        session.out.many(checks, columns=findings.COLUMNS)
+        session.out.many(checks, columns=FINDING_COLUMNS)
         session.out.line("")
         changed = [row for row in report.config if row["origin"] != "default"]
         if changed:

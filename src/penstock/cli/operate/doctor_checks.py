@@ -17,7 +17,7 @@ from penstock.broker.context.disk import reserve_of
 from penstock.cli.clients.http import Json, as_seen_from, is_loopback
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.findings import Finding, Status, installed_version
+from penstock.cli.terminal.output import Finding, Status, installed_version
 from penstock.model.troubles import (
     CLOCK_DO,
     CLOCK_SKEW_MS_MAX,

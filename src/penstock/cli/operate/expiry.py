@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from penstock.cli.terminal.findings import Finding
+from penstock.cli.terminal.output import Finding
 from penstock.model.troubles import CERTIFICATE_WARN_DAYS
 
 LISTED_MAX = 20  # of one file: a longer file is not a chain, but a bundle of authorities

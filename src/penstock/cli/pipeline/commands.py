@@ -6,7 +6,7 @@ missing."""
 
 import click
 
-from penstock.cli.terminal.lazy import LazyGroup, Table
+from penstock.cli.command import LazyGroup, Table
 
 COMMANDS: Table = {
     "Run": {

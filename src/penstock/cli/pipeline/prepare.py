@@ -15,7 +15,7 @@ from penstock.cli.pipeline.folders import (
     writable_above,
 )
 from penstock.cli.terminal.failure import ExitCode, Failure, Unhealthy
-from penstock.cli.terminal.findings import COLUMNS, Finding, Status, installed_version
+from penstock.cli.terminal.output import FINDING_COLUMNS, Finding, Status, installed_version
 from penstock.model.units import size
 
 _INSTALL = "pip install 'penstock[spark]'"
@@ -29,7 +29,7 @@ def doctor(session: Session, lake: str, checkpoint: str | None) -> None:
     """Check the requirements of the pipeline. Exit code 8 if something is missing."""
     findings = [*_packages(), *_java(), *_places(lake, checkpoint)]
     rows: list[dict[str, Any]] = [finding._asdict() for finding in findings]
-    session.out.many(rows, columns=COLUMNS, name="check")
+    session.out.many(rows, columns=FINDING_COLUMNS, name="check")
     if any(finding.status == "fail" for finding in findings):
         raise click.exceptions.Exit(ExitCode.UNHEALTHY)
 

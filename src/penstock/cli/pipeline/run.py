@@ -20,8 +20,8 @@ from penstock.cli.pipeline.folders import (
     require_writable,
 )
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, Misuse, Unhealthy
+from penstock.cli.terminal.options import seconds
 from penstock.cli.terminal.output import Column
-from penstock.cli.terminal.quantity import seconds
 from penstock.cli.topics.positions import time_of
 from penstock.net.kafka_client.client import KafkaTrouble
 from penstock.net.kafka_client.login import Security

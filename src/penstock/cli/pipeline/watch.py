@@ -72,7 +72,6 @@ def _status_rows(found: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 @click.command(cls=Verb)
-@click.argument("job")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="follow until the job ends")
 @click.option(
     "-n",

@@ -12,8 +12,7 @@ from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.queues import counts
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
-from penstock.cli.terminal.output import Column, columns
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.output import Column, Progress, columns
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")
@@ -43,7 +42,6 @@ def list_queues(session: Session) -> None:
 
 
 @dlq.command()
-@click.argument("queue")
 @click.option("--to", "target", metavar="QUEUE", help="target [default: source of each message]")
 @click.option("--rate", type=click.IntRange(1, 500), help="limit, messages per second")
 @click.option("--dry-run", is_flag=True, help="print what would be moved, move nothing")
@@ -161,7 +159,6 @@ _TASK_COLUMNS = columns(
 
 
 @dlq.command()
-@click.argument("queue")
 @click.option(
     "-n", "--count", type=click.IntRange(1, 10), default=10, show_default=True,
     help="maximum number of redrives",
@@ -181,7 +178,6 @@ def status(session: Session, queue: str, count: int, wait: bool) -> None:
 
 
 @dlq.command()
-@click.argument("queue")
 def cancel(session: Session, queue: str) -> None:
     """Stop the running redrive. Moved messages stay in their target queue."""
     running = next((t for t in _tasks(session, session.sqs.arn(queue)) if "task" in t), None)

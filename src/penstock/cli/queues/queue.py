@@ -18,8 +18,7 @@ from penstock.cli.queues.settings import (
     tags_of,
 )
 from penstock.cli.terminal.failure import Failure
-from penstock.cli.terminal.output import Column, columns, field, none_of
-from penstock.cli.terminal.watch import watch_options, watch_rows
+from penstock.cli.terminal.output import Column, columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
 
@@ -30,7 +29,6 @@ def queue() -> None:
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--fifo", is_flag=True, help="keep order within message groups; adds '.fifo' to NAME")
 @click.option(
     "--partitions",
@@ -90,7 +88,6 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
 
 
 @queue.command()
-@click.argument("name")
 def show(session: Session, name: str) -> None:
     """Show the settings, counts and tags of a queue."""
     attributes = session.sqs.attributes(name, ("All", *_OURS))
@@ -123,7 +120,6 @@ def _with_blocked(session: Session, item: dict[str, Any]) -> dict[str, Any]:
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--user", metavar="NAME", help="user who receives [default: you]")
 def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
@@ -139,7 +135,6 @@ def explain(session: Session, name: str, user: str | None) -> None:
 
 
 @queue.command("set")
-@click.argument("name")
 @click.option("--no-dead-letter", is_flag=True, help="remove the dead-letter queue")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="tag to set; repeatable")
 @click.option("--untag", "untags", multiple=True, metavar="KEY", help="tag to remove; repeatable")
@@ -172,7 +167,6 @@ def set_settings(
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a queue and all its messages."""
@@ -183,7 +177,6 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
 @click.option("--dry-run", is_flag=True, help="print the number of messages, delete nothing")
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
@@ -200,7 +193,6 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @queue.command()
-@click.argument("names", nargs=-1)
 @watch_options("refresh with rates until Ctrl-C")
 def stats(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None

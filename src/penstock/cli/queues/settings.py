@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import click
 
 from penstock.cli.command import Session
-from penstock.cli.terminal import quantity
 from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.options import bytes_of, seconds, several
 from penstock.cli.terminal.output import duration
 from penstock.model.units import size
 
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 def _seconds(name: str, attribute: str, text: str, low: int, high: int) -> Setting:
-    field, kind = f"{name.replace('-', '_')}_s", quantity.seconds(low, high)
+    field, kind = f"{name.replace('-', '_')}_s", seconds(low, high)
     return Setting(f"--{name}", attribute, text, field, kind, decode=int, show=duration)
 
 
@@ -94,7 +94,7 @@ SETTINGS = (
         "MaximumMessageSize",
         "largest message, with its attributes",
         "message_bytes_max",
-        quantity.bytes_of(1_024, 1_048_576),
+        bytes_of(1_024, 1_048_576),
         decode=int,
         show=size,
     ),
@@ -112,25 +112,18 @@ SETTINGS = (
 )
 
 
-def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add every flag above, and the two flags of a redrive policy."""
-    options = [
-        click.option(
-            setting.flag, setting.field, type=setting.kind, default=None, help=setting.help
-        )
-        for setting in SETTINGS
-    ]
-    options += [
-        click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
-        click.option(
-            "--max-receives",
-            type=click.IntRange(1, 1_000),
-            help="receives before a message goes to the dead-letter queue [default 10]",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+settings_options = several(
+    *(
+        click.option(row.flag, row.field, type=row.kind, default=None, help=row.help)
+        for row in SETTINGS
+    ),
+    click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
+    click.option(
+        "--max-receives",
+        type=click.IntRange(1, 1_000),
+        help="receives before a message goes to the dead-letter queue [default 10]",
+    ),
+)
 
 
 def attributes_of(session: Session, flags: Flags) -> dict[str, str]:

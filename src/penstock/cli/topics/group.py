@@ -11,8 +11,15 @@ import click
 from penstock.cli.clients.kafka import Group, Place, check
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
-from penstock.cli.terminal.output import Column, columns, duration, field, none_of
-from penstock.cli.terminal.watch import watch_options, watch_rows
+from penstock.cli.terminal.output import (
+    Column,
+    columns,
+    duration,
+    field,
+    none_of,
+    watch_options,
+    watch_rows,
+)
 from penstock.cli.topics import group_lag
 from penstock.cli.topics.group_offsets import commit, committed, share_starts
 from penstock.cli.topics.positions import offsets_at, target_of
@@ -82,7 +89,6 @@ _MEMBER_COLUMNS = (
 
 
 @group.command()
-@click.argument("name")
 def show(session: Session, name: str) -> None:
     """Show the members of a group, their assigned partitions and the lag of each partition.
 
@@ -170,7 +176,6 @@ def _partitions(members: Iterable[Json]) -> Iterator[Place]:
 
 
 @group.command()
-@click.argument("names", nargs=-1)
 @watch_options("refresh until Ctrl-C")
 def lag(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
@@ -203,7 +208,6 @@ _RESET_COLUMNS = columns("topic, partition# PART, before#, after#")
 
 
 @group.command()
-@click.argument("name")
 @click.option("--to", "to", required=True, metavar="begin|end|OFFSET|TIME", help="new position")
 @click.option(
     "--topic",
@@ -243,7 +247,6 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
 
 
 @group.command()
-@click.argument("name")
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a group and its offsets. The group must have no members."""

@@ -48,7 +48,6 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
 
 
 @topic.command()
-@click.argument("name")
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
@@ -155,7 +154,6 @@ _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes#
 
 
 @topic.command()
-@click.argument("name")
 @click.option("--all", "is_all", is_flag=True, help="also show configs with their default value")
 def show(session: Session, name: str, is_all: bool) -> None:
     """Show the partitions and configs of a topic."""
@@ -219,7 +217,6 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 
 
 @topic.command("set")
-@click.argument("name")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option(
     "--unset", "unsets", multiple=True, metavar="NAME", help="config to reset; repeatable"
@@ -256,7 +253,6 @@ def alter_configs(
 
 
 @topic.command()
-@click.argument("name")
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a topic and all its records."""
@@ -272,7 +268,6 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 @topic.command()
-@click.argument("name")
 @click.argument("count", type=click.IntRange(min=1))
 def partitions(session: Session, name: str, count: int) -> None:
     """Raise the number of partitions of a topic to COUNT. It cannot be lowered.
@@ -300,7 +295,6 @@ def partitions(session: Session, name: str, count: int) -> None:
 
 
 @topic.command("open-as-queue")
-@click.argument("name")
 def open_as_queue(session: Session, name: str) -> None:
     """Open a topic as a queue, so that SQS clients can receive its records.
 

@@ -11,8 +11,8 @@ from tests.unit.cli.conftest import Cli, Endpoint
 from tests.unit.cli.ward import Ward
 from tests.unit.manager.cluster import until
 
-from penstock.cli.clients.session import Session
 from penstock.cli.cluster import waiting
+from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode
 from penstock.model.levels import Levels
 from penstock.model.troubles import node_dead

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.cli.conftest import Cli, Endpoint
 
 from penstock.cli.clients.contexts import Settings
-from penstock.cli.clients.session import Session
+from penstock.cli.command import Session
 from penstock.cli.operate import doctor_checks
 from penstock.cli.terminal.failure import ExitCode
 from penstock.model.troubles import disk_full, no_operator

@@ -1,10 +1,13 @@
 """Options that take a duration or a size: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
 
-_SECOND_MS = 1_000
+Command = Callable[..., None]
 
 
 class Quantity(click.ParamType[float]):
@@ -25,23 +28,42 @@ class Quantity(click.ParamType[float]):
         found = parsed(text, self._kind, base=self._base)
         if found is None:
             units = ", ".join(self._kind.units)
-            self.fail(
-                f"'{text}' is not a {self.name}: write a number and a unit: {units}", param, ctx
-            )
-        why = misfit(text, found, self._kind, self._low, self._high)
-        if why is not None:
+            why = f"'{text}' is not a {self.name}: write a number and a unit: {units}"
             self.fail(why, param, ctx)
+        misfitting = misfit(text, found, self._kind, self._low, self._high)
+        if misfitting is not None:
+            self.fail(misfitting, param, ctx)
         return round(found / self._base) if self._is_whole else found / self._base
 
 
 def seconds(low: int, high: int) -> Quantity:
-    return Quantity(DURATION, base=_SECOND_MS, low=low, high=high, is_whole=True)
+    return Quantity(DURATION, base=1_000, low=low, high=high, is_whole=True)
 
 
 def some_seconds(low: float, high: float) -> Quantity:
     """Return a duration that may have fractions of a second."""
-    return Quantity(DURATION, base=_SECOND_MS, low=low, high=high, is_whole=False)
+    return Quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
 
 
 def bytes_of(low: int, high: int) -> Quantity:
     return Quantity(SIZE, base=1, low=low, high=high, is_whole=True)
+
+
+def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
+    """Return one decorator that adds these options, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+yes_option = click.option("--yes", is_flag=True, help="do not ask for confirmation")
+
+
+def count_option(most: int | None, default: int | None, text: str) -> Callable[[Any], Any]:
+    kind = click.IntRange(1, most)
+    shown = default is not None
+    return click.option("-n", "--count", type=kind, default=default, show_default=shown, help=text)
