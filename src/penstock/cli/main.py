@@ -38,10 +38,10 @@ COMMANDS: Table = {
     },
     "Servers, tenants and access": {
         "context": ("access.context", "Add, use, list, remove saved servers."),
-        "tenant": ("access.tenant", "Create, list, show, suspend, resume, delete tenants."),
-        "user": ("access.user", "Create, list, show, delete users; set passwords."),
-        "key": ("access.key", "Create, list, rotate, disable, delete access keys."),
-        "policy": ("access.policy", "Show, put, remove, test policies of users."),
+        "tenant": ("access.users", "Create, list, show, suspend, resume, delete tenants."),
+        "user": ("access.users", "Create, list, show, delete users; set passwords."),
+        "key": ("access.users", "Create, list, rotate, disable, delete access keys."),
+        "policy": ("access.users", "Show, put, remove, test policies of users."),
         "quota": ("access.quota", "Show and set quotas of a tenant."),
     },
     "Operate": {
