@@ -20,7 +20,7 @@ COMMANDS: Table = {
     "Run": {
         "serve": ("setup.serve", "Start a server."),
         "cluster": (
-            "cluster.status",
+            "cluster.up",
             "Show and change a cluster; run one on this machine with `up`.",
         ),
     },

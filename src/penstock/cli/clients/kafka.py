@@ -1,7 +1,5 @@
 """The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
-
-Each call states its purpose in ``what``; an error becomes a ``Failure`` with that sentence, the
-name of the server's error code, an exit code and, where there is one, a fix.
+Each call states its purpose in ``what``, which becomes the sentence of its ``Failure``.
 
 The address of a listener may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``.
 Without one, TLS is used if the SQS endpoint uses it, and one request without log-in shows whether
@@ -27,25 +25,11 @@ from penstock.net.kafka_client.client import (
     SecurityInvalid,
     TimedOut,
     Unreachable,
-    by_topic,
     parse_addresses,
 )
 from penstock.net.kafka_client.login import PROTOCOLS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.scram import SHA_512
-
-__all__ = [
-    "ADDRESS_DEFAULT",
-    "EARLIEST",
-    "LATEST",
-    "Kafka",
-    "Place",
-    "by_topic",
-    "check",
-    "failing",
-    "failure_of",
-    "refused",
-]
 
 ADDRESS_DEFAULT = "127.0.0.1:9092"
 CLIENT_ID = "penstock-cli"
@@ -150,21 +134,11 @@ class Kafka:
                 f"write an address like {ADDRESS_DEFAULT}",
             ) from None
 
-    @property
-    def timeout_ms(self) -> int:
-        return self.client.timeout_ms
-
     def call(
-        self,
-        key: int,
-        request: Any,
-        *,
-        node: int | None = None,
-        wait_s: float = 0.0,
-        version_max: int | None = None,
+        self, key: int, request: Any, *, node: int | None = None, version_max: int | None = None
     ) -> Any:
         with failing():
-            return self.client.call(key, request, node=node, wait_s=wait_s, version_max=version_max)
+            return self.client.call(key, request, node=node, version_max=version_max)
 
     def metadata(self, topics: Iterable[str] | None = None) -> Any:
         """Return metadata of these topics, or of all. Also learns the leaders of partitions."""

@@ -15,26 +15,28 @@ from pathlib import Path
 
 import click
 
+import penstock.cli.cluster.changes  # noqa: F401 - adds its verbs to the noun
 from penstock.cli.clients.contexts import ENDPOINT_DEFAULT
 from penstock.cli.clients.http import Admin
 from penstock.cli.cluster import processes
-from penstock.cli.cluster.folder import (
+from penstock.cli.cluster.processes import (
     ETCD,
     NODES_MAX,
     UP,
     Folder,
     Layout,
+    Process,
     ProcessId,
+    StopSignals,
     port_in_use,
     started_at,
+    wait_readable,
 )
-from penstock.cli.cluster.processes import Process, StopSignals, wait_readable
-from penstock.cli.cluster.sentences import problems
-from penstock.cli.command import Session, Verb
+from penstock.cli.cluster.status import cluster, problems
+from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, NotFound
 from penstock.cli.terminal.output import Row, columns
 
-FOLDER_DEFAULT = "./penstock-cluster"
 ETCD_SECONDS_MAX = 30.0
 READY_SECONDS_MAX = 60.0
 REPLICAS_SECONDS_MAX = 20.0  # until every partition has all of its replicas
@@ -42,14 +44,12 @@ STATUS_SECONDS_MAX = 5.0
 STATUS_EVERY_S = 0.25
 
 _COLUMNS = columns("name NODE, http SQS, kafka, admin, log")
-
-
 _data = click.option(
-    "--data", metavar="DIR", default=FOLDER_DEFAULT, show_default=True, help="data folder"
+    "--data", metavar="DIR", default="./penstock-cluster", show_default=True, help="data folder"
 )
 
 
-@click.command(cls=Verb)
+@cluster.command()
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="number of nodes [default: 3]")
 @_data
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
@@ -77,7 +77,18 @@ def up(
     program = None if etcd else shutil.which(ETCD)
     folder = Folder(Path(data))
     is_etcd_given = bool(etcd or (folder.is_there and folder.layout().etcd))
-    _check_installed(program, is_etcd_given=is_etcd_given)
+    if find_spec("grpc") is None:
+        raise NotFound(
+            "grpcio is not installed",
+            "cluster nodes use it to connect to etcd",
+            f"run `{sys.executable} -m pip install 'penstock[cluster]'`",
+        )
+    if program is None and not is_etcd_given:
+        raise NotFound(
+            "etcd is not installed",
+            "a cluster keeps its metadata in etcd",
+            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
+        )
     folder.lock()
     file_modes.repair(folder.path, but=folder.master_file.name)
     layout = folder.prepare(nodes=nodes, base=port_base, etcd=etcd)
@@ -102,22 +113,6 @@ def up(
             raise click.exceptions.Exit(ExitCode.FAILED)
 
 
-def _check_installed(etcd_program: str | None, *, is_etcd_given: bool) -> None:
-    """Raise Failure if something that nodes need is missing, before anything is started."""
-    if find_spec("grpc") is None:
-        raise NotFound(
-            "grpcio is not installed",
-            "cluster nodes use it to connect to etcd",
-            f"run `{sys.executable} -m pip install 'penstock[cluster]'`",
-        )
-    if etcd_program is None and not is_etcd_given:
-        raise NotFound(
-            "etcd is not installed",
-            "a cluster keeps its metadata in etcd",
-            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
-        )
-
-
 class LocalCluster:
     """The processes of this ``up``, and those that an earlier ``up`` left running."""
 
@@ -139,8 +134,8 @@ class LocalCluster:
         self._ours: list[Process] = []
 
     def start(self, etcd_program: str) -> None:
-        layout = self._layout
-        running = self._earlier = self._folder.running()
+        layout, folder = self._layout, self._folder
+        running = self._earlier = folder.running()
         if running and not self._is_detached:
             raise Conflict(
                 f"{', '.join(one.name for one in running)} already running",
@@ -160,26 +155,19 @@ class LocalCluster:
         if not self._is_detached:
             self._earlier.append(ProcessId(UP, pid, started_at(pid) or 0))
         if is_etcd_ours:
-            command = processes.etcd_command(etcd_program, layout, self._folder)
+            command = processes.etcd_command(etcd_program, layout, folder)
             etcd = self._start(ETCD, command, processes.etcd_environment())
             self._wait_healthy(etcd, layout.etcd_ports[0], "/health", ETCD_SECONDS_MAX)
             self._session.remark("etcd is ready")
-        self._start_nodes(nodes)
-        self._wait_for_replicas()
-
-    def _start_nodes(self, nodes: list[int]) -> None:
-        layout, folder = self._layout, self._folder
-        started = [
-            self._start(
-                f"n{node}",
-                processes.node_command(node, layout, folder),
-                processes.node_environment(node, layout, folder),
-            )
-            for node in nodes
-        ]
+        started = []
+        for node in nodes:
+            command = processes.node_command(node, layout, folder)
+            env = processes.node_environment(node, layout, folder)
+            started.append(self._start(f"n{node}", command, env))
         for done, (node, process) in enumerate(zip(nodes, started, strict=True), 1):
             self._wait_healthy(process, layout.ports(node).admin, "/readyz", READY_SECONDS_MAX)
             self._session.remark(f"n{node} is ready, {done} of {len(nodes)}")
+        self._wait_for_replicas()
 
     def _log(self, name: str) -> Path:
         return self._folder.logs / f"{name}.log"
@@ -251,36 +239,29 @@ def _show(session: Session, folder: Folder, layout: Layout, *, is_detached: bool
         log = str(folder.logs / f"n{node}.log")
         rows.append({**row, "admin": f"http://{admin}", "log": log})
     session.out.many(rows, columns=_COLUMNS)
-    if session.out.is_table:
-        for line in _hints(rows, folder, is_detached=is_detached):
-            session.out.line(line)
-    session.out.flush()
-
-
-def _hints(rows: list[Row], folder: Folder, *, is_detached: bool) -> list[str]:
     first, last = str(rows[0]["http"]), str(rows[-1]["http"])
-    brokers = ",".join(str(row["kafka"]) for row in rows)
-    named = [] if first == ENDPOINT_DEFAULT else [f"  export PENSTOCK_ENDPOINT={first}"]
-    return [
+    end = f"`penstock cluster down --data {folder.path}`" if is_detached else "Ctrl-C"
+    hints = [
         "",
-        "Try it from another terminal:" if not is_detached else "Try it:",
+        "Try it:" if is_detached else "Try it from another terminal:",
         "",
-        *named,
+        *([] if first == ENDPOINT_DEFAULT else [f"  export PENSTOCK_ENDPOINT={first}"]),
         "  penstock cluster status",
         "  penstock queue create jobs",
         '  penstock message send jobs "resize image 17"',
         "  AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x \\",
         f"    aws --endpoint-url {last} --region us-east-1 sqs list-queues",
-        f"  kcat -b {brokers} -L",
+        f"  kcat -b {','.join(str(row['kafka']) for row in rows)} -L",
         "",
-        f"`penstock cluster down --data {folder.path}` stops it."
-        if is_detached
-        else "Ctrl-C stops it.",
+        f"{end} stops it.",
         "The next `penstock cluster up` continues with the same cluster.",
     ]
+    if session.out.is_table:
+        session.out.line("\n".join(hints))
+    session.out.flush()
 
 
-@click.command(cls=Verb)
+@cluster.command()
 @_data
 def down(session: Session, data: str) -> None:
     """Stop a cluster that `up` started. Its data and ports are kept."""

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from penstock.cli.command import Noun, Session
-from penstock.cli.messages.topic_tail import Reader, TailRequest
+from penstock.cli.messages.peeking import TailRequest
+from penstock.cli.messages.topic_tail import Reader
 from penstock.cli.terminal import options
 from penstock.cli.terminal.failure import NotFound
 from penstock.cli.terminal.output import moment

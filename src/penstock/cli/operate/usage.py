@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.kafka import EARLIEST
 from penstock.cli.command import Noun, Session
-from penstock.cli.messages.topic_tail import Reader, TailRequest
+from penstock.cli.messages.peeking import TailRequest
+from penstock.cli.messages.topic_tail import Reader
 from penstock.cli.terminal.failure import NotFound
 from penstock.cli.terminal.output import Column, columns
-from penstock.cli.topics.positions import Target, time_of
+from penstock.cli.topics.offsets import Target, time_of
 from penstock.model.units import size
+from penstock.net.kafka_client.client import EARLIEST
 from penstock.wire.facts.usage import UsageFacts, UsageRow, UsageUnreadable, decode
 
 _TOPIC = "__usage"

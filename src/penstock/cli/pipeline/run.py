@@ -22,7 +22,7 @@ from penstock.cli.pipeline.folders import (
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, Misuse, Unhealthy
 from penstock.cli.terminal.options import seconds
 from penstock.cli.terminal.output import Column
-from penstock.cli.topics.positions import time_of
+from penstock.cli.topics.offsets import time_of
 from penstock.net.kafka_client.client import KafkaTrouble
 from penstock.net.kafka_client.login import Security
 from penstock.pipeline.job import TRIGGER_S_DEFAULT, Job, JobMisused, Mode, NotFound, Unsound

@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
+PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # worth a retry
+
+
 class Failure(Exception):
     """An error of a command, raised anywhere and caught once, in ``main.run``."""
 
