@@ -54,9 +54,9 @@ COMMANDS: Table = {
         ),
         "definitions": ("data.definitions", "Export and import queues and topics as a JSON file."),
         "backup": ("data.backup", "Create, list, verify and restore backups."),
-        "audit": ("operate.audit", "Show the audit trail."),
+        "audit": ("operate.reports", "Show the audit trail."),
         "debug": ("operate.debug", "Collect the data for a bug report, without secrets."),
-        "usage": ("operate.usage", "Report the usage of tenants."),
+        "usage": ("operate.reports", "Report the usage of tenants."),
         "generate": (
             "setup.generate",
             "Generate configuration, certificates and deployment files.",

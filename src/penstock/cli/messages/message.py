@@ -311,6 +311,7 @@ def tail(
     session: Session,
     queue: str | None,
     topic: str | None,
+    count: int | None,
     follow: bool,
     exit_at_end: bool,
     **wanted: Any,
@@ -325,7 +326,8 @@ def tail(
 
     if (queue is None) == (topic is None):
         raise click.UsageError("Give a QUEUE, or a topic with --topic NAME.")
-    request = peeking.TailRequest(is_following=follow and not exit_at_end, **wanted)
+    is_following = follow and not exit_at_end
+    request = peeking.TailRequest(count_max=count, is_following=is_following, **wanted)
     if topic is not None:
         from penstock.cli.messages import topic_tail
 

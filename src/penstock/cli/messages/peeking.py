@@ -35,7 +35,7 @@ class TailRequest(NamedTuple):
     origin: "Target | str | None" = None  # None: the end; with a group, the beginning
     partition: int | None = None
     group: str | None = None  # of a topic
-    count: int | None = None
+    count_max: int | None = None
     pattern: str | None = None
     is_following: bool = True
 
@@ -118,7 +118,7 @@ def tail(session: Session, queue: str, request: TailRequest) -> None:
         place = f"{item['partition']}:{item['offset']}"
         session.out.streamed(item, text=f"{place}  {state_text(item)}  {body}", name="message_id")
         shown += 1
-        if shown == request.count:
+        if shown == request.count_max:
             return
 
 

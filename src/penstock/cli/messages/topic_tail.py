@@ -56,12 +56,12 @@ def tail(session: Session, topic: str, request: TailRequest) -> None:
                         name="value",
                     )
                     shown += 1
-                    if shown == request.count:
+                    if shown == request.count_max:
                         break
                 else:  # a whole reply, including markers after its last record
                     reader.done.update(reader.fetched)
                 reader.commit()
-            if shown == request.count:
+            if shown == request.count_max:
                 return
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.operate.load import Histogram
+from penstock.cli.operate.bench import Histogram
 from penstock.cli.terminal import options
 
 
