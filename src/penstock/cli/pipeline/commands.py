@@ -23,8 +23,8 @@ COMMANDS: Table = {
         "verify": ("pipeline.run", "Verify the data in the lake."),
     },
     "Prepare": {
-        "doctor": ("pipeline.prepare", "Check the requirements of the pipeline."),
-        "warm": ("pipeline.prepare", "Make Spark sessions start faster."),
+        "doctor": ("pipeline.watch", "Check the requirements of the pipeline."),
+        "warm": ("pipeline.watch", "Make Spark sessions start faster."),
         "cluster": ("pipeline.run", "Run a Spark cluster on this machine."),
     },
 }

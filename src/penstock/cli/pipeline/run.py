@@ -3,6 +3,10 @@
 Options that all jobs have are defined here; a job declares its other options. The job is run by
 ``penstock.pipeline.runs.runner``; here its outcome becomes text and an exit code."""
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +14,7 @@ import click
 
 from penstock.cli.clients.kafka import ADDRESS_DEFAULT, failure_of
 from penstock.cli.command import Session, Verb
-from penstock.cli.pipeline.display import display_for
-from penstock.cli.pipeline.folders import (
+from penstock.cli.pipeline.watch import (
     checkpoint_option,
     checkpoints_of,
     folder_of,
@@ -21,7 +24,7 @@ from penstock.cli.pipeline.folders import (
 )
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, Misuse, Unhealthy
 from penstock.cli.terminal.options import seconds
-from penstock.cli.terminal.output import Column
+from penstock.cli.terminal.output import Column, is_drawing
 from penstock.cli.topics.offsets import time_of
 from penstock.net.kafka_client.client import KafkaTrouble
 from penstock.net.kafka_client.login import Security
@@ -32,10 +35,16 @@ from penstock.pipeline.session import MASTER_DEFAULT, SessionFailed
 from penstock.pipeline.spark.java import JavaMissing
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from penstock.pipeline.runs.progress import ProgressUpdate
     from penstock.pipeline.runs.runner import Outcome, RunRequest
 
 _EVERY_S_MAX = 86_400
 _TIMES = "cannot start or end at"
+_LINE_S_MIN = 5.0
+_LABELS_MAX = 32  # further labels are not shown
 
 
 class JobGroup(click.Group):
@@ -92,7 +101,7 @@ class _Replay(click.Command):
 replay = _Replay("replay", help="Send archived messages again; the same as `run replay`.")
 
 
-def command_of(job: "Job", *, group: str) -> click.Command:
+def command_of(job: Job, *, group: str) -> click.Command:
     """Return the command of a job. An option of the job replaces ours of the same name; ``--since``
     and ``--until`` exist for jobs that use ``--from`` and ``--to`` for something else."""
     taken = {name for option in job.options for name in option.opts}
@@ -121,7 +130,7 @@ def _times(taken: set[str]) -> list[click.Option]:
     ]
 
 
-def _options(job: "Job", taken: set[str]) -> list[click.Option]:
+def _options(job: Job, taken: set[str]) -> list[click.Option]:
     options = [lake_option(), checkpoint_option(), *_times(taken)]
     options += [
         click.Option(["--server"], metavar="HOST:PORT", help="Kafka listener; the same as --kafka")
@@ -159,7 +168,7 @@ def _options(job: "Job", taken: set[str]) -> list[click.Option]:
 class _Callback:
     """The callback of click, which turns options into the parameters of a job."""
 
-    def __init__(self, job: "Job", group: str) -> None:
+    def __init__(self, job: Job, group: str) -> None:
         self._job = job
         self._group = group
         self.__name__ = job.name
@@ -222,7 +231,9 @@ def _run(session: Session, request: "RunRequest") -> "Outcome":
         display.close()  # results must not be mixed with bars
         session.out.many(found, columns=columns, name=next(iter(names), "name"))
 
-    display = display_for(is_quiet=session.settings.quiet)
+    is_quiet = session.settings.quiet
+    is_plain = is_quiet or os.environ.get("NO_COLOR") or not is_drawing(sys.stderr)
+    display = Lines(is_quiet=is_quiet) if is_plain else Bars()
     try:
         return run_job(request, display, show=show)
     except JobRunning as error:
@@ -246,7 +257,7 @@ def _cannot(request: "RunRequest") -> str:
     return f"cannot {what[request.kind]} '{request.job.name}'"
 
 
-def _misused(request: "RunRequest", error: "JobMisused") -> Failure:
+def _misused(request: "RunRequest", error: JobMisused) -> Failure:
     if isinstance(error, NotFound):
         code = ExitCode.NOT_FOUND
         return Failure(_cannot(request), error.reason, f"run `{error.fix}`", exit_code=code)
@@ -298,7 +309,7 @@ def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
     return kafka.address, source_security(kafka.security)
 
 
-def source_security(security: "Security") -> dict[str, str]:
+def source_security(security: Security) -> dict[str, str]:
     """Return the options of the source that ``penstock.net.kafka_client.login.security_from``
     reads."""
     properties = {
@@ -311,3 +322,94 @@ def source_security(security: "Security") -> dict[str, str]:
         "ssl.key.location": security.key_file,
     }
     return {f"kafka.{key}": value for key, value in properties.items() if value}
+
+
+# ── Progress: bars on a terminal, otherwise lines ────────────────────────────────────────────
+# Both go to stderr; stdout is for results. A log file gets a line only when something has changed
+# and some seconds have passed, so that a job that runs for months does not fill it.
+
+
+def figures(reading: "ProgressUpdate") -> str:
+    """Return the numbers that are shown after a bar, or alone without one."""
+    parts = []
+    if reading.batch is not None:
+        parts.append(f"batch {reading.batch:,}")
+    if reading.rows_per_s:
+        parts.append(f"{reading.rows_per_s:,.0f} rows/s")
+    if reading.lag is not None:
+        parts.append(f"lag {reading.lag:,}")
+    return ", ".join(parts)
+
+
+class Lines:
+    """Progress as lines, for a pipe, a CI log, or a terminal without drawing."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._stream = sys.stderr  # bound now: while a job runs, sys.stderr is the job's log
+        self._said: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def show(self, reading: "ProgressUpdate") -> None:
+        now = time.monotonic()
+        with self._lock:
+            is_whole = reading.total is not None and reading.done >= reading.total
+            said = self._said.get(reading.label)
+            if said is not None and now - said < _LINE_S_MIN and not is_whole:
+                return
+            if said is None and len(self._said) >= _LABELS_MAX:
+                return
+            self._said[reading.label] = now
+        of = f" of {reading.total:,}" if reading.total is not None else ""
+        rest = figures(reading)
+        done = f"{reading.label}: {reading.done:,}{of} {reading.unit}"
+        self.note(f"{done}, {rest}" if rest else done)
+
+    def note(self, text: str) -> None:
+        if not self._is_quiet:
+            click.echo(text, file=self._stream)
+
+    def close(self) -> None:
+        pass
+
+
+class Bars:
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bars: RichProgress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=Console(file=sys.stderr),  # bound now, as in Lines
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._lock = threading.Lock()
+        # Spark takes seconds to start: show movement until there is progress to show.
+        self._waiting: TaskID | None = self._bars.add_task("starting", total=None, figures="")
+        self._bars.start()
+
+    def show(self, reading: "ProgressUpdate") -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._bars.remove_task(self._waiting)
+                self._waiting = None
+            task = self._tasks.get(reading.label)
+            if task is None:
+                if len(self._tasks) >= _LABELS_MAX:
+                    return
+                task = self._bars.add_task(reading.label, total=None, figures="")
+                self._tasks[reading.label] = task
+        changes: dict[str, Any] = {"completed": reading.done, "figures": figures(reading)}
+        self._bars.update(task, total=reading.total, **changes)
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bars.stop()

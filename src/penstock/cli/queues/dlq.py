@@ -4,15 +4,15 @@ A move is a task of the server (StartMessageMoveTask), not of this process: clos
 pressing Ctrl-C does not stop it, and it continues after a restart of the server."""
 
 import time
-from typing import Any
 
 import click
 
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
-from penstock.cli.queues import counts
+from penstock.cli.queues.queue import rows
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
-from penstock.cli.terminal.output import Column, Progress, columns
+from penstock.cli.terminal.options import count_option
+from penstock.cli.terminal.output import Progress, columns
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")
@@ -24,20 +24,20 @@ def dlq() -> None:
 
 
 _LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
-_LIST_COLUMNS = (
-    *columns("name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST"),
-    Column("sources", "FROM", form=", ".join),
+_LIST_COLUMNS = columns(
+    "name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST, sources FROM",
+    sources=", ".join,
+)
+_TASK_COLUMNS = columns(
+    "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
 )
 
 
 @dlq.command("list")
 def list_queues(session: Session) -> None:
     """List the queues that other queues use as their dead-letter queue."""
-    items = [
-        {key: row.get(key) for key in _LIST_FIELDS}
-        for row in counts.rows(session)
-        if row["sources"]
-    ]
+    found = [row for row in rows(session) if row["sources"]]
+    items = [{key: row.get(key) for key in _LIST_FIELDS} for row in found]
     session.out.many(items, columns=_LIST_COLUMNS, empty="no dead-letter queues")
 
 
@@ -106,25 +106,21 @@ def _plan(session: Session, queue: str, target: str | None) -> Json:
 def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
     request = {"SourceArn": source_arn, "MaxResults": count}
     reply = session.sqs.call("ListMessageMoveTasks", request, what="cannot list redrives")
-    return [_as_item(result) for result in reply.get("Results", ())]
-
-
-def _as_item(result: Json) -> Json:
-    target = result.get("DestinationArn")
-    item: Json = {
-        "status": result.get("Status"),
-        "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
-        "to_move": result.get("ApproximateNumberOfMessagesToMove"),
-        "from": str(result.get("SourceArn", "")).rpartition(":")[2],
-        "to": None if target is None else target.rpartition(":")[2],
-        "rate": result.get("MaxNumberOfMessagesPerSecond"),
-        "started_at_ms": result.get("StartedTimestamp"),
-    }
-    if result.get("FailureReason"):
-        item["failure_reason"] = result["FailureReason"]
-    if result.get("TaskHandle"):
-        item["task"] = result["TaskHandle"]
-    return item
+    items = []
+    for result in reply.get("Results", ()):
+        target = result.get("DestinationArn")
+        item: Json = {
+            "status": result.get("Status"),
+            "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
+            "to_move": result.get("ApproximateNumberOfMessagesToMove"),
+            "from": str(result.get("SourceArn", "")).rpartition(":")[2],
+            "to": None if target is None else target.rpartition(":")[2],
+            "rate": result.get("MaxNumberOfMessagesPerSecond"),
+            "started_at_ms": result.get("StartedTimestamp"),
+        }
+        more = {"failure_reason": result.get("FailureReason"), "task": result.get("TaskHandle")}
+        items.append(item | {key: value for key, value in more.items() if value})
+    return items
 
 
 def _wait(session: Session, source_arn: str) -> Json:
@@ -153,16 +149,8 @@ def _check_ended(queue: str, task: Json) -> None:
     )
 
 
-_TASK_COLUMNS = columns(
-    "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
-)
-
-
 @dlq.command()
-@click.option(
-    "-n", "--count", type=click.IntRange(1, 10), default=10, show_default=True,
-    help="maximum number of redrives",
-)  # fmt: skip
+@count_option(10, 10, "maximum number of redrives")
 @click.option("--wait", is_flag=True, help="wait until the newest redrive has ended")
 def status(session: Session, queue: str, count: int, wait: bool) -> None:
     """Show the redrives of a dead-letter queue, newest first."""
@@ -187,6 +175,6 @@ def cancel(session: Session, queue: str) -> None:
             "no redrive is running",
             f"list past redrives with `penstock dlq status {queue}`",
         )
-    request: dict[str, Any] = {"TaskHandle": running["task"]}
+    request = {"TaskHandle": running["task"]}
     reply = session.sqs.call("CancelMessageMoveTask", request, what="cannot cancel the redrive")
     session.out.one({"queue": queue, "moved": reply.get("ApproximateNumberOfMessagesMoved", 0)})

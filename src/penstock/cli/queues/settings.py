@@ -63,15 +63,8 @@ def _seconds(name: str, attribute: str, text: str, low: int, high: int) -> Setti
 def _choice(name: str, attribute: str, text: str, choices: Mapping[str, str]) -> Setting:
     field, kind = name.replace("-", "_"), click.Choice(list(choices))
     back = {value: key for key, value in choices.items()}
-    return Setting(
-        f"--{name}",
-        attribute,
-        text,
-        field,
-        kind,
-        encode=choices.__getitem__,
-        decode=lambda value: back.get(value, value),
-    )
+    encode, decode = choices.__getitem__, lambda value: back.get(value, value)
+    return Setting(f"--{name}", attribute, text, field, kind, encode, decode)
 
 
 def _switch(name: str, attribute: str, text: str) -> Setting:
@@ -179,16 +172,8 @@ def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, A
     for setting in SETTINGS:
         if setting.attribute in attributes:
             item[setting.field] = setting.decode(attributes[setting.attribute])
-    redrive = redrive_of(attributes)
-    if redrive is not None:
-        item["dead_letter"], item["max_receives"] = redrive
+    if redrive := attributes.get("RedrivePolicy"):
+        policy = json.loads(redrive)
+        item["dead_letter"] = policy["deadLetterTargetArn"].rpartition(":")[2]
+        item["max_receives"] = int(policy["maxReceiveCount"])
     return item
-
-
-def redrive_of(attributes: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the name of the dead-letter queue, and the receives before a message goes there."""
-    text = attributes.get("RedrivePolicy")
-    if not text:
-        return None
-    policy = json.loads(text)
-    return policy["deadLetterTargetArn"].rpartition(":")[2], int(policy["maxReceiveCount"])
