@@ -2,8 +2,7 @@
 
 Each is one kept-alive ``http.client`` connection, because a full HTTP library would take longer to
 import than most commands take to run. A connection that the server closed while it was idle is
-opened again. A request whose reply is lost is repeated once if that is safe. Nothing here prints:
-replies are plain dicts as the server sent them, and errors are ``Failure``."""
+opened again. A request whose reply is lost is repeated once if that is safe."""
 
 import base64
 import http.client
@@ -120,14 +119,18 @@ class Connection:
         path: str,
         *,
         body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] = {},
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and read the whole reply. ``wait_s`` is how long the server may hold the
         request; the timeout is at least that plus a margin."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
-        headers = headers or {}
-        self._close_if_dropped()
+        if self._http.sock is not None:
+            # An idle connection that is readable without a request was closed by the server.
+            poll = select.poll()
+            poll.register(self._http.sock, select.POLLIN)
+            if poll.poll(0):
+                self._http.close()
         was_open = self._http.sock is not None
         try:
             return self._exchange(method, path, body, headers, limit_s)
@@ -137,7 +140,9 @@ class Connection:
             # The server may have closed an idle connection just now, or have lost its reply.
             is_repeatable = method != "POST" or _TOKEN_HEADER in headers
             if not (was_open and is_repeatable and isinstance(error, _LOST)):
-                raise _unreachable(self.url, error) from error
+                from penstock.cli.clients.unreachable import explained  # slow to import
+
+                raise explained(self.url, error) from error
         return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
 
     def _exchange(
@@ -159,22 +164,8 @@ class Connection:
             raise Failure(f"reply of {self.url} too large", f"over {_REPLY_BYTES_MAX} bytes")
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
-    def _close_if_dropped(self) -> None:
-        """Close an idle connection that the server has closed: it is readable without a request."""
-        if self._http.sock is not None:
-            poll = select.poll()
-            poll.register(self._http.sock, select.POLLIN)
-            if poll.poll(0):
-                self._http.close()
-
     def close(self) -> None:
         self._http.close()
-
-
-def _unreachable(url: str, error: BaseException) -> Failure:
-    from penstock.cli.clients.unreachable import explained  # imported late: it is slow to import
-
-    return explained(url, error)
 
 
 def _decode(data: bytes, url: str) -> Json:
@@ -229,7 +220,16 @@ class Sqs(_Client):
         if status == 200:
             return _decode(data, self.url)
         refusal = _refused(what or f"{action} failed", status, data)
-        raise _rejected_key(refusal, self._signer.key_id) or refusal
+        why = _KEY_FAULTS.get(refusal.fault)
+        if why is None or "expired" in refusal.why or "skew" in refusal.why:
+            raise refusal
+        raise Failure(
+            f"access key {self._signer.key_id} was rejected",
+            why,
+            "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and"
+            " PENSTOCK_SECRET",
+            exit_code=ExitCode.DENIED,
+        )
 
     def call_queue(self, queue: str, action: str, *, what: str = "", **request: Any) -> Json:
         """Call an action of one queue, given by its name, its ARN or its URL."""
@@ -241,30 +241,25 @@ class Sqs(_Client):
         if "://" in name:
             return name
         name = name_of(name)
+        if self._account is not None:
+            return f"{self.url}/{self._account}/{quote(name)}"
         if name not in self._urls:
-            if self._account is not None:
-                self._urls[name] = f"{self.url}/{self._account}/{quote(name)}"
-            else:
-                self._urls[name] = self._found_url(name)
+            try:
+                reply = self.call("GetQueueUrl", {"QueueName": name})
+            except Refused as refusal:
+                is_absent = refusal.exit_code is ExitCode.NOT_FOUND
+                refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
+                raise
+            self._urls[name] = str(reply["QueueUrl"])
         return self._urls[name]
-
-    def _found_url(self, name: str) -> str:
-        try:
-            return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
-        except Refused as refusal:
-            is_absent = refusal.exit_code is ExitCode.NOT_FOUND
-            refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
-            raise
 
     def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
         what = f"cannot show queue '{name}'"
         reply = self.call_queue(name, "GetQueueAttributes", what=what, AttributeNames=list(names))
-        attributes: dict[str, str] = reply.get("Attributes", {})
-        return attributes
+        return dict(reply.get("Attributes", {}))
 
     def tags(self, name: str, *, what: str) -> dict[str, str]:
-        tags: dict[str, str] = self.call_queue(name, "ListQueueTags", what=what).get("Tags", {})
-        return tags
+        return dict(self.call_queue(name, "ListQueueTags", what=what).get("Tags", {}))
 
     def arn(self, name: str) -> str:
         if name.startswith("arn:"):
@@ -330,10 +325,8 @@ class Admin(_Client):
         key_id, secret = env.get("PENSTOCK_KEY_ID"), env.get("PENSTOCK_SECRET")
         if not token and key_id and secret:
             body = json.dumps({"key_id": key_id, "secret": secret}).encode()
-            headers = {"content-type": _JSON}
-            status, _, data = self._connection.call(
-                "POST", "/api/v1/login", body=body, headers=headers
-            )
+            place, headers = "/api/v1/login", {"content-type": _JSON}
+            status, _, data = self._connection.call("POST", place, body=body, headers=headers)
             if status == 200:
                 token = str(_decode(data, self.url)["token"])
             else:
@@ -344,7 +337,7 @@ class Admin(_Client):
             self._account_default = _account_in(token) or self._account_default
 
     def get(
-        self, path: str, query: Query | None = None, *, what: str = "", wait_s: float = 0.0
+        self, path: str, query: Mapping[str, object] = {}, *, what: str = "", wait_s: float = 0.0
     ) -> Json:
         return self.call("GET", path, query, what=what or f"cannot read {path}", wait_s=wait_s)
 
@@ -352,7 +345,7 @@ class Admin(_Client):
         self,
         method: str,
         path: str,
-        query: Query | None = None,
+        query: Mapping[str, object] = {},
         *,
         body: Json | bytes | None = None,
         what: str,
@@ -360,23 +353,20 @@ class Admin(_Client):
     ) -> Json:
         """Send a request and return its JSON reply. A ``body`` of bytes is sent unchanged."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        return _decode(self._exchange(method, path, query, data, what, wait_s)[1], self.url)
+        return _decode(self.exchange(method, path, query, data, what, wait_s)[1], self.url)
 
-    def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
-        """Return the headers and the body of a reply that is not JSON."""
-        return self._exchange("GET", path, query, None, what)
-
-    def _exchange(
+    def exchange(
         self,
         method: str,
         path: str,
-        query: Query | None,
+        query: Query,
         body: bytes | None,
         what: str,
         wait_s: float = 0.0,
     ) -> tuple[Mapping[str, str], bytes]:
+        """Return the headers and the body of a reply, which need not be JSON."""
         self._log_in()
-        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
+        pairs = {key: str(value) for key, value in query.items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         headers = self._headers if body is None else {**self._headers, "content-type": _JSON}
         status, reply_headers, data = self._connection.call(
@@ -409,9 +399,6 @@ class Admin(_Client):
     def readyz(self) -> Json:
         """Return the health of the server, ready or not; this needs no authentication."""
         return _decode(self._connection.call("GET", "/readyz")[2], self.url)
-
-    def config(self) -> Json:
-        return self.get("config")
 
     def queues(self, prefix: str = "") -> Iterator[Json]:
         query = {**self._scope, "prefix": prefix or None}
@@ -446,18 +433,6 @@ def _account_in(token: str) -> str | None:
         return None
 
 
-def _rejected_key(refusal: Refused, key_id: str) -> Failure | None:
-    why = _KEY_FAULTS.get(refusal.fault)
-    if why is None or "expired" in refusal.why or "skew" in refusal.why:
-        return None
-    return Failure(
-        f"access key {key_id} was rejected",
-        why,
-        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and PENSTOCK_SECRET",
-        exit_code=ExitCode.DENIED,
-    )
-
-
 def _refused(what: str, status: int, data: bytes) -> Refused:
     """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
     try:
@@ -466,7 +441,7 @@ def _refused(what: str, status: int, data: bytes) -> Refused:
         value = None
     if not isinstance(value, dict):
         text = data[:200].decode("utf-8", "replace").strip()
-        return Refused(what, status=status, fault="", message=text or f"HTTP status {status}")
+        return Refused(what, status=status, fault="", message=text)
     if isinstance(value.get("error"), dict):
         value = value["error"]
     fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]

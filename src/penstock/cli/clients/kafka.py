@@ -6,8 +6,8 @@ Without one, TLS is used if the SQS endpoint uses it, and one request without lo
 the listener requires a log-in: such a listener closes the connection. Log-ins use the same key as
 the SQS API, with SCRAM, which never sends the secret."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from penstock.cli.clients.credentials import ca_file, found_credentials
@@ -51,16 +51,15 @@ _EXIT_CODES: Mapping[int, ExitCode] = {
     ErrorCode.UNSUPPORTED_SASL_MECHANISM: ExitCode.DENIED,
     ErrorCode.REQUEST_TIMED_OUT: ExitCode.TIMEOUT,
 }
+_ASK = "ask an administrator of the tenant; see `penstock policy test`"
 _FIXES: Mapping[int, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "list topics with `penstock topic list`",
     ErrorCode.GROUP_ID_NOT_FOUND: "list groups with `penstock group list`",
     ErrorCode.TOPIC_ALREADY_EXISTS: "change it with `penstock topic set`, or choose another name",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check PENSTOCK_KEY_ID and PENSTOCK_SECRET, or"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
-    " `penstock policy test`",
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
-    " `penstock policy test`",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: _ASK,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: _ASK,
     ErrorCode.NON_EMPTY_GROUP: "stop its members first; list them with `penstock group show`",
     ErrorCode.UNKNOWN_MEMBER_ID: "stop its members first; list them with `penstock group show`",
 }
@@ -101,7 +100,7 @@ def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def failing(what: str = "") -> Iterator[None]:
     """Turn an error of the client into a Failure. ``what`` did not happen."""
     try:
@@ -191,10 +190,9 @@ class Kafka:
         for node in self.nodes() if nodes is None else nodes:
             reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
             check(what, reply.error_code)
-            for each in reply.groups:
-                kind = (each.group_type or "classic").lower()
-                made = Group(each.group_id, node, kind, each.group_state, each.protocol_type)
-                found.append(made)
+            for one in reply.groups:
+                kind = (one.group_type or "classic").lower()
+                found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
         return sorted(found)
 
     def close(self) -> None:
@@ -223,23 +221,13 @@ def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
     protocol = protocol.upper()
     if not protocol:
         protocol = "SSL" if is_tls else "PLAINTEXT"
-        if found_credentials() is not None and _requires_log_in(address, protocol, timeout_s):
-            protocol = f"SASL_{protocol}"
+        if found_credentials() is not None:
+            with closing(_kafka(address, protocol, timeout_s)) as probe, failing():
+                try:
+                    probe.client.nodes()
+                except HungUp:  # so a request without log-in is refused
+                    protocol = f"SASL_{protocol}"
     return _kafka(address, protocol, timeout_s)
-
-
-def _requires_log_in(address: str, protocol: str, timeout_s: float) -> bool:
-    """Return True if a request without log-in is refused by closing the connection."""
-    kafka = _kafka(address, protocol, timeout_s)
-    try:
-        kafka.client.nodes()
-    except HungUp:
-        return True
-    except KafkaTrouble as error:
-        raise failure_of(error) from error
-    finally:
-        kafka.close()
-    return False
 
 
 def _kafka(address: str, protocol: str, timeout_s: float) -> Kafka:

@@ -8,14 +8,15 @@ only on request."""
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
+from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
-from penstock.cli.terminal.output import Column, Progress, columns, moment, one_line
+from penstock.cli.terminal.options import count_option
+from penstock.cli.terminal.output import Progress, columns, moment, one_line
 from penstock.log.inspection import (
     TOPICS_FOLDER,
     PartitionFolder,
@@ -39,7 +40,6 @@ from penstock.record.control import iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
 
-ROWS_DEFAULT = 1_000
 _BODY_WIDTH = 60
 
 _PARTITION_COLUMNS = columns(
@@ -49,14 +49,13 @@ _PARTITION_COLUMNS = columns(
 _FINDING_COLUMNS = columns(
     "kind FOUND, file, position# BYTE, first_offset# FROM OFFSET, next_offset# TO, reason WHY"
 )
-_RECORD_COLUMNS = (
-    *columns("offset#, kind"),
-    Column("timestamp_ms", "TIME", form=moment),
-    *columns("epoch#, codec, group, message_id"),
-    Column("body_bytes", "BODY BYTES", is_number=True),
-    Column("detail", "DETAIL"),
+_RECORD_COLUMNS = columns(
+    "offset#, kind, timestamp_ms TIME, epoch#, codec, group, message_id, body_bytes#, detail, body",
+    timestamp_ms=moment,
+    body_bytes="{:,}".format,
+    body=lambda body: one_line(body, _BODY_WIDTH),
 )
-_BODY_COLUMN = Column("body", "BODY", form=lambda body: one_line(body, _BODY_WIDTH))
+_dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
 @click.group(cls=Noun)
@@ -65,31 +64,29 @@ def storage() -> None:
 
 
 @storage.command("inspect")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def inspect_folder(session: Session, folder: Path) -> None:
     """List the partitions in a data folder."""
-    rows = []
-    for place in _partitions(folder):
-        found = summarize(place)
-        rows.append(
-            {
-                "topic_id": place.topic_id,
-                "partition": place.partition,
-                "start_offset": found.start_offset,
-                "end_offset": found.end_offset,
-                "segments": found.segments,
-                "size_bytes": found.size_bytes,
-                "max_timestamp_ms": found.max_timestamp,
-                "clean_stop": found.was_clean,
-                "damaged_ranges": len(found.damage),
-            }
-        )
+    rows = [
+        {
+            "topic_id": place.topic_id,
+            "partition": place.partition,
+            "start_offset": found.start_offset,
+            "end_offset": found.end_offset,
+            "segments": found.segments,
+            "size_bytes": found.size_bytes,
+            "max_timestamp_ms": found.max_timestamp,
+            "clean_stop": found.was_clean,
+            "damaged_ranges": len(found.damage),
+        }
+        for place, found in ((place, summarize(place)) for place in _partitions(folder))
+    ]
     empty = f"no partitions in {folder}"
     session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id", empty=empty)
 
 
 @storage.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def verify(session: Session, folder: Path) -> None:
     """Read every byte of every log in a data folder. Exit code 8 if a log is damaged."""
     places = _partitions(folder)
@@ -100,7 +97,7 @@ def verify(session: Session, folder: Path) -> None:
             " verify again, or stop the server first"
         )
     total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
-    findings: list[dict[str, Any]] = []
+    findings: list[Json] = []
     done_bytes = batches = 0
     with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
         for place in places:
@@ -135,42 +132,30 @@ def verify(session: Session, folder: Path) -> None:
 
 
 def _verify_segment(
-    place: "PartitionFolder",
-    base_offset: int,
-    next_base: int | None,
-    findings: list[dict[str, Any]],
-) -> "SegmentReport":
+    place: PartitionFolder, base_offset: int, next_base: int | None, findings: list[Json]
+) -> SegmentReport:
     survey = verify_segment(place.folder, base_offset, next_base)
-    findings += [_damage_row(survey.path, damage) for damage in survey.damage]
-    findings += [_remark_row(survey.path, remark) for remark in survey.remarks]
+    file, end = str(survey.path), survey.end_offset
+    damages = map(msgspec.structs.asdict, survey.damage)
+    findings += [{"kind": "damage", **damage, "file": file} for damage in damages]
+    # The next start of the server repairs what a remark is about.
+    remarks = [(file, remark) for remark in survey.remarks]
+    lost = 0
     if next_base is None:
-        findings += [_remark_row(place.folder, one) for one in verify_checkpoints(place.folder)]
-        lost = lost_offsets(place.folder, survey.end_offset)
-        if lost:
-            end = survey.end_offset
-            row = {"kind": "damage", "file": str(survey.path), "position": survey.bytes}
-            row |= {"first_offset": end, "next_offset": end + lost}
-            findings.append({**row, "reason": "synced records are missing"})
+        remarks += [(str(place.folder), one) for one in verify_checkpoints(place.folder)]
+        lost = lost_offsets(place.folder, end)
+    findings += [{"kind": "remark", "file": where, "reason": why} for where, why in remarks]
+    if lost:
+        row = {"kind": "damage", "file": file, "position": survey.bytes, "first_offset": end}
+        findings.append({**row, "next_offset": end + lost, "reason": "synced records are missing"})
     return survey
-
-
-def _damage_row(path: Path, damage: Damage) -> dict[str, Any]:
-    return {"kind": "damage", **msgspec.structs.asdict(damage), "file": str(path)}
-
-
-def _remark_row(path: Path, remark: str) -> dict[str, Any]:
-    """Return a finding that the next start of the server repairs."""
-    return {"kind": "remark", "file": str(path), "reason": remark}
 
 
 @storage.command("dump-segment")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--bodies", is_flag=True, help="print message bodies and control values too")
 @click.option("--from", "from_offset", metavar="OFFSET", default=0, help="first offset to print")
-@click.option(
-    "-n", "--count", default=ROWS_DEFAULT, show_default=True, type=click.IntRange(min=1),
-    help="maximum number of records",
-)  # fmt: skip
+@count_option(None, 1_000, "maximum number of records")
 def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, count: int) -> None:
     """Print the records of one segment file."""
     if not file.is_file():
@@ -181,11 +166,11 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
             "the name of a segment is its first offset, 20 digits, and .log",
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
-    columns = (*_RECORD_COLUMNS, _BODY_COLUMN) if bodies else _RECORD_COLUMNS
-    session.out.many(rows, columns=columns, name="offset", empty="no records in this range")
+    shown = _RECORD_COLUMNS if bodies else _RECORD_COLUMNS[:-1]
+    session.out.many(rows, columns=shown, name="offset", empty="no records in this range")
 
 
-def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
+def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
     for part in iter_segment(file):
         if isinstance(part, Damage):
             yield {
@@ -197,7 +182,7 @@ def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterato
             yield from _batch_rows(part, from_offset=from_offset, with_bodies=with_bodies)
 
 
-def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
+def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
     header = parse_header(batch)
     if header.next_offset <= from_offset:
         return
@@ -235,16 +220,11 @@ def _text(data: bytes) -> str:
         return "hex:" + data.hex()
 
 
-def _partitions(folder: Path) -> "list[PartitionFolder]":
+def _partitions(folder: Path) -> list[PartitionFolder]:
+    fix = "give the server's data folder, as in `penstock serve --data DIR`"
     if not folder.is_dir():
-        raise NotFound(
-            f"no folder {folder}",
-            fix="give the server's data folder, as in `penstock serve --data DIR`",
-        )
+        raise NotFound(f"no folder {folder}", fix=fix)
     if not (folder / TOPICS_FOLDER).is_dir():
-        raise NotFound(
-            f"{folder} is not a data folder",
-            f"it has no subfolder {TOPICS_FOLDER}",
-            "give the server's data folder, as in `penstock serve --data DIR`",
-        )
+        why = f"it has no subfolder {TOPICS_FOLDER}"
+        raise NotFound(f"{folder} is not a data folder", why, fix)
     return find_partitions(folder)

@@ -94,7 +94,7 @@ def _pieces(session: Session, logs: tuple[Path, ...]) -> Iterator[Piece]:
     yield "environment.json", lambda: _json(variables)
     yield "doctor.json", lambda: _json(_findings(session))
     yield "info.json", lambda: _json(session.admin.info())
-    yield "settings.json", lambda: _json(session.admin.config())
+    yield "settings.json", lambda: _json(session.admin.get("config"))
     yield "ready.json", lambda: session.admin.page("/readyz")
     yield "metrics.txt", lambda: session.admin.page("/metrics")
     yield "callees.json", lambda: _json(session.admin.get("callees"))

@@ -107,7 +107,7 @@ def examine(
         if "now_ms" in info:
             skew_ms = round(info["now_ms"] - time.time() * 1_000)
         try:
-            rows = session.admin.config()["settings"]
+            rows = session.admin.get("config")["settings"]
             findings.append(Finding("settings", "ok", f"{len(rows)} in use by the server"))
         except Failure as failure:
             text = f"{failure.what}: {failure.why}"
