@@ -5,6 +5,7 @@ Global options are accepted before the noun and after the verb (``penstock -o js
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from inspect import Parameter, signature
 from itertools import islice
@@ -88,44 +89,33 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.out = Output(settings.output)
-        self._sqs: Sqs | None = None
-        self._admin: Admin | None = None
-        self._kafka: Kafka | None = None
 
-    @property
+    @cached_property
     def sqs(self) -> "Sqs":
-        if self._sqs is None:
-            from penstock.cli.clients.http import Sqs
+        from penstock.cli.clients.http import Sqs
 
-            self._sqs = Sqs(self.settings.endpoint, self.settings)
-        return self._sqs
+        return Sqs(self.settings.endpoint, self.settings)
 
-    @property
+    @cached_property
     def admin(self) -> "Admin":
-        if self._admin is None:
-            from penstock.cli.clients.http import Admin, as_seen_from
+        from penstock.cli.clients.http import Admin, as_seen_from
 
-            url, account_default = self.settings.admin, None
-            if url is None:
-                info = self.sqs.info()
-                url = as_seen_from(self.settings.endpoint, str(info["admin"]))
-                # The account that the SQS API uses, so that both APIs show the same queues.
-                account_default = info.get("account")
-            self._admin = Admin(url, self.settings, account_default=account_default)
-        return self._admin
+        url, account_default = self.settings.admin, None
+        if url is None:
+            info = self.sqs.info()
+            url = as_seen_from(self.settings.endpoint, str(info["admin"]))
+            # The account that the SQS API uses, so that both APIs show the same queues.
+            account_default = info.get("account")
+        return Admin(url, self.settings, account_default=account_default)
 
-    @property
+    @cached_property
     def kafka(self) -> "Kafka":
-        if self._kafka is None:
-            from penstock.cli.clients.kafka import connected
+        from penstock.cli.clients.kafka import connected
 
-            is_tls = self.settings.endpoint.startswith("https:")
-            timeout_s = self.settings.timeout_s
-            self._kafka = connected(self._kafka_listener(), is_tls=is_tls, timeout_s=timeout_s)
-        return self._kafka
+        is_tls, timeout_s = self.settings.endpoint.startswith("https:"), self.settings.timeout_s
+        return connected(self._kafka_listener(), is_tls=is_tls, timeout_s=timeout_s)
 
     def _kafka_listener(self) -> str:
-        """Return the address that was given, or that the server reports."""
         from penstock.cli.clients.http import as_seen_from
         from penstock.cli.clients.kafka import ADDRESS_DEFAULT
 
@@ -146,9 +136,9 @@ class Session:
             click.echo(text, err=True)
 
     def close(self) -> None:
-        for client in (self._sqs, self._admin, self._kafka):
-            if client is not None:
-                client.close()
+        for name in ("sqs", "admin", "kafka"):
+            if name in self.__dict__:  # it was used
+                getattr(self, name).close()
 
 
 # ── Nouns and verbs ──────────────────────────────────────────────────────────────────────────
@@ -316,8 +306,6 @@ _KINDS: Mapping[tuple[str | None, str], str] = {
 
 
 class _Name(StringParamType):
-    """A string that may name a queue, topic, group, user, tenant or context."""
-
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> "list[CompletionItem]":
@@ -371,7 +359,6 @@ def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:
 
 
 def _suggest(ctx: click.Context, session: Session, failure: Failure) -> None:
-    """Add the most similar name to a failure of a name that was not found."""
     if "did you mean" in failure.fix:
         return
     for kind, given in _given(ctx):

@@ -67,7 +67,7 @@ COMMANDS: Table = {
     },
     "Learn": {
         "examples": ("setup.examples", "Print examples to copy."),
-        "completion": ("setup.completion", "Print the tab completion script for a shell."),
+        "completion": ("setup.examples", "Print the tab completion script for a shell."),
     },
 }
 
@@ -87,7 +87,6 @@ def root() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Never raises."""
     settings = Settings()
     try:
         with root.make_context("penstock", list(args), obj=settings) as ctx:

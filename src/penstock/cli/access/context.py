@@ -5,14 +5,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.contexts import (
-    DEFAULT,
-    ENDPOINT_DEFAULT,
-    NAME,
-    OPTIONS,
-    Contexts,
-    file_of_contexts,
-)
+from penstock.cli.clients import contexts
+from penstock.cli.clients.contexts import DEFAULT, ENDPOINT_DEFAULT, Contexts
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, Misuse
 from penstock.cli.terminal.output import Column, columns
@@ -40,7 +34,7 @@ def add(
     session: Session, name: str, ca: str | None, key_id: str | None, is_used: bool, replace: bool
 ) -> None:
     """Save --endpoint, --kafka, --admin, --region, --account, a CA and a key as context NAME."""
-    if not NAME.match(name) or name == DEFAULT:
+    if not contexts.NAME.match(name) or name == DEFAULT:
         raise click.UsageError(
             f"Invalid name '{name}': allowed are letters, digits, . _ and -, but not {DEFAULT}."
         )
@@ -52,7 +46,9 @@ def add(
             "add --replace, or choose another name",
         )
     settings = session.settings
-    made = {key: str(getattr(settings, key)) for key in OPTIONS if key in settings.explicit}
+    made = {
+        key: str(getattr(settings, key)) for key in contexts.OPTIONS if key in settings.explicit
+    }
     if ca is not None:
         made["ca_file"] = ca
     if key_id is not None:
@@ -61,7 +57,7 @@ def add(
     if is_used:
         known.current = name
     known.write()
-    session.remark(f"added {name} to {file_of_contexts()}")
+    session.remark(f"added {name} to {contexts.file_of_contexts()}")
     if not is_used:
         session.remark(f"select it with `penstock context use {name}` or --context {name}")
 
@@ -101,16 +97,12 @@ _COLUMNS = (
 def list_contexts(session: Session) -> None:
     """List contexts, without their secrets."""
     known = Contexts.read()
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "current": name == known.current,
-            **{key: value for key, value in each.items() if key != "secret"},
-        }
-        for name, each in sorted(known.contexts.items())
-    ]
-    none = {"name": DEFAULT, "current": known.current == DEFAULT, "endpoint": ENDPOINT_DEFAULT}
-    session.out.many([none, *rows], columns=_COLUMNS)
+    rows: list[dict[str, Any]] = []
+    named = [(DEFAULT, {"endpoint": ENDPOINT_DEFAULT}), *sorted(known.contexts.items())]
+    for name, each in named:
+        shown = {key: value for key, value in each.items() if key != "secret"}
+        rows.append({"name": name, "current": name == known.current, **shown})
+    session.out.many(rows, columns=_COLUMNS)
 
 
 @context.command()

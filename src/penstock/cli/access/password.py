@@ -8,13 +8,7 @@ import unicodedata
 from typing import Any
 
 from penstock.cli.terminal.failure import Misuse
-from penstock.wire.kafka.scram import (
-    DIGESTS,
-    ITERATIONS_DEFAULT,
-    SALT_BYTES,
-    credential_of,
-    salted_password,
-)
+from penstock.wire.kafka import scram
 
 _FORBIDDEN = (
     stringprep.in_table_a1,
@@ -31,12 +25,14 @@ _FORBIDDEN = (
 
 
 def derive(password: str) -> list[dict[str, Any]]:
-    prepared, iterations = _prepared(password), ITERATIONS_DEFAULT
+    prepared, iterations = _prepared(password), scram.ITERATIONS_DEFAULT
     derived = []
-    for mechanism in DIGESTS:
-        salt = os.urandom(SALT_BYTES)
-        salted = salted_password(mechanism, prepared, salt=salt, iterations=iterations)
-        made = credential_of("", "", mechanism, salted=salted, salt=salt, iterations=iterations)
+    for mechanism in scram.DIGESTS:
+        salt = os.urandom(scram.SALT_BYTES)
+        salted = scram.salted_password(mechanism, prepared, salt=salt, iterations=iterations)
+        made = scram.credential_of(
+            "", "", mechanism, salted=salted, salt=salt, iterations=iterations
+        )
         secrets = {name: getattr(made, name) for name in ("salt", "stored_key", "server_key")}
         encoded = {name: base64.b64encode(data).decode() for name, data in secrets.items()}
         derived.append({"mechanism": mechanism, "iterations": iterations, **encoded})

@@ -12,7 +12,7 @@ from penstock.cli.access.users import path_of
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import bytes_of, several
+from penstock.cli.terminal.options import bytes_of, repeatable, several
 from penstock.cli.terminal.output import Column
 from penstock.model.units import size
 
@@ -47,8 +47,6 @@ _DEFAULT = "default"
 
 
 class _OrDefault(click.ParamType[Any]):
-    """A quantity, or the word ``default``."""
-
     def __init__(self, kind: click.ParamType[Any]) -> None:
         self.name = f"{kind.name}|{_DEFAULT}"
         self._kind = kind
@@ -138,12 +136,11 @@ def _options() -> list[Any]:
 @quota.command("set")
 @click.argument("name", metavar="TENANT")
 @several(*_options())
-@click.option(
+@repeatable(
     "--operation",
     "operations",
-    multiple=True,
-    metavar="ACTION=RATE[:BURST]",
-    help="limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it; repeatable",
+    "ACTION=RATE[:BURST]",
+    "limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it",
 )
 def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
     """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""

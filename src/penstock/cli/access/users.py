@@ -14,7 +14,7 @@ import click
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import ExitCode, Misuse
-from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.options import repeatable, yes_option
 from penstock.cli.terminal.output import Column, columns
 
 PASSWORD_CHARS_MIN = 8
@@ -66,7 +66,6 @@ def _delete(
     verb: str = "delete",
     resource: str = "",
 ) -> None:
-    """Delete an object, or a resource below it, once the user has typed its name."""
     session.admin.get(path, query, what=what)  # before the prompt: fails if it does not exist
     confirm_name(name, verb=verb, is_sure=is_sure)
     session.admin.call("DELETE", path + resource, query, what=what)
@@ -144,7 +143,6 @@ def user() -> None:
 
 
 def _read_policy(file: str) -> str:
-    """Return the text of a file, or of stdin for ``-``."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -156,13 +154,7 @@ def _read_policy(file: str) -> str:
 @tenant_option
 @click.option("--operator", is_flag=True, help="allow the admin API for every tenant")
 @click.option("--administrator", is_flag=True, help="allow everything in the tenant")
-@click.option(
-    "--policy",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="file with a policy, JSON; its name is the policy name; repeatable",
-)
+@repeatable("--policy", "files", "FILE", "file with a policy, JSON; its name is the policy name")
 def create_user(
     session: Session,
     name: str,

@@ -90,8 +90,6 @@ def name_of(queue: str) -> str:
 
 
 class Connection:
-    """A connection to one server, for one request at a time."""
-
     def __init__(self, url: str, *, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -197,8 +195,6 @@ class _Client:
 
 
 class Sqs(_Client):
-    """A client of the SQS API in JSON, which finds the URLs of queues by their names."""
-
     def __init__(self, url: str, settings: Settings) -> None:
         super().__init__(url, settings)
         self._signer = Signer(credentials_from_environment(), region=self._region)
@@ -232,7 +228,6 @@ class Sqs(_Client):
         )
 
     def call_queue(self, queue: str, action: str, *, what: str = "", **request: Any) -> Json:
-        """Call an action of one queue, given by its name, its ARN or its URL."""
         return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
 
     def queue_url(self, name: str) -> str:
@@ -316,7 +311,6 @@ class Admin(_Client):
         return {"region": self._region, **({"account": account} if account else {})}
 
     def _log_in(self) -> None:
-        """Log in if needed, once, before the first request."""
         if self._is_logged_in:
             return
         self._is_logged_in = True
@@ -364,7 +358,6 @@ class Admin(_Client):
         what: str,
         wait_s: float = 0.0,
     ) -> tuple[Mapping[str, str], bytes]:
-        """Return the headers and the body of a reply, which need not be JSON."""
         self._log_in()
         pairs = {key: str(value) for key, value in query.items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
@@ -379,12 +372,10 @@ class Admin(_Client):
         raise _refused(what, status, data)
 
     def page(self, path: str) -> bytes:
-        """Return a page outside the API, such as ``/metrics``, whatever its status."""
         self._log_in()
         return self._connection.call("GET", path, headers=self._headers)[2]
 
     def pages(self, path: str, query: Query, *, what: str) -> Iterator[Json]:
-        """Yield the items of a list that the server returns in pages."""
         after = None
         while True:
             reply = self.get(path, {**query, "after": after}, what=what)
@@ -405,7 +396,6 @@ class Admin(_Client):
         return self.pages("queues", query, what="cannot list queues")
 
     def explanation(self, name: str, user: str | None = None) -> Json:
-        """Return the reasons why a receive from the queue gets nothing."""
         path, query = f"queues/{quote(name, safe='')}/explain", {**self._scope, "user": user}
         return self.get(path, query, what=f"cannot explain queue '{name}'")
 

@@ -12,20 +12,13 @@ from typing import Any, NamedTuple
 
 from penstock.cli.clients.credentials import ca_file, found_credentials
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, timed_out
+from penstock.net.kafka_client import client as net
 from penstock.net.kafka_client.client import (
-    EARLIEST,
-    LATEST,
-    HungUp,
     KafkaClient,
     KafkaRefused,
     KafkaTrouble,
-    NotKafka,
     Place,
     Security,
-    SecurityInvalid,
-    TimedOut,
-    Unreachable,
-    parse_addresses,
 )
 from penstock.net.kafka_client.login import PROTOCOLS
 from penstock.wire.kafka.faults import ErrorCode
@@ -83,14 +76,14 @@ def check(what: str, code: int, message: str | None = None) -> None:
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
     """Return the error as a Failure. ``what`` did not happen; default: the error's own subject."""
-    if isinstance(trouble, TimedOut):
+    if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
         about = ": ".join(filter(None, (what, trouble.subject))) or "the server rejected it"
         return refused(about, trouble.code, trouble.message)
-    assert isinstance(trouble, Unreachable)
+    assert isinstance(trouble, net.Unreachable)
     fix = "is `penstock serve` running, and with --kafka? another address: --kafka HOST:PORT or"
-    if isinstance(trouble, NotKafka):
+    if isinstance(trouble, net.NotKafka):
         fix = "check the address, and PENSTOCK_CA_FILE for a certificate: --kafka HOST:PORT or"
     return Failure(
         f"cannot reach {trouble.address}",
@@ -102,7 +95,6 @@ def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
 
 @contextmanager
 def failing(what: str = "") -> Iterator[None]:
-    """Turn an error of the client into a Failure. ``what`` did not happen."""
     try:
         yield
     except KafkaTrouble as trouble:
@@ -110,17 +102,15 @@ def failing(what: str = "") -> Iterator[None]:
 
 
 class Kafka:
-    """A client of the cluster that is reached at one address."""
-
     def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
         self.address = address
         self.security = security or Security()
         try:
-            parse_addresses(address)
+            net.parse_addresses(address)
             self.client = KafkaClient(
                 address, security=security, timeout_s=timeout_s, client_id=CLIENT_ID
             )
-        except SecurityInvalid as error:
+        except net.SecurityInvalid as error:
             raise Misuse(
                 f"cannot connect to {address} with TLS",
                 str(error),
@@ -145,7 +135,6 @@ class Kafka:
             return self.client.metadata(topics)
 
     def topic(self, name: str, *, what: str) -> Any:
-        """Return one topic of the metadata. Raises Failure, with ``what``, if there is none."""
         (topic,) = self.metadata([name]).topics
         check(what, topic.error_code)
         return topic
@@ -165,16 +154,14 @@ class Kafka:
     def bounds(
         self, places: Iterable[Place], *, what: str, is_committed: bool = False
     ) -> tuple[dict[Place, int], dict[Place, int]]:
-        """Return the start and the end of each partition."""
         places = list(places)
         if not places:
             return {}, {}
-        starts = self.offsets(dict.fromkeys(places, EARLIEST), what=what)
-        ends = dict.fromkeys(places, LATEST)
+        starts = self.offsets(dict.fromkeys(places, net.EARLIEST), what=what)
+        ends = dict.fromkeys(places, net.LATEST)
         return starts, self.offsets(ends, what=what, is_committed=is_committed)
 
     def coordinator(self, group: str, *, what: str) -> int:
-        """Return the node that coordinates a group."""
         with failing(what):
             return self.client.coordinator(group)
 
@@ -183,7 +170,6 @@ class Kafka:
             return self.client.nodes()
 
     def groups(self, nodes: Iterable[int] | None = None, *, what: str) -> list["Group"]:
-        """Return the groups of all coordinators, or of those on some nodes."""
         from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
         found = []
@@ -200,8 +186,6 @@ class Kafka:
 
 
 class Group(NamedTuple):
-    """A group as its coordinator lists it."""
-
     name: str
     node: int
     type: str
@@ -225,7 +209,7 @@ def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
             with closing(_kafka(address, protocol, timeout_s)) as probe, failing():
                 try:
                     probe.client.nodes()
-                except HungUp:  # so a request without log-in is refused
+                except net.HungUp:  # so a request without log-in is refused
                     protocol = f"SASL_{protocol}"
     return _kafka(address, protocol, timeout_s)
 

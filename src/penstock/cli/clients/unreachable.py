@@ -113,7 +113,6 @@ def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
 
 
 def _closes_plain(host: str, port: int) -> bool:
-    """Return True if there is no reply to HTTP without TLS either."""
     try:
         with _connected(host, port, is_tls=False) as there:
             there.sendall(b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n")

@@ -198,7 +198,6 @@ def _safety(session: Session, node: int | None) -> Json:
 
 
 def _dangers(safety: Json) -> str:
-    """Return why a node may not stop yet."""
     words = {
         "leaderless": "without a leader",
         "below_minimum": "with too few replicas in sync",

@@ -58,8 +58,6 @@ class Ports(NamedTuple):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What one ``up`` keeps for the next."""
-
     name: str  # of the cluster: one etcd may serve several
     base: Annotated[int, msgspec.Meta(gt=0, lt=65_536)]
     nodes: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)]
@@ -80,8 +78,6 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class ProcessId(NamedTuple):
-    """A process as recorded in ``running.json``."""
-
     name: str  # ETCD, UP or "n1", "n2", …
     pid: int
     started: int  # in kernel ticks since boot
@@ -167,7 +163,6 @@ class Folder:
             raise Conflict(f"the cluster in {self.path} is already running", fix=fix) from None
 
     def running(self) -> list[ProcessId]:
-        """Return the recorded processes that are still alive."""
         if not self._running_file.exists():
             return []
         kept = self._read(self._running_file, _Running)
@@ -197,7 +192,6 @@ class Folder:
 
 
 def port_in_use(ports: Iterable[int]) -> int | None:
-    """Return the first port that is in use, or None."""
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -220,8 +214,6 @@ def _free_base(nodes: int, etcd: str) -> int:
 
 
 class Process:
-    """A running process, started by this command or an earlier one."""
-
     def __init__(self, id_: ProcessId, child: "subprocess.Popen[bytes] | None" = None) -> None:
         """Raises ProcessLookupError if the process has ended."""
         self.id = id_
@@ -301,7 +293,6 @@ def node_command(node: int, layout: Layout, folder: Folder) -> list[str]:
 
 
 def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str]:
-    """Return the environment of a node; the caller's variables apply to all nodes."""
     return {
         "PENSTOCK_CLUSTER__REPLICAS": str(min(3, layout.nodes)),
         "PENSTOCK_CLUSTER__IN_SYNC_MIN": str(min(2, layout.nodes)),
@@ -341,7 +332,6 @@ class StopSignals:
 
 
 def wait_readable(fds: Sequence[int], *, seconds: float | None) -> set[int]:
-    """Return the descriptors that are readable, after at most ``seconds``."""
     waiting = select.poll()
     for fd in fds:
         waiting.register(fd, select.POLLIN)
@@ -367,8 +357,6 @@ def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str
 
 
 class StartStopped(Failure):
-    """A stop signal arrived before the cluster was ready."""
-
     def __init__(self) -> None:
         super().__init__("stopped before the cluster was ready")
 
@@ -376,7 +364,6 @@ class StartStopped(Failure):
 def wait_healthy(
     process: Process, port: int, path: str, *, log: Path, seconds: float, signals: StopSignals
 ) -> None:
-    """Wait until the process is healthy. Raises Failure if it ends or is not healthy in time."""
     for _ in range(int(seconds / CHECK_EVERY_S)):
         if _is_healthy(port, path):
             return

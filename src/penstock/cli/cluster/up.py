@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,19 +19,7 @@ import penstock.cli.cluster.changes  # noqa: F401 - adds its verbs to the noun
 from penstock.cli.clients.contexts import ENDPOINT_DEFAULT
 from penstock.cli.clients.http import Admin
 from penstock.cli.cluster import processes
-from penstock.cli.cluster.processes import (
-    ETCD,
-    NODES_MAX,
-    UP,
-    Folder,
-    Layout,
-    Process,
-    ProcessId,
-    StopSignals,
-    port_in_use,
-    started_at,
-    wait_readable,
-)
+from penstock.cli.cluster.processes import ETCD, Folder, Layout, Process, ProcessId, StopSignals
 from penstock.cli.cluster.status import cluster, problems
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, NotFound
@@ -50,7 +38,9 @@ _data = click.option(
 
 
 @cluster.command()
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="number of nodes [default: 3]")
+@click.option(
+    "--nodes", type=click.IntRange(1, processes.NODES_MAX), help="number of nodes [default: 3]"
+)
 @_data
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
 @click.option(
@@ -93,7 +83,7 @@ def up(
     file_modes.repair(folder.path, but=folder.master_file.name)
     layout = folder.prepare(nodes=nodes, base=port_base, etcd=etcd)
     with StopSignals() as signals:
-        local = LocalCluster(session, folder, layout, signals, is_detached=detach)
+        local = LocalCluster(session, folder, layout, signals, detach)
         try:
             local.start(program or ETCD)
         except BaseException as error:
@@ -113,25 +103,15 @@ def up(
             raise click.exceptions.Exit(ExitCode.FAILED)
 
 
+@dataclass
 class LocalCluster:
-    """The processes of this ``up``, and those that an earlier ``up`` left running."""
-
-    def __init__(
-        self,
-        session: Session,
-        folder: Folder,
-        layout: Layout,
-        signals: StopSignals,
-        *,
-        is_detached: bool,
-    ) -> None:
-        self._session = session
-        self._folder = folder
-        self._layout = layout
-        self._signals = signals
-        self._is_detached = is_detached
-        self._earlier: list[ProcessId] = []
-        self._ours: list[Process] = []
+    _session: Session
+    _folder: Folder
+    _layout: Layout
+    _signals: StopSignals
+    _is_detached: bool
+    _earlier: list[ProcessId] = field(default_factory=list)  # left running by an earlier ``up``
+    _ours: list[Process] = field(default_factory=list)
 
     def start(self, etcd_program: str) -> None:
         layout, folder = self._layout, self._folder
@@ -145,7 +125,7 @@ class LocalCluster:
         nodes = [node for node in range(1, layout.nodes + 1) if f"n{node}" not in names]
         is_etcd_ours = not layout.etcd and ETCD not in names
         ports = layout.all_ports(nodes=nodes, with_etcd=is_etcd_ours)
-        if (port := port_in_use(ports)) is not None:
+        if (port := processes.port_in_use(ports)) is not None:
             raise Conflict(
                 f"port {port} is in use",
                 "another process listens on it",
@@ -153,7 +133,7 @@ class LocalCluster:
             )
         pid = os.getpid()
         if not self._is_detached:
-            self._earlier.append(ProcessId(UP, pid, started_at(pid) or 0))
+            self._earlier.append(ProcessId(processes.UP, pid, processes.started_at(pid) or 0))
         if is_etcd_ours:
             command = processes.etcd_command(etcd_program, layout, folder)
             etcd = self._start(ETCD, command, processes.etcd_environment())
@@ -201,7 +181,7 @@ class LocalCluster:
                 break
             if not wrong:
                 break
-            if wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
+            if processes.wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
                 raise processes.StartStopped
         admin.close()
         for line in wrong:
@@ -211,7 +191,7 @@ class LocalCluster:
         """Wait for a stop signal and return True, or return False once no node is left."""
         while any(process.name != ETCD for process in self._ours):
             by_fd = {process.fd: process for process in self._ours}
-            ready = wait_readable([self._signals.fd, *by_fd], seconds=None)
+            ready = processes.wait_readable([self._signals.fd, *by_fd], seconds=None)
             if self._signals.fd in ready:
                 self._signals.clear()
                 return True

@@ -175,7 +175,6 @@ def restore(
 
 
 def _several(folder: Path) -> list[Path]:
-    """Return the backups in a folder that is not a backup itself."""
     from penstock.backup.files import backups_in
     from penstock.backup.manifest import MANIFEST_NAME
 

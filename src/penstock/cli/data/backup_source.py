@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 
 class AdminSource:
-    """A ``penstock.backup.writing.Source``."""
-
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._path = ""

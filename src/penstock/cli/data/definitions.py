@@ -13,13 +13,7 @@ from penstock.cli.command import Noun, Session
 from penstock.cli.queues.settings import SETTINGS
 from penstock.cli.terminal.failure import Misuse
 from penstock.cli.terminal.output import columns
-from penstock.cli.topics.topic import (
-    QUEUE_CONFIG,
-    SOURCE_TOPIC,
-    alter_configs,
-    configs_of_topic,
-    create_topic,
-)
+from penstock.cli.topics import topic as kafka
 
 _VERSION = 1
 _FILE_BYTES_MAX = 64 * 1_048_576
@@ -50,10 +44,12 @@ def export(session: Session, file: TextIO) -> None:
     queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
     topics = []
     for each in sorted(session.kafka.metadata().topics, key=lambda one: str(one.name)):
-        configs = {} if each.is_internal else configs_of_topic(session, each.name)
-        if each.is_internal or configs.get(QUEUE_CONFIG, ("false", 0))[0] == "true":
+        configs = {} if each.is_internal else kafka.configs_of_topic(session, each.name)
+        if each.is_internal or configs.get(kafka.QUEUE_CONFIG, ("false", 0))[0] == "true":
             continue
-        own = {key: value for key, (value, source) in configs.items() if source == SOURCE_TOPIC}
+        own = {
+            key: value for key, (value, source) in configs.items() if source == kafka.SOURCE_TOPIC
+        }
         topics.append({"name": each.name, "partitions": len(each.partitions), "configs": own})
     found = {"version": _VERSION, "queues": queues, "topics": topics}
     file.write(json.dumps(found, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
@@ -151,13 +147,13 @@ def _import_queue(session: Session, given: Json, existing: set[str], *, is_dry: 
 def _import_topic(session: Session, given: Json, existing: set[str], *, is_dry: bool) -> Json:
     name, configs = given["name"], given["configs"]
     if name not in existing:
-        create_topic(session, name, given["partitions"], configs, is_dry=is_dry)
+        kafka.create_topic(session, name, given["partitions"], configs, is_dry=is_dry)
         return _row("topic", name, "created", is_dry=is_dry)
-    now = {key: value for key, (value, _) in configs_of_topic(session, name).items()}
+    now = {key: value for key, (value, _) in kafka.configs_of_topic(session, name).items()}
     changed = _differing(configs, now)
     if changed:
         what = f"cannot change topic '{name}'"
-        alter_configs(session, name, changed, is_dry=is_dry, what=what)
+        kafka.alter_configs(session, name, changed, is_dry=is_dry, what=what)
     return _row("topic", name, "changed" if changed else "unchanged", is_dry=is_dry)
 
 

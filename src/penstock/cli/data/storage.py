@@ -17,18 +17,7 @@ from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
 from penstock.cli.terminal.options import count_option
 from penstock.cli.terminal.output import Progress, columns, moment, one_line
-from penstock.log.inspection import (
-    TOPICS_FOLDER,
-    PartitionFolder,
-    SegmentReport,
-    find_partitions,
-    iter_segment,
-    lost_offsets,
-    segments_of,
-    summarize,
-    verify_checkpoints,
-    verify_segment,
-)
+from penstock.log import inspection
 from penstock.log.storage.damage import Damage
 from penstock.log.storage.layout import LOG_SUFFIX, base_offset_of
 from penstock.model.names import uuid_text
@@ -79,7 +68,7 @@ def inspect_folder(session: Session, folder: Path) -> None:
             "clean_stop": found.was_clean,
             "damaged_ranges": len(found.damage),
         }
-        for place, found in ((place, summarize(place)) for place in _partitions(folder))
+        for place, found in ((place, inspection.summarize(place)) for place in _partitions(folder))
     ]
     empty = f"no partitions in {folder}"
     session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id", empty=empty)
@@ -101,7 +90,7 @@ def verify(session: Session, folder: Path) -> None:
     done_bytes = batches = 0
     with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
         for place in places:
-            for base_offset, next_base in segments_of(place):
+            for base_offset, next_base in inspection.segments_of(place):
                 survey = _verify_segment(place, base_offset, next_base, findings)
                 done_bytes += survey.bytes
                 batches += survey.batches
@@ -132,9 +121,9 @@ def verify(session: Session, folder: Path) -> None:
 
 
 def _verify_segment(
-    place: PartitionFolder, base_offset: int, next_base: int | None, findings: list[Json]
-) -> SegmentReport:
-    survey = verify_segment(place.folder, base_offset, next_base)
+    place: inspection.PartitionFolder, base_offset: int, next_base: int | None, findings: list[Json]
+) -> inspection.SegmentReport:
+    survey = inspection.verify_segment(place.folder, base_offset, next_base)
     file, end = str(survey.path), survey.end_offset
     damages = map(msgspec.structs.asdict, survey.damage)
     findings += [{"kind": "damage", **damage, "file": file} for damage in damages]
@@ -142,8 +131,8 @@ def _verify_segment(
     remarks = [(file, remark) for remark in survey.remarks]
     lost = 0
     if next_base is None:
-        remarks += [(str(place.folder), one) for one in verify_checkpoints(place.folder)]
-        lost = lost_offsets(place.folder, end)
+        remarks += [(str(place.folder), one) for one in inspection.verify_checkpoints(place.folder)]
+        lost = inspection.lost_offsets(place.folder, end)
     findings += [{"kind": "remark", "file": where, "reason": why} for where, why in remarks]
     if lost:
         row = {"kind": "damage", "file": file, "position": survey.bytes, "first_offset": end}
@@ -171,7 +160,7 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
 
 
 def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
-    for part in iter_segment(file):
+    for part in inspection.iter_segment(file):
         if isinstance(part, Damage):
             yield {
                 "offset": part.first_offset,
@@ -213,18 +202,17 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
 
 
 def _text(data: bytes) -> str:
-    """Return text unchanged, other bytes in hex with a mark."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "hex:" + data.hex()
 
 
-def _partitions(folder: Path) -> list[PartitionFolder]:
+def _partitions(folder: Path) -> list[inspection.PartitionFolder]:
     fix = "give the server's data folder, as in `penstock serve --data DIR`"
     if not folder.is_dir():
         raise NotFound(f"no folder {folder}", fix=fix)
-    if not (folder / TOPICS_FOLDER).is_dir():
-        why = f"it has no subfolder {TOPICS_FOLDER}"
+    if not (folder / inspection.TOPICS_FOLDER).is_dir():
+        why = f"it has no subfolder {inspection.TOPICS_FOLDER}"
         raise NotFound(f"{folder} is not a data folder", why, fix)
-    return find_partitions(folder)
+    return inspection.find_partitions(folder)

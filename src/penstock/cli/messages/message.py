@@ -19,17 +19,9 @@ from click.core import ParameterSource
 
 from penstock.cli.clients.http import Json, name_of
 from penstock.cli.command import Noun, Session
-from penstock.cli.messages.sending import (
-    BATCH_COUNT_MAX,
-    FAILURES_LISTED_MAX,
-    Defaults,
-    attribute_from_flag,
-    line_chunks,
-    read_input,
-    send_messages,
-)
+from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
-from penstock.cli.terminal.options import count_option, seconds
+from penstock.cli.terminal.options import count_option, repeatable, seconds
 from penstock.cli.terminal.output import duration
 
 
@@ -66,7 +58,6 @@ _TOPIC_ONLY = ("key", "headers", "partition")
 
 
 def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
-    """Reject a flag that would have no effect."""
     for param in ctx.command.params:
         assert param.name is not None
         if ctx.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
@@ -87,22 +78,9 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
 @click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id per message")
 @click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
-@click.option(
-    "-a",
-    "--attribute",
-    "attributes",
-    multiple=True,
-    metavar="NAME[:TYPE]=VALUE",
-    help="message attribute; repeatable",
-)
+@repeatable("-a --attribute", "attributes", "NAME[:TYPE]=VALUE", "message attribute")
 @click.option("--key", metavar="KEY", help="topic: record key, for partitioning and compaction")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="topic: record header; repeatable",
-)
+@repeatable("--header", "headers", "NAME=VALUE", "topic: record header")
 @click.option("--partition", type=click.IntRange(min=0), help="topic: partition to send to")
 def send(
     session: Session,
@@ -134,7 +112,7 @@ def send(
         bodies, path = _input(words, path, is_stdin_default=not sys.stdin.isatty())
         given = tuple(map(producing.header_from_flag, headers))
         defaults = producing.RecordDefaults(None if key is None else key.encode(), given, partition)
-        source, is_single = read_input(bodies, path), len(bodies) == 1
+        source, is_single = sending.read_input(bodies, path), len(bodies) == 1
         producing.send_records(
             session, topic, source, defaults, is_ndjson=ndjson, is_single=is_single
         )
@@ -146,13 +124,13 @@ def send(
     bodies, path = _input(words[1:], path)
     if whole and (path is None or ndjson):
         raise click.UsageError("--whole needs -f and cannot be combined with --ndjson.")
-    flags["attributes"] = dict(map(attribute_from_flag, attributes)) or None
+    flags["attributes"] = dict(map(sending.attribute_from_flag, attributes)) or None
     with _as_queue(session, words[0], verb="send"):
-        send_messages(
+        sending.send_messages(
             session,
             words[0],
-            read_input(bodies, path, is_whole=whole),
-            Defaults(**flags),
+            sending.read_input(bodies, path, is_whole=whole),
+            sending.Defaults(**flags),
             is_ndjson=ndjson,
             is_single=len(bodies) == 1,
             is_whole=whole,
@@ -162,7 +140,6 @@ def send(
 def _input(
     words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the bodies or the file to read them from; exactly one of them must be given."""
     if words == ("-",):
         words, path = (), "-"
     if not words and path is None and is_stdin_default:
@@ -184,7 +161,6 @@ _OPTIONAL_FIELDS = {
 
 
 def as_item(message: Json) -> Json:
-    """Return a received message with the fields that ``message send --ndjson`` reads."""
     system = message.get("Attributes", {})
     item: Json = {
         "message_id": message["MessageId"],
@@ -233,7 +209,7 @@ def _replies(
     longest_s = 20.0 if wait is None else float(wait)
     what = f"cannot receive from '{queue}'"
     while count:
-        request["MaxNumberOfMessages"] = min(count, BATCH_COUNT_MAX)
+        request["MaxNumberOfMessages"] = min(count, sending.BATCH_COUNT_MAX)
         reply = session.sqs.call("ReceiveMessage", request, what=what, wait_s=longest_s)
         found = reply.get("Messages", [])
         if not found:
@@ -349,7 +325,7 @@ def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
     """
     source: Iterable[str] = receipts
     if receipts == ("-",):
-        lines = itertools.chain.from_iterable(line_chunks(sys.stdin.buffer))
+        lines = itertools.chain.from_iterable(sending.line_chunks(sys.stdin.buffer))
         source = (_receipt_in(place, line) for place, line in lines)
     deleted, failed = _delete_all(session, queue, source)
     session.out.one({"queue": queue, "deleted": deleted, "failed": failed})
@@ -374,13 +350,13 @@ def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[
     source = iter(receipts)
     deleted = failed = 0
     what = f"cannot delete messages of '{queue}'"
-    while batch := list(itertools.islice(source, BATCH_COUNT_MAX)):
+    while batch := list(itertools.islice(source, sending.BATCH_COUNT_MAX)):
         entries = [{"Id": str(n), "ReceiptHandle": receipt} for n, receipt in enumerate(batch)]
         reply = session.sqs.call_queue(queue, "DeleteMessageBatch", what=what, Entries=entries)
         deleted += len(reply.get("Successful", ()))
         for fault in reply.get("Failed", ()):
             failed += 1
-            if failed <= FAILURES_LISTED_MAX:
+            if failed <= sending.FAILURES_LISTED_MAX:
                 text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
                 click.echo(f"receipt {batch[int(fault['Id'])][:24]}… rejected: {text}", err=True)
     return deleted, failed

@@ -30,8 +30,6 @@ Starts = str | Mapping[str, int]
 
 
 class TailRequest(NamedTuple):
-    """What to print of a queue or of a topic."""
-
     origin: "Target | str | None" = None  # None: the end; with a group, the beginning
     partition: int | None = None
     group: str | None = None  # of a topic
@@ -48,7 +46,6 @@ class TailRequest(NamedTuple):
 
 
 def as_item(row: Json, now_ms: int | None = None) -> Json:
-    """Return a row of the admin API with the field names of ``message send`` and ``receive``."""
     item = {key: value for key, value in row.items() if value not in ({}, None)}
     if "attributes" in item:
         item["attributes"] = {
@@ -139,13 +136,10 @@ def _origin(text: str) -> tuple[str, int]:
     )
 
 
-class _QueueLog:
-    """The messages in the log of a queue, or in one of its partitions."""
-
-    def __init__(self, session: Session, queue: str, partition: int | None) -> None:
-        self._session = session
-        self._queue = queue
-        self._partition = partition
+class _QueueLog(NamedTuple):
+    session: Session
+    queue: str
+    partition: int | None  # None: all
 
     def tailed(self, start: str, last: int, *, is_ending: bool) -> Iterator[Json]:
         starts: Starts = start
@@ -169,8 +163,8 @@ class _QueueLog:
     ) -> tuple[list[Json], dict[str, int]]:
         if not isinstance(starts, str):
             starts = ",".join(f"{number}:{offset}" for number, offset in starts.items())
-        reply = self._session.admin.messages(
-            self._queue, start=starts, partition=self._partition, count=count, wait_ms=wait_ms
+        reply = self.session.admin.messages(
+            self.queue, start=starts, partition=self.partition, count=count, wait_ms=wait_ms
         )
         return reply["messages"], reply["next"]
 
@@ -190,10 +184,9 @@ class _QueueLog:
                 return
 
     def _last(self, ends: Mapping[str, int], count: int) -> list[Json]:
-        """Return the newest messages of all partitions together, in ascending order."""
         found: list[Json] = []
         for key, end in ends.items():
-            partition = _QueueLog(self._session, self._queue, int(key))
+            partition = _QueueLog(self.session, self.queue, int(key))
             back = count
             while True:
                 start = max(0, end - back)

@@ -45,8 +45,6 @@ class OutgoingRecord(NamedTuple):
 
 
 class RecordDefaults(NamedTuple):
-    """Values from flags, for records that have none of their own."""
-
     key: bytes | None = None
     headers: Sequence[Header] = ()
     partition: int | None = None
@@ -138,7 +136,6 @@ def _field(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def value_text(data: bytes | None) -> str:
-    """Return the text to show: base64 for a value that is not text."""
     if data is None:
         return "(null)"
     found = _field("value", data)

@@ -142,10 +142,7 @@ def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends pieces and counts accepted and rejected items."""
-
     def __init__(self, session: Session, noun: str, target: str) -> None:
-        """``noun`` in the singular; ``target`` is the queue or the topic."""
         self._session = session
         self._noun = noun
         self._target = target
@@ -201,8 +198,6 @@ class Outgoing(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """Values from flags, for messages that have none of their own."""
-
     group: str | None = None
     dedup_id: str | None = None
     delay: int | None = None
@@ -272,7 +267,6 @@ def _typed(kind: str, content: str) -> dict[str, Any]:
 
 
 def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse ``name=value`` or ``name:Type=value``."""
     label, sign, value = text.partition("=")
     name, _, kind = label.partition(":")
     if not name or not sign:
@@ -303,7 +297,6 @@ def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
 
 class MessageSender(Sender):
     def __init__(self, session: Session, queue: str, *, is_single: bool) -> None:
-        """``is_single``: one message is sent; its refusal is the failure of the command."""
         super().__init__(session, "message", queue)
         self._is_single = is_single
         self._url = session.sqs.queue_url(queue)

@@ -15,14 +15,7 @@ from penstock.cli.messages.peeking import TailRequest
 from penstock.cli.messages.producing import as_item, as_text, value_text
 from penstock.cli.messages.sending import Interrupts
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Unhealthy
-from penstock.cli.topics.offsets import (
-    check_idle,
-    commit,
-    committed,
-    offsets_at,
-    target_of,
-    whole_batches,
-)
+from penstock.cli.topics import offsets
 from penstock.net.kafka_client.client import Fetched, Place
 from penstock.record.batch import ATTR_TRANSACTIONAL
 from penstock.record.control import TYPE_ABORT, iter_control
@@ -84,15 +77,15 @@ class Reader:
         self._places = places
         origin = request.origin or ("earliest" if request.group is not None else "latest")
         if isinstance(origin, str):
-            origin = target_of(origin, what="cannot start at", option="--from")
+            origin = offsets.target_of(origin, what="cannot start at", option="--from")
         if request.group is not None:
-            check_idle(self._kafka, request.group, what=self._what)
+            offsets.check_idle(self._kafka, request.group, what=self._what)
         # Printed up to here, and the end as it was.
-        self.done, self._ends = offsets_at(
+        self.done, self._ends = offsets.offsets_at(
             self._kafka, places, origin, what=self._what, is_committed=True
         )
         if request.group is not None:
-            known = committed(self._kafka, request.group)
+            known = offsets.committed(self._kafka, request.group)
             self.done |= {place: known[place] for place in places if place in known}
         self.fetched = dict(self.done)  # fetched up to here
         self._committed = dict(self.done)  # committed up to here
@@ -101,7 +94,6 @@ class Reader:
     def of_internal(
         cls, session: Session, topic: str, request: TailRequest, missing: Failure
     ) -> "Reader":
-        """Return a reader of a topic of the server. Raises ``missing`` if there is none."""
         try:
             return cls(session, topic, request)
         except Failure as failure:
@@ -156,7 +148,7 @@ class Reader:
         # Unless we follow, records that arrived after the start of the command are left out.
         stop = _NO_END if self._is_following else self._ends[place]
         try:
-            for header, batch in whole_batches(bytes(part.records)):
+            for header, batch in offsets.whole_batches(bytes(part.records)):
                 begin = self.fetched[place]
                 mine = [each for each in aborted if each[0] == header.producer_id]
                 is_transactional = bool(header.attributes & ATTR_TRANSACTIONAL)
@@ -199,5 +191,5 @@ class Reader:
         moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
             what = f"cannot commit for group '{self._group}'"
-            commit(self._kafka, self._group, moved, what=what)
+            offsets.commit(self._kafka, self._group, moved, what=what)
             self._committed.update(moved)

@@ -119,7 +119,6 @@ def e2e(session: Session, **shape: Any) -> None:
 
 @contextmanager
 def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
-    """Yield name and URL of the queue to load: the named one, or a temporary one."""
     if name is not None:
         yield name, session.sqs.queue_url(name)
         return
@@ -214,8 +213,6 @@ class Histogram:
 
 @dataclasses.dataclass
 class Load:
-    """The parameters of a load, and what was measured."""
-
     endpoint: str
     region: str
     queue_url: str
@@ -282,7 +279,6 @@ class Connection:
         self._signed: tuple[tuple[str, bytes], float, bytes] | None = None
 
     async def call(self, action: str, *, due_s: float, **request: Any) -> Json | None:
-        """Make one measured call; return None if the server rejected it."""
         load = self._load
         body = json.dumps({"QueueUrl": load.queue_url, **request}, separators=(",", ":")).encode()
         try:
@@ -369,10 +365,10 @@ async def _on_connections(load: Load, works: Sequence[Work]) -> None:
 
 
 async def _send(load: Load, *, count_max: int | None = None) -> None:
-    """Send until the time is over, or until ``count_max`` messages were sent."""
     pace = Pace(load.rate and load.rate / load.batch, load.duration)
     text = "x" * load.size
-    action, request = "SendMessage", {"MessageBody": text}
+    action = "SendMessage"
+    request: Json = {"MessageBody": text}
     if load.batch > 1:
         entries = [{"Id": str(number), "MessageBody": text} for number in range(load.batch)]
         action, request = "SendMessageBatch", {"Entries": entries}
@@ -396,7 +392,6 @@ async def _send(load: Load, *, count_max: int | None = None) -> None:
 
 
 async def _receive(load: Load) -> None:
-    """Receive and delete until the queue is empty or the time is over."""
     pace = Pace(load.rate, load.duration)
 
     async def work(connection: Connection) -> None:
@@ -410,7 +405,6 @@ async def _receive(load: Load) -> None:
 async def _take(
     load: Load, connection: Connection, *, due_s: float, count: int, wait_s: int = 0
 ) -> list[Json]:
-    """Receive, delete and count messages; return them."""
     reply = await connection.call(
         "ReceiveMessage", due_s=due_s, MaxNumberOfMessages=count, WaitTimeSeconds=wait_s
     )

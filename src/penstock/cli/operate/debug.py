@@ -128,7 +128,6 @@ def _findings(session: Session) -> list[dict[str, Any]]:
 
 
 def _tail(path: Path) -> bytes:
-    """Return whole lines from the end of a log."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - LOG_BYTES))
@@ -170,7 +169,6 @@ _FORMS: Final = (
 
 class Mask:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """``secrets``: values to mask wherever they occur."""
         found: set[str] = set()
         for secret in secrets:
             if len(secret) >= _LENGTH_MIN:

@@ -171,7 +171,6 @@ def _server(session: Session) -> tuple[list[Finding], Json | None]:
 
 
 def _troubles(info: Json) -> Iterator[Finding]:
-    """Yield the troubles that the server itself reports, in its words."""
     for one in info.get("reasons") or ():
         status: Status = "warn" if one.get("kind") in WARNINGS else "fail"
         yield Finding(one["name"], status, one["text"], one.get("do") or "see the server's log")
@@ -293,7 +292,6 @@ def _certificates(
 
 
 def in_files(settings: Mapping[str, str], *, more: Mapping[str, str]) -> Iterator[Finding]:
-    """Check every certificate in the files that the settings name, and in those of ``more``."""
     named = {key: settings.get(key, "") for key in _CERTIFICATE_KEYS} | dict(more)
     now = datetime.now(UTC)
     for name, path in named.items():
@@ -312,7 +310,6 @@ def in_files(settings: Mapping[str, str], *, more: Mapping[str, str]) -> Iterato
 
 
 def on_listeners(urls: Iterable[str]) -> Iterator[Finding]:
-    """Check the certificates that ``https://`` and ``SASL_SSL://`` listeners present."""
     now = datetime.now(UTC)
     for url in dict.fromkeys(urls):
         scheme, _, _ = url.partition("://")

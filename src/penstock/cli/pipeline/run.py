@@ -14,20 +14,12 @@ import click
 
 from penstock.cli.clients.kafka import ADDRESS_DEFAULT, failure_of
 from penstock.cli.command import Session, Verb
-from penstock.cli.pipeline.watch import (
-    checkpoint_option,
-    checkpoints_of,
-    folder_of,
-    lake_option,
-    require_extra,
-    require_writable,
-)
+from penstock.cli.pipeline import watch
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, Misuse, Unhealthy
 from penstock.cli.terminal.options import seconds
 from penstock.cli.terminal.output import Column, is_drawing
 from penstock.cli.topics.offsets import time_of
 from penstock.net.kafka_client.client import KafkaTrouble
-from penstock.net.kafka_client.login import Security
 from penstock.pipeline.job import TRIGGER_S_DEFAULT, Job, JobMisused, Mode, NotFound, Unsound
 from penstock.pipeline.registry import NoSuchJob, find_job, jobs_of
 from penstock.pipeline.runs.status import JobRunning, Kind
@@ -51,11 +43,11 @@ class JobGroup(click.Group):
     """The jobs of one group as its commands; a job of another package is ``module:ATTRIBUTE``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        require_extra()
+        watch.require_extra()
         return list(jobs_of(str(self.name)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        require_extra()
+        watch.require_extra()
         try:
             return command_of(find_job(str(self.name), cmd_name), group=str(self.name))
         except NoSuchJob as error:
@@ -84,18 +76,10 @@ def cluster() -> None:
 
 
 class _Replay(click.Command):
-    """``pipeline replay`` is ``pipeline run replay``."""
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
-    ) -> click.Context:
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
         command = run.get_command(click.Context(run), "replay")
         assert command is not None
-        return command.make_context(info_name, args, parent, **extra)
+        return command.make_context(*args, **extra)
 
 
 replay = _Replay("replay", help="Send archived messages again; the same as `run replay`.")
@@ -105,77 +89,10 @@ def command_of(job: Job, *, group: str) -> click.Command:
     """Return the command of a job. An option of the job replaces ours of the same name; ``--since``
     and ``--until`` exist for jobs that use ``--from`` and ``--to`` for something else."""
     taken = {name for option in job.options for name in option.opts}
-    command = Verb(
-        job.name,
-        params=[*_options(job, taken), *job.options],
-        callback=_Callback(job, group),
-        help=job.summary,
-    )
-    own = set(map(id, job.options))
-    command.params = [p for p in command.params if id(p) in own or not taken & set(p.opts)]
-    return command
 
-
-def _times(taken: set[str]) -> list[click.Option]:
-    return [
-        click.Option(
-            [*(name for name in names if name not in taken), names[1].lstrip("-")],
-            metavar="TIME",
-            help=text,
-        )
-        for names, text in (
-            (("--from", "--since"), "start of the data, inclusive"),
-            (("--to", "--until"), "end of the data, exclusive"),
-        )
-    ]
-
-
-def _options(job: Job, taken: set[str]) -> list[click.Option]:
-    options = [lake_option(), checkpoint_option(), *_times(taken)]
-    options += [
-        click.Option(["--server"], metavar="HOST:PORT", help="Kafka listener; the same as --kafka")
-    ]
-    if Mode.CONTINUOUS in job.modes:
-        options += [
-            click.Option(
-                ["--once/--continuous", "is_once"],
-                default=True,
-                help="process all available data once [default], or run until stopped",
-            ),
-            click.Option(
-                ["--every"],
-                type=seconds(0, _EVERY_S_MAX),
-                metavar="DURATION",
-                default=TRIGGER_S_DEFAULT,
-                help=f"polling interval for new records [default {TRIGGER_S_DEFAULT}s]",
-            ),
-        ]
-    if job.needs_spark:
-        options += [
-            click.Option(
-                ["--master"],
-                default=MASTER_DEFAULT,
-                metavar="URL",
-                help=f"Spark master: {MASTER_DEFAULT} [default], spark://HOST:PORT, yarn, k8s://URL",
-            ),
-            click.Option(
-                ["--conf"], multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable"
-            ),
-        ]
-    return options
-
-
-class _Callback:
-    """The callback of click, which turns options into the parameters of a job."""
-
-    def __init__(self, job: Job, group: str) -> None:
-        self._job = job
-        self._group = group
-        self.__name__ = job.name
-
-    def __call__(self, session: Session, /, **given: Any) -> None:
-        require_extra()
-        request = self._request(session, given)
+    def callback(session: Session, /, **given: Any) -> None:
+        watch.require_extra()
+        request = _request(session, job, group, given)
         outcome = _run(session, request)
         if outcome.error is not None:
             raise _failure(request, outcome) from outcome.error
@@ -185,39 +102,71 @@ class _Callback:
         if counts.batches:
             session.remark(f"{counts.rows:,} rows in {counts.batches:,} batches")
 
-    def _request(self, session: Session, given: dict[str, Any]) -> "RunRequest":
-        from penstock.pipeline.runs.runner import RunRequest
+    params = [*_options(job, taken), *job.options]
+    command = Verb(job.name, params=params, callback=callback, help=job.summary)
+    own = set(map(id, job.options))
+    command.params = [p for p in command.params if id(p) in own or not taken & set(p.opts)]
+    return command
 
-        job = self._job
-        lake = given.pop("lake")
-        folder = folder_of(lake, option="--lake")
-        checkpoints = checkpoints_of(lake, given.pop("checkpoint"))
-        require_writable(folder, option="--lake")
-        require_writable(checkpoints, option="--checkpoint")
-        is_once = given.pop("is_once", Mode.ONCE in job.modes)
-        server, security = _server(session, given.pop("server"))
-        return RunRequest(
-            job=job,
-            kind=Kind.JOB if self._group == "run" else Kind(self._group),
-            lake=folder,
-            checkpoints=checkpoints,
-            mode=Mode.ONCE if is_once else Mode.CONTINUOUS,
-            trigger_s=given.pop("every", TRIGGER_S_DEFAULT),
-            since_ms=time_of(given.pop("since"), what=_TIMES, option="--from"),
-            until_ms=time_of(given.pop("until"), what=_TIMES, option="--to"),
-            master=given.pop("master", MASTER_DEFAULT),
-            conf=_conf(given.pop("conf", ())),
-            server=server,
-            security=security,
-            arguments={**given, **_shared(session, given)},
+
+def _options(job: Job, taken: set[str]) -> list[click.Option]:
+    options = [watch.lake_option(), watch.checkpoint_option()]
+    for names, text in (
+        (["--from", "--since"], "start of the data, inclusive"),
+        (["--to", "--until"], "end of the data, exclusive"),
+    ):
+        free = [name for name in names if name not in taken]
+        options.append(click.Option([*free, names[1].lstrip("-")], metavar="TIME", help=text))
+    text = "Kafka listener; the same as --kafka"
+    options.append(click.Option(["--server"], metavar="HOST:PORT", help=text))
+    if Mode.CONTINUOUS in job.modes:
+        text = "process all available data once [default], or run until stopped"
+        once = click.Option(["--once/--continuous", "is_once"], default=True, help=text)
+        every = click.Option(
+            ["--every"],
+            type=seconds(0, _EVERY_S_MAX),
+            metavar="DURATION",
+            default=TRIGGER_S_DEFAULT,
+            help=f"polling interval for new records [default {TRIGGER_S_DEFAULT}s]",
         )
+        options += [once, every]
+    if job.needs_spark:
+        text = f"Spark master: {MASTER_DEFAULT} [default], spark://HOST:PORT, yarn, k8s://URL"
+        master = click.Option(["--master"], default=MASTER_DEFAULT, metavar="URL", help=text)
+        text = "Spark setting; repeatable"
+        conf = click.Option(["--conf"], multiple=True, metavar="KEY=VALUE", help=text)
+        options += [master, conf]
+    return options
 
 
-def _shared(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return global options that the job has too and that were not given to it."""
-    settings = session.settings
-    known = {"endpoint": settings.endpoint, "region": settings.region}
-    return {name: value for name, value in known.items() if given.get(name, "") is None}
+def _request(session: Session, job: Job, group: str, given: dict[str, Any]) -> "RunRequest":
+    from penstock.pipeline.runs.runner import RunRequest
+
+    lake = given.pop("lake")
+    folder = watch.folder_of(lake, option="--lake")
+    checkpoints = watch.checkpoints_of(lake, given.pop("checkpoint"))
+    watch.require_writable(folder, option="--lake")
+    watch.require_writable(checkpoints, option="--checkpoint")
+    is_once = given.pop("is_once", Mode.ONCE in job.modes)
+    server, security = _server(session, given.pop("server"))
+    for name in ("endpoint", "region"):  # global options that the job has too
+        if given.get(name, "") is None:
+            given[name] = getattr(session.settings, name)
+    return RunRequest(
+        job=job,
+        kind=Kind.JOB if group == "run" else Kind(group),
+        lake=folder,
+        checkpoints=checkpoints,
+        mode=Mode.ONCE if is_once else Mode.CONTINUOUS,
+        trigger_s=given.pop("every", TRIGGER_S_DEFAULT),
+        since_ms=time_of(given.pop("since"), what=_TIMES, option="--from"),
+        until_ms=time_of(given.pop("until"), what=_TIMES, option="--to"),
+        master=given.pop("master", MASTER_DEFAULT),
+        conf=_conf(given.pop("conf", ())),
+        server=server,
+        security=security,
+        arguments=given,
+    )
 
 
 def _run(session: Session, request: "RunRequest") -> "Outcome":
@@ -280,17 +229,13 @@ def _failure(request: "RunRequest", outcome: "Outcome") -> Failure:
     )
 
 
-# ── Parsing ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _conf(pairs: Iterable[str]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.startswith("spark."):
-            raise Misuse(
-                f"cannot use --conf '{pair}'", "a Spark setting has the form spark.NAME=VALUE"
-            )
+            why = "a Spark setting has the form spark.NAME=VALUE"
+            raise Misuse(f"cannot use --conf '{pair}'", why)
         found[key] = value
     return found
 
@@ -306,12 +251,7 @@ def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
         if session.settings.kafka is None and failure.exit_code is ExitCode.UNREACHABLE:
             return ADDRESS_DEFAULT, {}  # a job that needs the server will report that it is missing
         raise
-    return kafka.address, source_security(kafka.security)
-
-
-def source_security(security: Security) -> dict[str, str]:
-    """Return the options of the source that ``penstock.net.kafka_client.login.security_from``
-    reads."""
+    security = kafka.security
     properties = {
         "security.protocol": security.protocol,
         "sasl.mechanism": security.mechanism,
@@ -321,7 +261,7 @@ def source_security(security: Security) -> dict[str, str]:
         "ssl.certificate.location": security.certificate_file,
         "ssl.key.location": security.key_file,
     }
-    return {f"kafka.{key}": value for key, value in properties.items() if value}
+    return kafka.address, {f"kafka.{key}": value for key, value in properties.items() if value}
 
 
 # ── Progress: bars on a terminal, otherwise lines ────────────────────────────────────────────
@@ -330,7 +270,6 @@ def source_security(security: Security) -> dict[str, str]:
 
 
 def figures(reading: "ProgressUpdate") -> str:
-    """Return the numbers that are shown after a bar, or alone without one."""
     parts = []
     if reading.batch is not None:
         parts.append(f"batch {reading.batch:,}")
@@ -342,8 +281,6 @@ def figures(reading: "ProgressUpdate") -> str:
 
 
 class Lines:
-    """Progress as lines, for a pipe, a CI log, or a terminal without drawing."""
-
     def __init__(self, *, is_quiet: bool) -> None:
         self._is_quiet = is_quiet
         self._stream = sys.stderr  # bound now: while a job runs, sys.stderr is the job's log

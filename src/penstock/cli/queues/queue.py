@@ -19,7 +19,7 @@ from penstock.cli.queues.settings import (
     tags_of,
 )
 from penstock.cli.terminal.failure import Failure, NotFound
-from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.options import repeatable, yes_option
 from penstock.cli.terminal.output import (
     columns,
     field,
@@ -46,9 +46,7 @@ _RATE_COLUMNS = (
         **dict.fromkeys(("sent_per_s", "received_per_s", "acked_per_s"), "{:,.1f}".format),
     ),
 )
-_tag_option = click.option(
-    "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="tag to set; repeatable"
-)
+_tag_option = repeatable("--tag", "tags", "KEY=VALUE", "tag to set")
 
 
 @click.group(cls=Noun)
@@ -117,7 +115,6 @@ def rows(session: Session, prefix: str = "") -> list[Json]:
 
 
 def _row(item: Json) -> Json:
-    """Return a flat row from a queue of the admin API: identity first, then its counts."""
     counts = dict(item["stats"])
     counts.pop("oldest_sent_at_ms", None)
     age_ms = counts.pop("oldest_age_ms", None)
@@ -179,7 +176,7 @@ def explain(session: Session, name: str, user: str | None) -> None:
 @queue.command("set")
 @click.option("--no-dead-letter", is_flag=True, help="remove the dead-letter queue")
 @_tag_option
-@click.option("--untag", "untags", multiple=True, metavar="KEY", help="tag to remove; repeatable")
+@repeatable("--untag", "untags", "KEY", "tag to remove")
 @settings_options
 def set_settings(
     session: Session,
@@ -263,7 +260,6 @@ def stats(
 
 
 def _rows_of(session: Session, names: Sequence[str]) -> list[Json]:
-    """Return rows of the named queues in this order; of all queues if none is named."""
     found = {row["name"]: row for row in rows(session)}
     for name in names:
         if name not in found:

@@ -120,7 +120,6 @@ settings_options = several(
 
 
 def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
-    """Return the attributes that were given as flags, in the form of the API."""
     attributes = {
         setting.attribute: setting.encode(flags[setting.field])
         for setting in SETTINGS
@@ -151,7 +150,6 @@ def tags_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, Any]:
-    """Return a queue's settings and counts with our field names instead of those of the SQS API."""
     counts = {
         "visible": "ApproximateNumberOfMessages",
         "in_flight": "ApproximateNumberOfMessagesNotVisible",

@@ -1,6 +1,5 @@
-"""``penstock serve``: the flags of a server. ``node/configuration/config.py`` describes the
-settings and ``node/lifecycle.py`` runs the server; a flag that is not given is not passed on, so
-that file and environment apply."""
+"""``penstock serve``: the flags of a server. A flag that is not given is not passed on, so that
+file and environment apply."""
 
 import click
 
@@ -95,16 +94,8 @@ def serve(config_file: str | None, print_config: bool, hints: bool, **flags: obj
 
     Precedence of settings: flag, PENSTOCK_SECTION__KEY, configuration file, default.
     """
-    from penstock.model.errors import SetupError
     from penstock.node import lifecycle
 
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}
-    try:
-        code = lifecycle.serve(
-            given, config_file=config_file, print_config=print_config, hints=hints
-        )
-    except SetupError as error:
-        from penstock.cli.terminal.failure import ExitCode, Failure
-
-        raise Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code)) from error
+    code = lifecycle.serve(given, config_file=config_file, print_config=print_config, hints=hints)
     raise click.exceptions.Exit(code)

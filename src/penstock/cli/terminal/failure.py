@@ -27,8 +27,6 @@ PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # worth a retry
 
 
 class Failure(Exception):
-    """An error of a command, raised anywhere and caught once, in ``main.run``."""
-
     EXIT_CODE: ClassVar = ExitCode.FAILED
 
     def __init__(
@@ -128,7 +126,6 @@ class Refused(Failure):
 
 
 def fix_in(message: str) -> str:
-    """Return the advice for an error message; empty if there is none."""
     return next((fix for words, fix in _FIX_BY_WORDS.items() if words in message), "")
 
 

@@ -64,6 +64,10 @@ yes_option = click.option("--yes", is_flag=True, help="do not ask for confirmati
 
 
 def count_option(most: int | None, default: int | None, text: str) -> Callable[[Any], Any]:
-    kind = click.IntRange(1, most)
-    shown = default is not None
+    kind, shown = click.IntRange(1, most), default is not None
     return click.option("-n", "--count", type=kind, default=default, show_default=shown, help=text)
+
+
+def repeatable(flags: str, name: str, metavar: str, text: str) -> Callable[[Any], Any]:
+    text += "; repeatable"
+    return click.option(*flags.split(), name, metavar=metavar, multiple=True, help=text)

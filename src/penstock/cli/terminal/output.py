@@ -53,7 +53,6 @@ class Column(NamedTuple):
 
 
 def field(key: str) -> Column:
-    """Return a column titled by the field's name, and formatted by the unit in it."""
     unit = _unit_of(key)
     return Column(key, key.removesuffix(unit).replace("_", " "), form=_UNITS.get(unit))
 
@@ -145,7 +144,6 @@ class Output:
         return "table" if self._stream.isatty() else otherwise
 
     def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
-        """Print one item; as a table, with one line per field."""
         form = self.format_of("json")
         if form == "table":
             shown = columns or [field(key) for key in item]
@@ -345,8 +343,6 @@ FINDING_COLUMNS = (
 
 
 class Finding(NamedTuple):
-    """The result of one check of a doctor."""
-
     check: str
     status: Status
     detail: str

@@ -23,14 +23,7 @@ from penstock.cli.terminal.output import (
     watch_options,
     watch_rows,
 )
-from penstock.cli.topics.offsets import (
-    commit,
-    committed,
-    offsets_at,
-    share_starts,
-    target_of,
-    whole_batches,
-)
+from penstock.cli.topics import offsets
 from penstock.model.names import is_bookkeeping_group
 from penstock.net.kafka_client.client import Place, by_topic
 from penstock.record.batch import parse_header
@@ -122,7 +115,6 @@ def show(session: Session, name: str) -> None:
 
 
 def _described(session: Session, known: Group) -> tuple[Json, list[Json]]:
-    """Return a group and its members."""
     is_classic = known.type not in _DESCRIBE_BY_TYPE
     if is_classic:
         key, request = _DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[known.name])
@@ -213,8 +205,8 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
     TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and means the first record at or
     after it; -10 means 10 records before the end. Offsets outside the log become its nearest end.
     """
-    target = target_of(to, what="cannot reset to", option="--to")
-    before = committed(session.kafka, name)
+    target = offsets.target_of(to, what="cannot reset to", option="--to")
+    before = offsets.committed(session.kafka, name)
     what = f"cannot reset group '{name}'"
     places = [place for place in before if not topics or place.topic in topics]
     for topic in topics:
@@ -225,9 +217,9 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
             "the group has no committed offset",
             "give a topic with --topic, or list groups with `penstock group list`",
         )
-    after, _ = offsets_at(session.kafka, sorted(set(places)), target, what=what)
+    after, _ = offsets.offsets_at(session.kafka, sorted(set(places)), target, what=what)
     if not dry_run:
-        commit(session.kafka, name, after, what=what)
+        offsets.commit(session.kafka, name, after, what=what)
     rows = (
         {**place._asdict(), "before": before.get(place), "after": offset}
         for place, offset in after.items()
@@ -261,7 +253,8 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
     """Return rows for all partitions of the topics that the group committed for or reads. Without a
     committed offset the lag is unknown, except that an empty partition has none."""
     what = f"cannot read the lag of group '{group.name}'"
-    known = (share_starts if group.type == "share" else committed)(kafka, group.name)
+    offsets_of = offsets.share_starts if group.type == "share" else offsets.committed
+    known = offsets_of(kafka, group.name)
     # Tasks of a streams group have no topic.
     texts = (text.rpartition(":") for member in members for text in member["assigned"])
     assigned = {Place(topic, int(number)) for topic, _, number in texts if topic}
@@ -315,7 +308,7 @@ def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: i
         check(what, part.error_code)
         data = bytes(part.records)
         is_empty = True
-        for header, batch in whole_batches(data):
+        for header, batch in offsets.whole_batches(data):
             is_empty = False
             if not header.is_control and header.count and header.next_offset > offset:
                 return max(0, now_ms - _time_in(batch, offset)) / 1_000

@@ -95,7 +95,6 @@ def offsets_at(
 
 
 def _checked(topics: Any, what: str, name: str = "name") -> Iterator[tuple[Place, Any]]:
-    """Yield each partition of a reply. Raises Failure for one with an error."""
     for topic in topics:
         for part in topic.partitions:
             place = Place(getattr(topic, name), part.partition_index)
@@ -104,7 +103,6 @@ def _checked(topics: Any, what: str, name: str = "name") -> Iterator[tuple[Place
 
 
 def committed(kafka: Kafka, group: str) -> dict[Place, int]:
-    """Return all offsets that a group has committed."""
     from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
 
     what = f"cannot read the offsets of group '{group}'"

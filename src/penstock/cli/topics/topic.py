@@ -12,7 +12,7 @@ import click
 from penstock.cli.clients.kafka import check
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import Conflict
-from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.options import repeatable, yes_option
 from penstock.cli.terminal.output import Column, columns, duration, none_of
 from penstock.model.units import size
 from penstock.net.kafka_client.client import Place
@@ -57,9 +57,7 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
     type=click.IntRange(min=1),
     help="number of partitions [default: server setting]",
 )
-@click.option(
-    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="topic config; repeatable"
-)
+@repeatable("--config", "configs", "NAME=VALUE", "topic config")
 @click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
 @click.option("--dry-run", is_flag=True, help="check the request, create nothing")
 def create(
@@ -194,7 +192,6 @@ def show(session: Session, name: str, is_all: bool) -> None:
 
 
 def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
-    """Return value and source of each config."""
     wanted = describe_configs.DescribeConfigsResource(_TOPIC_RESOURCE, name, None)
     request = describe_configs.DescribeConfigsRequest(resources=[wanted])
     (found,) = session.kafka.call(_DESCRIBE_CONFIGS, request).results
@@ -204,9 +201,7 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 
 @topic.command("set")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option(
-    "--unset", "unsets", multiple=True, metavar="NAME", help="config to reset; repeatable"
-)
+@repeatable("--unset", "unsets", "NAME", "config to reset")
 @click.option("--dry-run", is_flag=True, help="check the request, change nothing")
 def set_configs(
     session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
