@@ -9,6 +9,7 @@ from penstock.cli.clients import contexts
 from penstock.cli.clients.contexts import DEFAULT, ENDPOINT_DEFAULT, Contexts
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, Misuse
+from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import Column, columns
 
 
@@ -21,11 +22,11 @@ def context() -> None:
 
 
 @context.command()
-@click.option(
+@option(
     "--ca",
+    click.Path(exists=True, dir_okay=False, resolve_path=True),
+    "file with the certificate of a private CA, PEM",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="file with the certificate of a private CA, PEM",
 )
 @click.option("--key-id", metavar="ID", help="id of an access key; the secret is read from stdin")
 @click.option("--use", "is_used", is_flag=True, help="make the new context the current one")

@@ -137,8 +137,7 @@ def _options() -> list[Any]:
 @click.argument("name", metavar="TENANT")
 @several(*_options())
 @repeatable(
-    "--operation",
-    "operations",
+    "--operation operations",
     "ACTION=RATE[:BURST]",
     "limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it",
 )

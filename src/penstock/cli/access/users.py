@@ -154,7 +154,7 @@ def _read_policy(file: str) -> str:
 @tenant_option
 @click.option("--operator", is_flag=True, help="allow the admin API for every tenant")
 @click.option("--administrator", is_flag=True, help="allow everything in the tenant")
-@repeatable("--policy", "files", "FILE", "file with a policy, JSON; its name is the policy name")
+@repeatable("--policy files", "FILE", "file with a policy, JSON; its name is the policy name")
 def create_user(
     session: Session,
     name: str,

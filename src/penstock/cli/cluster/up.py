@@ -23,6 +23,7 @@ from penstock.cli.cluster.processes import ETCD, Folder, Layout, Process, Proces
 from penstock.cli.cluster.status import cluster, problems
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, NotFound
+from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import Row, columns
 
 ETCD_SECONDS_MAX = 30.0
@@ -32,21 +33,17 @@ STATUS_SECONDS_MAX = 5.0
 STATUS_EVERY_S = 0.25
 
 _COLUMNS = columns("name NODE, http SQS, kafka, admin, log")
-_data = click.option(
-    "--data", metavar="DIR", default="./penstock-cluster", show_default=True, help="data folder"
-)
+_data = option("--data", "DIR", "data folder", default="./penstock-cluster")
 
 
 @cluster.command()
-@click.option(
-    "--nodes", type=click.IntRange(1, processes.NODES_MAX), help="number of nodes [default: 3]"
-)
+@option("--nodes", click.IntRange(1, processes.NODES_MAX), "number of nodes [default: 3]")
 @_data
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
-@click.option(
+@option(
     "--port-base",
-    type=click.IntRange(1_024, 65_000),
-    help="first port; each node uses 10 ports [default: 9324, or the next free]",
+    click.IntRange(1_024, 65_000),
+    "first port; each node uses 10 ports [default: 9324, or the next free]",
 )
 @click.option("--detach", is_flag=True, help="run in the background, until `penstock cluster down`")
 def up(

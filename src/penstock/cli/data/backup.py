@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Misuse
-from penstock.cli.terminal.options import bytes_of
+from penstock.cli.terminal.options import bytes_of, option
 from penstock.cli.terminal.output import Progress, columns, moment
 
 if TYPE_CHECKING:
@@ -34,20 +34,14 @@ def backup() -> None:
 
 
 @backup.command()
-@click.option(
-    "--to",
-    "folder",
+@option(
+    "--to folder",
+    click.Path(file_okay=False, path_type=Path),
+    "folder of backups; the new backup becomes a subfolder",
     metavar="DIR",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="folder of backups; the new backup becomes a subfolder",
 )
-@click.option(
-    "--rate",
-    metavar="SIZE",
-    type=bytes_of(1, 100 * 2**30),
-    help="limit, bytes per second, such as 50MB",
-)
+@option("--rate", bytes_of(1, 100 * 2**30), "limit, bytes per second, such as 50MB", metavar="SIZE")
 def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 

@@ -21,7 +21,7 @@ from penstock.cli.clients.http import Json, name_of
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
-from penstock.cli.terminal.options import count_option, repeatable, seconds
+from penstock.cli.terminal.options import count_option, option, repeatable, seconds
 from penstock.cli.terminal.output import duration
 
 
@@ -78,9 +78,9 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
 @click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id per message")
 @click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
-@repeatable("-a --attribute", "attributes", "NAME[:TYPE]=VALUE", "message attribute")
+@repeatable("-a --attribute attributes", "NAME[:TYPE]=VALUE", "message attribute")
 @click.option("--key", metavar="KEY", help="topic: record key, for partitioning and compaction")
-@repeatable("--header", "headers", "NAME=VALUE", "topic: record header")
+@repeatable("--header headers", "NAME=VALUE", "topic: record header")
 @click.option("--partition", type=click.IntRange(min=0), help="topic: partition to send to")
 def send(
     session: Session,
@@ -271,11 +271,10 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 
 @message.command()
 @click.option("--topic", metavar="NAME", help="topic to read instead of a queue")
-@click.option(
-    "--from",
-    "origin",
-    metavar="earliest|latest|-N|OFFSET|TIME",
-    help="start position in each partition [default: latest; with --group earliest]",
+@option(
+    "--from origin",
+    "earliest|latest|-N|OFFSET|TIME",
+    "start position in each partition [default: latest; with --group earliest]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
 @click.option("--grep", "pattern", metavar="REGEX", help="pattern that bodies must match")

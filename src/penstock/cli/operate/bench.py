@@ -25,7 +25,7 @@ from penstock.cli.clients.credentials import credentials_from_environment
 from penstock.cli.clients.http import CONTENT_TYPE, Json, timestamp_now, tls_context
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Failure, timed_out, unreachable
-from penstock.cli.terminal.options import bytes_of, several, some_seconds
+from penstock.cli.terminal.options import bytes_of, option, several, some_seconds
 from penstock.wire.aws.signer import Signer
 
 _HEAD_BYTES_MAX = 65_536
@@ -46,33 +46,18 @@ _shape_options = several(
     click.option(
         "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
     ),
-    click.option(
-        "--duration",
-        type=some_seconds(0.1, 3_600),
-        default=10.0,
-        show_default=True,
-        metavar="DURATION",
-        help="longest run time",
+    option(
+        "--duration", some_seconds(0.1, 3_600), "longest run time", default=10.0, metavar="DURATION"
     ),
-    click.option(
-        "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"
-    ),
-    click.option(
-        "--size",
-        type=bytes_of(1, 1_048_576),
-        default=1_024,
-        show_default=True,
-        help="size of a message body, bytes",
-    ),
+    option("--rate", click.FloatRange(0.1, 1e6), "messages a second [default: no limit]"),
+    option("--size", bytes_of(1, 1_048_576), "size of a message body, bytes", default=1_024),
     click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
 )
 
 
 @bench.command()
 @_shape_options
-@click.option(
-    "--batch", type=click.IntRange(1, 10), default=1, show_default=True, help="messages per call"
-)
+@option("--batch", click.IntRange(1, 10), "messages per call", default=1)
 def send(session: Session, **shape: Any) -> None:
     """Measure sends: as fast as the server replies, or at --rate."""
     _measure(session, "send", _send, **shape)
@@ -80,12 +65,11 @@ def send(session: Session, **shape: Any) -> None:
 
 @bench.command()
 @_shape_options
-@click.option(
+@option(
     "--preload",
-    type=click.IntRange(0, 10_000_000),
+    click.IntRange(0, 10_000_000),
+    "messages to send before the measurement",
     default=20_000,
-    show_default=True,
-    help="messages to send before the measurement",
 )
 def receive(session: Session, preload: int, **shape: Any) -> None:
     """Measure receives and deletes until the queue is empty."""

@@ -23,8 +23,10 @@ import click
 from penstock import __version__
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, Failure
+from penstock.cli.terminal.options import repeatable
 from penstock.cli.terminal.output import installed_version
 
+_LOG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
 _PACKAGES = "click msgspec rich grpcio cryptography zstandard pyspark pyarrow"
 
@@ -38,14 +40,7 @@ def debug() -> None:
 
 @debug.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="log file of a server, its last 4 MiB; repeatable",
-)
+@repeatable("--log logs", "FILE", "log file of a server, its last 4 MiB", _LOG_FILE)
 def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
     """Write settings, metrics, status, findings, versions and logs to a .tar.gz file.
 

@@ -16,7 +16,7 @@ from penstock.cli.command import Noun, Session
 from penstock.cli.messages.peeking import TailRequest
 from penstock.cli.messages.topic_tail import Reader
 from penstock.cli.terminal.failure import NotFound
-from penstock.cli.terminal.options import count_option, seconds
+from penstock.cli.terminal.options import count_option, option, seconds
 from penstock.cli.terminal.output import columns, moment
 from penstock.cli.topics.offsets import Target, time_of
 from penstock.model.units import size
@@ -55,11 +55,11 @@ def audit() -> None:
 @audit.command()
 @click.option("--action", metavar="NAME", help="action of the entries, such as DeleteQueue")
 @click.option("--user", metavar="NAME", help="user of the entries")
-@click.option(
+@option(
     "--since",
-    type=seconds(1, 3_660 * _DAY_S),
+    seconds(1, 3_660 * _DAY_S),
+    "start of the entries, such as 1d for a day ago [default: 1d; with --follow: now]",
     metavar="DURATION",
-    help="start of the entries, such as 1d for a day ago [default: 1d; with --follow: now]",
 )
 @click.option("--follow", is_flag=True, help="wait for new entries until Ctrl-C")
 @count_option(None, None, "number of entries to stop after")

@@ -110,7 +110,7 @@ def command_of(job: Job, *, group: str) -> click.Command:
 
 
 def _options(job: Job, taken: set[str]) -> list[click.Option]:
-    options = [watch.lake_option(), watch.checkpoint_option()]
+    options = watch.place_params()
     for names, text in (
         (["--from", "--since"], "start of the data, inclusive"),
         (["--to", "--until"], "end of the data, exclusive"),

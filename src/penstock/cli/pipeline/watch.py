@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.cli.command import Session, Verb
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound, Unhealthy
+from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import (
     FINDING_COLUMNS,
     Finding,
@@ -55,29 +56,21 @@ def require_extra() -> None:
         raise Failure(f"the pipeline needs: {_INSTALL}")
 
 
+def place_params() -> list[click.Option]:
+    lake = f"folder of the lake [env PENSTOCK_LAKE, default ./{_LAKE_DEFAULT}]"
+    checkpoint = "folder of offsets, status and logs [default: in the lake]"
+    more: dict[str, Any] = {"metavar": "DIR", "envvar": "PENSTOCK_LAKE", "default": _LAKE_DEFAULT}
+    return [
+        click.Option(["--lake"], help=lake, **more),
+        click.Option(
+            ["--checkpoint"], metavar="DIR", envvar="PENSTOCK_CHECKPOINT", help=checkpoint
+        ),
+    ]
+
+
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (checkpoint_option(), lake_option()):
-        command.__dict__.setdefault("__click_params__", []).append(option)
+    command.__dict__.setdefault("__click_params__", []).extend(reversed(place_params()))
     return command
-
-
-def lake_option() -> click.Option:
-    return click.Option(
-        ["--lake"],
-        metavar="DIR",
-        envvar="PENSTOCK_LAKE",
-        default=_LAKE_DEFAULT,
-        help=f"folder of the lake [env PENSTOCK_LAKE, default ./{_LAKE_DEFAULT}]",
-    )
-
-
-def checkpoint_option() -> click.Option:
-    return click.Option(
-        ["--checkpoint"],
-        metavar="DIR",
-        envvar="PENSTOCK_CHECKPOINT",
-        help="folder of offsets, status and logs [default: in the lake]",
-    )
 
 
 def folder_of(text: str, *, option: str) -> Path:
@@ -144,15 +137,7 @@ def status(session: Session, lake: str, checkpoint: str | None) -> None:
 
 @click.command(cls=Verb)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="follow until the job ends")
-@click.option(
-    "-n",
-    "--lines",
-    "count",
-    type=click.IntRange(min=0, max=100_000),
-    default=100,
-    show_default=True,
-    help="number of last lines",
-)
+@option("-n --lines count", click.IntRange(min=0, max=100_000), "number of last lines", default=100)
 @place_options
 def logs(
     session: Session, job: str, is_following: bool, count: int, lake: str, checkpoint: str | None

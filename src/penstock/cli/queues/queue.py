@@ -19,7 +19,7 @@ from penstock.cli.queues.settings import (
     tags_of,
 )
 from penstock.cli.terminal.failure import Failure, NotFound
-from penstock.cli.terminal.options import repeatable, yes_option
+from penstock.cli.terminal.options import option, repeatable, yes_option
 from penstock.cli.terminal.output import (
     columns,
     field,
@@ -46,7 +46,7 @@ _RATE_COLUMNS = (
         **dict.fromkeys(("sent_per_s", "received_per_s", "acked_per_s"), "{:,.1f}".format),
     ),
 )
-_tag_option = repeatable("--tag", "tags", "KEY=VALUE", "tag to set")
+_tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to set")
 
 
 @click.group(cls=Noun)
@@ -56,11 +56,7 @@ def queue() -> None:
 
 @queue.command()
 @click.option("--fifo", is_flag=True, help="keep order within message groups; adds '.fifo' to NAME")
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    help="number of partitions [default: server setting]",
-)
+@option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
 @_tag_option
 @settings_options
 def create(
@@ -89,12 +85,11 @@ def create(
 
 @queue.command("list")
 @click.argument("prefix", default="")
-@click.option(
+@option(
     "--sort",
-    type=click.Choice(["name", "backlog", "age"]),
+    ["name", "backlog", "age"],
+    "sort order; backlog and age: highest first",
     default="name",
-    show_default=True,
-    help="sort order; backlog and age: highest first",
 )
 def list_queues(session: Session, prefix: str, sort: str) -> None:
     """List all queues, or the queues whose name starts with PREFIX."""
@@ -176,7 +171,7 @@ def explain(session: Session, name: str, user: str | None) -> None:
 @queue.command("set")
 @click.option("--no-dead-letter", is_flag=True, help="remove the dead-letter queue")
 @_tag_option
-@repeatable("--untag", "untags", "KEY", "tag to remove")
+@repeatable("--untag untags", "KEY", "tag to remove")
 @settings_options
 def set_settings(
     session: Session,

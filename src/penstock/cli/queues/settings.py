@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import bytes_of, seconds, several
+from penstock.cli.terminal.options import bytes_of, option, seconds, several
 from penstock.cli.terminal.output import duration
 from penstock.model.units import size
 
@@ -111,10 +111,10 @@ settings_options = several(
         for row in SETTINGS
     ),
     click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
-    click.option(
+    option(
         "--max-receives",
-        type=click.IntRange(1, 1_000),
-        help="receives before a message goes to the dead-letter queue [default 10]",
+        click.IntRange(1, 1_000),
+        "receives before a message goes to the dead-letter queue [default 10]",
     ),
 )
 

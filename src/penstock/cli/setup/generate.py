@@ -4,7 +4,7 @@ from functools import partial
 
 import click
 
-from penstock.cli.terminal.options import repeatable
+from penstock.cli.terminal.options import option, repeatable
 
 
 @click.group()
@@ -25,12 +25,10 @@ def config() -> None:
     "--out", "folder", type=click.Path(file_okay=False), default="certs", metavar="DIR",
     help="folder of the certificates [default: certs]",
 )  # fmt: skip
-@repeatable("--host", "hosts", "NAME|ADDRESS", "host name")
+@repeatable("--host hosts", "NAME|ADDRESS", "host name")
 @click.option("--no-localhost", is_flag=True, help="leave out localhost, 127.0.0.1 and ::1")
 @click.option("--name", default="penstock", metavar="NAME", help="name of node or client")
-@click.option(
-    "--days", type=click.IntRange(1, 3_650), default=365, show_default=True, help="validity"
-)
+@option("--days", click.IntRange(1, 3_650), "validity", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(
     folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
@@ -73,9 +71,7 @@ def certs(
 
 
 @generate.command()
-@click.option(
-    "--nodes", type=click.Choice(["1", "3"]), default="1", show_default=True, help="number of nodes"
-)
+@option("--nodes", ["1", "3"], "number of nodes", default="1")
 def compose(nodes: str) -> None:
     """Print a Compose file: one node for development, or three nodes with etcd and TLS."""
     _print_file("compose.yml" if nodes == "1" else "compose-cluster.yml")

@@ -49,6 +49,20 @@ def bytes_of(low: int, high: int) -> Quantity:
     return Quantity(SIZE, base=1, low=low, high=high, is_whole=True)
 
 
+def option(
+    names: str, kind: Any, text: str, *, default: Any = ..., **more: Any
+) -> Callable[[Any], Any]:
+    """``names``: the flags and, if it is another, the name of the parameter. ``kind``: a type, a
+    list of choices, or the metavar of a text."""
+    if default is not ...:
+        more |= {"default": default, "show_default": default is not None}
+    if isinstance(kind, str):
+        more["metavar"] = kind
+    else:
+        more["type"] = click.Choice(kind) if isinstance(kind, list) else kind
+    return click.option(*names.split(), help=text, **more)
+
+
 def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
     """Return one decorator that adds these options, in this order."""
 
@@ -64,10 +78,10 @@ yes_option = click.option("--yes", is_flag=True, help="do not ask for confirmati
 
 
 def count_option(most: int | None, default: int | None, text: str) -> Callable[[Any], Any]:
-    kind, shown = click.IntRange(1, most), default is not None
-    return click.option("-n", "--count", type=kind, default=default, show_default=shown, help=text)
+    return option("-n --count", click.IntRange(1, most), text, default=default)
 
 
-def repeatable(flags: str, name: str, metavar: str, text: str) -> Callable[[Any], Any]:
-    text += "; repeatable"
-    return click.option(*flags.split(), name, metavar=metavar, multiple=True, help=text)
+def repeatable(names: str, metavar: str, text: str, kind: Any = None) -> Callable[[Any], Any]:
+    return option(
+        names, kind or click.STRING, f"{text}; repeatable", metavar=metavar, multiple=True
+    )

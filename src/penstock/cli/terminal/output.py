@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 import click
 
-from penstock.cli.terminal.options import several, some_seconds
+from penstock.cli.terminal.options import option, several, some_seconds
 from penstock.model.units import size
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Row = Mapping[str, Any]
 Form = Callable[[Any], str]
 
 _FOLDED_WIDTH_MIN = 12
+_INTERVALS = some_seconds(0.1, 3_600)
 _STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # marks of results
 
 
@@ -240,17 +241,8 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
 def watch_options(help_text: str) -> Callable[[Any], Any]:
     return several(
         click.option("--watch", is_flag=True, help=help_text),
-        click.option(
-            "--interval",
-            type=some_seconds(0.1, 3_600),
-            default="2s",
-            show_default=True,
-            metavar="DURATION",
-            help="interval of samples",
-        ),
-        click.option(
-            "--samples", type=click.IntRange(min=1), help="with --watch: number of samples"
-        ),
+        option("--interval", _INTERVALS, "interval of samples", default="2s", metavar="DURATION"),
+        option("--samples", click.IntRange(min=1), "with --watch: number of samples"),
     )
 
 

@@ -12,7 +12,7 @@ import click
 from penstock.cli.clients.kafka import check
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import Conflict
-from penstock.cli.terminal.options import repeatable, yes_option
+from penstock.cli.terminal.options import option, repeatable, yes_option
 from penstock.cli.terminal.output import Column, columns, duration, none_of
 from penstock.model.units import size
 from penstock.net.kafka_client.client import Place
@@ -52,12 +52,8 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
 
 
 @topic.command()
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    help="number of partitions [default: server setting]",
-)
-@repeatable("--config", "configs", "NAME=VALUE", "topic config")
+@option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
+@repeatable("--config configs", "NAME=VALUE", "topic config")
 @click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
 @click.option("--dry-run", is_flag=True, help="check the request, create nothing")
 def create(
@@ -201,7 +197,7 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 
 @topic.command("set")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
-@repeatable("--unset", "unsets", "NAME", "config to reset")
+@repeatable("--unset unsets", "NAME", "config to reset")
 @click.option("--dry-run", is_flag=True, help="check the request, change nothing")
 def set_configs(
     session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
