@@ -282,27 +282,16 @@ _LISTED_MAX = 10_000  # names that a misspelt one is compared with
 _COMPLETION_TIMEOUT_S = 2.0
 _CREATING = ("create", "add")  # commands whose name does not exist yet
 
-# The kinds of names by noun and parameter; None: any noun.
-_KINDS: Mapping[tuple[str | None, str], str] = {
-    ("queue", "name"): "queue",
-    ("queue", "names"): "queue",
-    ("message", "words"): "queue",
-    ("topic", "name"): "topic",
-    ("group", "name"): "group",
-    ("group", "names"): "group",
-    ("message", "group"): "group",
-    ("user", "name"): "user",
-    ("tenant", "name"): "tenant",
-    ("quota", "name"): "tenant",
-    ("context", "name"): "context",
-    (None, "queue"): "queue",
-    (None, "dead_letter"): "queue",
-    (None, "target"): "queue",
-    (None, "topic"): "topic",
-    (None, "user"): "user",
-    (None, "tenant"): "tenant",
-    (None, "context"): "context",
+# The kinds of names, and the parameters that take them: NOUN.PARAMETER; *: any noun.
+_TAKING = {
+    "queue": "queue.name queue.names message.words *.queue *.dead_letter *.target",
+    "topic": "topic.name *.topic",
+    "group": "group.name group.names message.group",
+    "user": "user.name *.user",
+    "tenant": "tenant.name quota.name *.tenant",
+    "context": "context.name *.context",
 }
+_KINDS = {place: kind for kind, places in _TAKING.items() for place in places.split()}
 
 
 class _Name(StringParamType):
@@ -335,7 +324,7 @@ def _kind_of(ctx: click.Context, name: str | None) -> str | None:
     noun = ctx.parent.info_name if ctx.parent is not None else None
     if (noun, name) == ("message", "group") and not ctx.params.get("topic"):
         return None  # a message group: there is no list of those
-    return _KINDS.get((noun, name)) or _KINDS.get((None, name))
+    return _KINDS.get(f"{noun}.{name}") or _KINDS.get(f"*.{name}")
 
 
 def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:

@@ -19,10 +19,7 @@ from penstock.cli.terminal.failure import ExitCode, Failure
 COMMANDS: Table = {
     "Run": {
         "serve": ("setup.serve", "Start a server."),
-        "cluster": (
-            "cluster.up",
-            "Show and change a cluster; run one on this machine with `up`.",
-        ),
+        "cluster": ("cluster.up", "Show and change a cluster; run one on this machine with `up`."),
     },
     "Queues and messages": {
         "queue": (

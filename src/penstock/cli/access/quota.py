@@ -12,7 +12,7 @@ from penstock.cli.access.users import path_of
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import bytes_of, repeatable, several
+from penstock.cli.terminal.options import Parsed, bytes_of, repeatable, several
 from penstock.cli.terminal.output import Column
 from penstock.model.units import size
 
@@ -46,15 +46,11 @@ _QUOTAS: Mapping[str, str] = {
 _DEFAULT = "default"
 
 
-class _OrDefault(click.ParamType[Any]):
-    def __init__(self, kind: click.ParamType[Any]) -> None:
-        self.name = f"{kind.name}|{_DEFAULT}"
-        self._kind = kind
+def _or_default(kind: click.ParamType[Any]) -> Parsed:
+    def parse(text: str) -> object:
+        return text if text == _DEFAULT else kind.convert(text, None, None)
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
-        return value if value == _DEFAULT else self._kind.convert(value, param, ctx)
+    return Parsed(f"{kind.name}|{_DEFAULT}", parse)
 
 
 @click.group(cls=Noun)
@@ -122,14 +118,14 @@ def _options() -> list[Any]:
         if each.field == "tenant_bytes":
             kind = bytes_of(0, _COUNT_MAX)
         elif each.field == "tenant_requests":
-            kind = _OrDefault(kind)
+            kind = _or_default(kind)
         text, burst = f"limit of {each.help}; 0: no limit", f"{each.field}_burst"
         options.append(click.option(each.flag, each.field, type=kind, help=text))
         options.append(click.option(each.burst_flag, burst, type=kind, help="largest burst"))
     for field, text in _QUOTAS.items():
         kind = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
         flag, text = f"--{field.replace('_', '-')}", f"{text}; 0: no limit"
-        options.append(click.option(flag, field, type=_OrDefault(kind), help=text))
+        options.append(click.option(flag, field, type=_or_default(kind), help=text))
     return options
 
 

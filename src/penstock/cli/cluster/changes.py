@@ -16,6 +16,7 @@ from penstock.cli.clients.http import Json
 from penstock.cli.cluster.status import cluster
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
+from penstock.cli.terminal.options import Parsed
 from penstock.cli.terminal.output import Progress, columns, is_drawing
 from penstock.model.units import counted
 
@@ -246,20 +247,17 @@ def unclean_elect(
     session.out.one(reply, name="partition")
 
 
-class _Level(click.ParamType[int | str]):
-    name = "latest|N"
+def _level(text: str) -> int | str:
+    if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise ValueError(f"'{text}' is not a feature level: a number from 1, or {LATEST}")
+    return text if text == LATEST else int(text)
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        text = str(value)
-        if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-            self.fail(f"'{text}' is not a feature level: a number from 1, or {LATEST}", param, ctx)
-        return text if text == LATEST else int(text)
+
+_LEVEL = Parsed("latest|N", _level)
 
 
 @cluster.command()
-@click.option("--to", type=_Level(), default=LATEST, help="feature level [default: latest]")
+@click.option("--to", type=_LEVEL, default=LATEST, help="feature level [default: latest]")
 @click.option("--dry-run", is_flag=True, help="check whether it is possible, change nothing")
 def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     """Raise the feature level of the cluster, after all nodes run a new version.

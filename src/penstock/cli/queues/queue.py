@@ -20,13 +20,7 @@ from penstock.cli.queues.settings import (
 )
 from penstock.cli.terminal.failure import Failure, NotFound
 from penstock.cli.terminal.options import option, repeatable, yes_option
-from penstock.cli.terminal.output import (
-    columns,
-    field,
-    none_of,
-    watch_options,
-    watch_rows,
-)
+from penstock.cli.terminal.output import columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
 _BACKLOG = ("visible", "in_flight", "delayed")

@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import bytes_of, option, seconds, several
+from penstock.cli.terminal.options import Parsed, bytes_of, option, seconds, several
 from penstock.cli.terminal.output import duration
 from penstock.model.units import size
 
@@ -23,25 +23,18 @@ _LIMITS = {"queue": "perQueue", "group": "perMessageGroupId"}
 _FSYNC = {name: name for name in ("always", "interval", "never")}
 
 
-class JsonText(click.ParamType[str]):
-    """JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
-
-    name = "json|@file"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        text = str(value)
-        try:
-            if text.startswith("@"):
-                text = Path(text[1:]).read_text(encoding="utf-8").strip()
-            if text:
-                json.loads(text)
-        except OSError as error:
-            self.fail(f"cannot read '{text[1:]}': {error.strerror}", param, ctx)
-        except ValueError as error:
-            self.fail(f"not JSON: {error}", param, ctx)
-        return text
+def _json_text(text: str) -> str:
+    """Parse JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
+    try:
+        if text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        if text:
+            json.loads(text)
+    except OSError as error:
+        raise ValueError(f"cannot read '{text[1:]}': {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return text
 
 
 class Setting(NamedTuple):
@@ -74,7 +67,9 @@ def _switch(name: str, attribute: str, text: str) -> Setting:
 
 def _json(name: str, attribute: str, text: str) -> Setting:
     field = name.replace("-", "_")
-    return Setting(f"--{name}", attribute, text, field, JsonText(), decode=json.loads)
+    return Setting(
+        f"--{name}", attribute, text, field, Parsed("json|@file", _json_text), decode=json.loads
+    )
 
 
 SETTINGS = (

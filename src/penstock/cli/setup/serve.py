@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.terminal.options import option
+from penstock.cli.terminal.options import Parsed, option
 
 _KEYS: dict[str, str] = {}  # parameter → key of the configuration
 
@@ -16,25 +16,21 @@ def _flag(name: str, key: str, kind: Any, text: str, **more: Any) -> Callable[[A
     return option(f"--{name}", kind, text, **more)
 
 
-class Address(click.ParamType[str]):
+def _address(text: str) -> str:
     """HOST:PORT; port 0 takes any free port. A bare port listens on the loopback address."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise ValueError(f"'{text}' is not HOST:PORT")
+    return f"{host or '127.0.0.1'}:{port}"
 
-    name = "host:port"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        text = str(value)
-        host, _, port = text.rpartition(":")
-        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-            self.fail(f"'{text}' is not HOST:PORT", param, ctx)
-        return f"{host or '127.0.0.1'}:{port}"
+_ADDRESS = Parsed("host:port", _address)
 
 
 @click.command()
 @_flag("data", "node.data", "DIR", "data folder")
-@_flag("http", "http.listen", Address(), "address of the SQS endpoint; port 0: any free port")
-@_flag("admin", "admin.listen", Address(), "address of the admin API; port 0: any free port")
+@_flag("http", "http.listen", _ADDRESS, "address of the SQS endpoint; port 0: any free port")
+@_flag("admin", "admin.listen", _ADDRESS, "address of the admin API; port 0: any free port")
 @click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
 @_flag(
     "fsync",
@@ -68,7 +64,7 @@ class Address(click.ParamType[str]):
 @_flag(
     "internal",
     "internal.listen",
-    Address(),
+    _ADDRESS,
     "address for other nodes, of a cluster node or a metadata node",
 )
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")

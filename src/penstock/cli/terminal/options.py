@@ -10,43 +10,50 @@ from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
 Command = Callable[..., None]
 
 
-class Quantity(click.ParamType[float]):
-    """A number of seconds or bytes, with or without a unit. ``is_whole``: rounded to an integer."""
+class Parsed(click.ParamType[Any]):
+    """A type whose function parses a text, or raises ValueError with the reason."""
 
-    def __init__(self, kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> None:
-        self.name = kind.noun
-        self._kind = kind
-        self._base = base
-        self._low = round(low * base)
-        self._high = round(high * base)
-        self._is_whole = is_whole
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        text = str(value).strip()
-        found = parsed(text, self._kind, base=self._base)
+    ) -> Any:
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
+    """A number of seconds or bytes, with or without a unit. ``is_whole``: rounded to an integer."""
+
+    def parse(text: str) -> float:
+        text = text.strip()
+        found = parsed(text, kind, base=base)
         if found is None:
-            units = ", ".join(self._kind.units)
-            why = f"'{text}' is not a {self.name}: write a number and a unit: {units}"
-            self.fail(why, param, ctx)
-        misfitting = misfit(text, found, self._kind, self._low, self._high)
-        if misfitting is not None:
-            self.fail(misfitting, param, ctx)
-        return round(found / self._base) if self._is_whole else found / self._base
+            units = ", ".join(kind.units)
+            raise ValueError(f"'{text}' is not a {kind.noun}: write a number and a unit: {units}")
+        why = misfit(text, found, kind, round(low * base), round(high * base))
+        if why is not None:
+            raise ValueError(why)
+        return round(found / base) if is_whole else found / base
+
+    return Parsed(kind.noun, parse)
 
 
-def seconds(low: int, high: int) -> Quantity:
-    return Quantity(DURATION, base=1_000, low=low, high=high, is_whole=True)
+def seconds(low: int, high: int) -> Parsed:
+    return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=True)
 
 
-def some_seconds(low: float, high: float) -> Quantity:
+def some_seconds(low: float, high: float) -> Parsed:
     """Return a duration that may have fractions of a second."""
-    return Quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
+    return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
 
 
-def bytes_of(low: int, high: int) -> Quantity:
-    return Quantity(SIZE, base=1, low=low, high=high, is_whole=True)
+def bytes_of(low: int, high: int) -> Parsed:
+    return _quantity(SIZE, base=1, low=low, high=high, is_whole=True)
 
 
 def option(
