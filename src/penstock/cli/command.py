@@ -110,25 +110,23 @@ class Session:
 
     @cached_property
     def kafka(self) -> "Kafka":
-        from penstock.cli.clients.kafka import connected
-
-        is_tls, timeout_s = self.settings.endpoint.startswith("https:"), self.settings.timeout_s
-        return connected(self._kafka_listener(), is_tls=is_tls, timeout_s=timeout_s)
-
-    def _kafka_listener(self) -> str:
+        """At the address that was given, or that the server reports."""
         from penstock.cli.clients.http import as_seen_from
-        from penstock.cli.clients.kafka import ADDRESS_DEFAULT
+        from penstock.cli.clients.kafka import ADDRESS_DEFAULT, connected
 
         settings = self.settings
-        if settings.kafka is not None:
-            return settings.kafka
-        if settings.admin is None and (reported := self.sqs.info().get("kafka")):
-            return as_seen_from(settings.endpoint, str(reported))
-        info = self.admin.info()
-        address = str((info.get("endpoints") or {}).get("kafka") or ADDRESS_DEFAULT)
-        protocol = str(info.get("kafka_protocol") or "")
-        address = as_seen_from(self.admin.url, address)
-        return f"{protocol}://{address}" if protocol else address
+        listener = settings.kafka
+        if listener is None and settings.admin is None:
+            reported = self.sqs.info().get("kafka")
+            listener = as_seen_from(settings.endpoint, str(reported)) if reported else None
+        if listener is None:
+            info = self.admin.info()
+            address = str((info.get("endpoints") or {}).get("kafka") or ADDRESS_DEFAULT)
+            protocol = info.get("kafka_protocol")
+            address = as_seen_from(self.admin.url, address)
+            listener = f"{protocol}://{address}" if protocol else address
+        is_tls = settings.endpoint.startswith("https:")
+        return connected(listener, is_tls=is_tls, timeout_s=settings.timeout_s)
 
     def remark(self, text: str) -> None:
         """Print a sentence for a person, to stderr, so that a pipe never gets it."""

@@ -1,12 +1,11 @@
 """The ``penstock`` command: the tree of nouns, and the only code that turns errors into exit codes.
-
-A user never sees a traceback, except with ``--debug``: a failure is three lines on stderr (what,
-why, what to do) and an exit code from ``failure.ExitCode``. If the reader of a pipe closes it
-early, as ``head`` does, the command ends silently and this is not a failure."""
+A failure is three lines on stderr (what, why, what to do) and a traceback only with ``--debug``. If
+the reader of a pipe closes it early, as ``head`` does, this is not a failure."""
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import click
@@ -92,7 +91,9 @@ def run(args: Sequence[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except BrokenPipeError:
-        _forget_stdout()
+        # stdout becomes /dev/null: flushing the closed pipe at exit would print an error.
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nothing:  # noqa: PTH123
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
         return ExitCode.OK
     except (KeyboardInterrupt, click.Abort) as error:
         _show_traceback(settings)
@@ -125,16 +126,16 @@ def _as_failure(error: Exception) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, errors.PenstockError):
-        codes: tuple[tuple[type[errors.PenstockError], ExitCode], ...] = (
-            (errors.NotFound, ExitCode.NOT_FOUND),
-            (errors.Conflict, ExitCode.CONFLICT),
-            (errors.AccessDenied, ExitCode.DENIED),
-            (errors.Overloaded, ExitCode.UNREACHABLE),
-            (errors.Damaged, ExitCode.UNHEALTHY),
-        )
         if isinstance(error, errors.SetupError):
             return Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code))
-        code = next((code for kind, code in codes if isinstance(error, kind)), ExitCode.FAILED)
+        codes: dict[type[errors.PenstockError], ExitCode] = {
+            errors.NotFound: ExitCode.NOT_FOUND,
+            errors.Conflict: ExitCode.CONFLICT,
+            errors.AccessDenied: ExitCode.DENIED,
+            errors.Overloaded: ExitCode.UNREACHABLE,
+            errors.Damaged: ExitCode.UNHEALTHY,
+        }
+        code = next((codes[kind] for kind in codes if isinstance(error, kind)), ExitCode.FAILED)
         return Failure("the command failed", str(error), exit_code=code)
     if isinstance(error, OSError) and error.strerror:
         place = f" '{error.filename}'" if error.filename else ""
@@ -151,16 +152,6 @@ def _show_traceback(settings: Settings) -> None:
         import traceback
 
         click.echo(traceback.format_exc(), err=True, nl=False)
-
-
-def _forget_stdout() -> None:
-    """Point stdout at /dev/null: flushing the closed pipe at exit would print an error."""
-    try:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
-        os.close(nothing)
-    except (OSError, ValueError):
-        pass
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
-"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant.
-
-Zero means "no limit" everywhere, ``default`` the default of this version. Values that ``set`` does
-not name stay unchanged."""
+"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant. Zero means "no limit"
+everywhere, ``default`` the default of this version."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
-"""``penstock tenant``, ``user``, ``key`` and ``policy``: who exists, and who may do what.
-
-Tenants separate queues, topics and users from each other; only an operator changes them. A new user
-has no rights until a policy grants some. The secret of a key is printed once, when it is created. A
-password never leaves this process: the data that a server needs to check it is sent instead."""
+"""``penstock tenant``, ``user``, ``key`` and ``policy``. A new user has no rights until a policy
+grants some. The secret of a key is printed once, when it is created. A password never leaves this
+process: the data that a server needs to check it is sent instead."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
-"""Clients of the two APIs that commands use: the SQS endpoint and the admin API.
-
-Each is one kept-alive ``http.client`` connection, because a full HTTP library would take longer to
-import than most commands take to run. A connection that the server closed while it was idle is
-opened again. A request whose reply is lost is repeated once if that is safe."""
+"""Clients of the SQS endpoint and of the admin API, each with one kept-alive connection of
+``http.client``: a full HTTP library would take longer to import than most commands take to run. A
+request whose reply is lost is repeated once if that is safe."""
 
 import base64
 import http.client
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Query = Mapping[str, object]  # a value of None is left out
 
-CONTENT_TYPE = "application/x-amz-json-1.0"
 _JSON = "application/json"
 # A server replies to a repeated request with this token as it did to the first.
 _TOKEN_HEADER = "x-penstock-request-token"  # noqa: S105 - the name of a header
@@ -42,8 +39,11 @@ _KEY_FAULTS = {
 }
 
 
-def timestamp_now() -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+def signed(signer: Signer, host: str, action: str, body: bytes) -> dict[str, str]:
+    """Return the headers of a request to the SQS API."""
+    headers = {"content-type": "application/x-amz-json-1.0", "x-amz-target": f"AmazonSQS.{action}"}
+    timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return signer.sign(host=host, path="/", headers=headers, body=body, timestamp=timestamp)
 
 
 def tls_context() -> "ssl.SSLContext":
@@ -202,13 +202,7 @@ class Sqs(_Client):
 
     def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
         body = json.dumps(request, separators=(",", ":")).encode()
-        headers = self._signer.sign(
-            host=self._connection.host,
-            path="/",
-            headers={"content-type": CONTENT_TYPE, "x-amz-target": f"AmazonSQS.{action}"},
-            body=body,
-            timestamp=timestamp_now(),
-        )
+        headers = signed(self._signer, self._connection.host, action, body)
         headers[_TOKEN_HEADER] = os.urandom(16).hex()
         status, _, data = self._connection.call(
             "POST", "/", body=body, headers=headers, wait_s=wait_s

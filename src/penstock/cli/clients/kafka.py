@@ -1,10 +1,8 @@
 """The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
-Each call states its purpose in ``what``, which becomes the sentence of its ``Failure``.
 
 The address of a listener may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``.
 Without one, TLS is used if the SQS endpoint uses it, and one request without log-in shows whether
-the listener requires a log-in: such a listener closes the connection. Log-ins use the same key as
-the SQS API, with SCRAM, which never sends the secret."""
+the listener requires a log-in: such a listener closes the connection."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager

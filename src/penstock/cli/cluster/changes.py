@@ -1,9 +1,7 @@
-"""The verbs of ``penstock cluster`` that change it. The manager of the cluster makes the change;
-``penstock cluster status`` shows the progress.
+"""The verbs of ``penstock cluster`` that change it; the manager of the cluster makes the change.
 
 ``decommission`` and ``wait-safe`` wait; there ``--timeout`` limits the whole wait. The node that
-serves the requests may be the one that is being restarted, so a request without a reply is retried
-until then."""
+serves the requests may be the one that restarts, so a request without a reply is retried."""
 
 import sys
 import time

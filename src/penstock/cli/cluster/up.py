@@ -1,9 +1,5 @@
-"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with.
-
-One etcd and several nodes run as separate processes. Their data is kept in a folder, so that the
-next ``up`` continues with the same cluster. In the foreground Ctrl-C stops everything; with
-``--detach`` the cluster runs until ``down``. No process is restarted automatically, so that users
-can try what the loss of a node does to a cluster."""
+"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with. No
+process is restarted automatically, so that users can try the loss of a node."""
 
 import os
 import shutil

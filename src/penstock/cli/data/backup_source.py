@@ -1,7 +1,6 @@
-"""The admin API of a server or cluster as the source of a backup.
-
-Leaders change and connections break during a long copy, so requests are retried for a while if the
-server is unreachable or too slow; a request that the server rejects is not retried."""
+"""The admin API of a server or cluster as the source of a backup. Leaders change and connections
+break during a long copy, so requests are retried for a while, except those that the server
+rejects."""
 
 import time
 from collections.abc import Callable, Iterator

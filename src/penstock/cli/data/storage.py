@@ -1,9 +1,6 @@
-"""``penstock storage``: inspects a data folder while the server is stopped.
-
-With ``serve`` and ``doctor``, these are the only commands that use the disk of a server. They read
-and never write: the server repairs what can be repaired when it starts. ``verify`` reads every byte
-and exits with 8 if it finds damage. Message bodies are private data, so ``dump-segment`` shows them
-only on request."""
+"""``penstock storage``: inspects a data folder while the server is stopped. It reads and never
+writes: the server repairs what can be repaired when it starts. Message bodies are private data, so
+``dump-segment`` shows them only on request."""
 
 from collections.abc import Iterator
 from itertools import islice

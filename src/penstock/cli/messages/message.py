@@ -1,10 +1,7 @@
-"""``penstock message``: sends, receives, shows and deletes messages.
-
-Sending and receiving go through the SQS API like any client. A message is deleted only after it was
-written and flushed: if the reader of the pipe is gone, the message comes back after its lease
-instead of being lost. Peek and tail read the log through the admin API: they lease nothing, so no
-consumer misses a message and no receive count rises. With ``--topic`` send and tail use the Kafka
-protocol instead, with keys, headers and partitions."""
+"""``penstock message``: sends, receives, shows and deletes messages, like any client of the SQS
+API. A message is deleted only after it was written and flushed: if the reader of the pipe is gone,
+the message comes back after its lease instead of being lost. With ``--topic`` send and tail use the
+Kafka protocol instead."""
 
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
-"""Peek and tail: show the messages in a queue's log without receiving them.
-
-The admin API replies with messages of all partitions and with the offsets to continue from; tail
-repeats the request with those. A deleted message is not shown, so tail misses messages that a
+"""Peek and tail: show the messages in a queue's log through the admin API. They lease nothing, so
+no consumer misses a message. A deleted message is not shown, so tail misses messages that a
 consumer deletes sooner. Lease events and deletions have offsets as well, so "the last ten messages"
 are searched backwards, not computed."""
 

@@ -1,12 +1,9 @@
 """Records of a topic: as text, read from arguments, lines or NDJSON, and produced as they arrive.
 
 The JSON that tail prints can be sent again unchanged. Bytes that are not UTF-8 are in a separate
-field, ``value_base64`` for ``value`` and so on; a value of null is a record without one, which in a
-compacted topic deletes its key.
-
-A producer id is requested first, and every batch has a sequence number: a batch that is sent again
-because a reply was lost is stored once. Batches are small, so that an error concerns few records; a
-larger record goes alone."""
+field, such as ``value_base64``; a value of null deletes the key in a compacted topic. Every batch
+has a sequence number: one that is sent again because a reply was lost is stored once. Batches are
+small, so that an error concerns few records; a larger record goes alone."""
 
 import base64
 import secrets
@@ -293,7 +290,11 @@ class RecordSender(Sender):
                 batch = left[part.index]
                 code = part.error_code
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    self._accept(part.index, part.base_offset, len(batch.records))
+                    count, base = len(batch.records), part.base_offset
+                    sequence = self._sequences.get(part.index, 0)
+                    self._sequences[part.index] = (sequence + count) % _SEQUENCES
+                    self.accepted += count
+                    self.last = (part.index, base + count - 1 if base >= 0 else -1)
                     del left[part.index]
                     continue
                 failure = refused(self._what, code, part.error_message)
@@ -313,11 +314,6 @@ class RecordSender(Sender):
                 raise
             trouble = failure
         return trouble
-
-    def _accept(self, partition: int, base_offset: int, count: int) -> None:
-        self._sequences[partition] = (self._sequences.get(partition, 0) + count) % _SEQUENCES
-        self.accepted += count
-        self.last = (partition, base_offset + count - 1 if base_offset >= 0 else -1)
 
 
 # ── The partition of a key ───────────────────────────────────────────────────────────────────

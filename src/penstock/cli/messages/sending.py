@@ -1,9 +1,6 @@
-"""Sending: input as it arrives, a count of what was accepted, and messages to a queue in batches.
-
-Input from a pipe is sent as soon as it arrives: a batch ends where the pipe has no more for now, so
-``tail -f file | penstock message send jobs -`` does not hold back nine lines. However the run ends,
-the user learns how many messages the server has accepted. An NDJSON object has the fields that
-``message receive`` prints, so the output of one command is the input of the other."""
+"""Sending: input as it arrives, a count of what was accepted, and messages to a queue in batches. A
+batch ends where the pipe has no more for now, so ``tail -f file | penstock message send jobs -``
+does not hold back nine lines. An NDJSON object has the fields that ``message receive`` prints."""
 
 import contextlib
 import json

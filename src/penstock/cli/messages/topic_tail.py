@@ -1,10 +1,8 @@
 """Reads a topic by offset and prints its records, without affecting other readers.
 
-One fetch requests all partitions and gets a reply as soon as one of them has records, so nothing
-polls. Records of aborted transactions are left out, as for a consumer that reads committed records;
-those of open transactions are waited for. With a group, the tail begins at the group's committed
-offsets and commits offsets after printing: after Ctrl-C or a closed pipe a record may be printed
-again, and none is missed."""
+One fetch requests all partitions and gets a reply as soon as one of them has records. Records of
+aborted transactions are left out; those of open transactions are waited for. With a group, offsets
+are committed after printing: a record may be printed again, and none is missed."""
 
 import time
 from collections.abc import Iterator, Sequence

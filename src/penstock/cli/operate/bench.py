@@ -1,11 +1,9 @@
 """``penstock bench``: measures the speed of a running server as clients see it.
 
-A run creates a queue and deletes it, also after Ctrl-C; a queue named with ``--queue`` is used
-unchanged and kept. One process makes the load: many kept-alive connections from one asyncio loop,
-so the result for a very fast server is limited by how fast this process can send requests. It uses
-bare streams, because with a client library the library would be measured. With a rate, calls start
-at planned times and latency is counted from the planned time, not from the actual start: otherwise
-a stall of a second would count as one slow call instead of many."""
+One process makes the load, so the result for a very fast server is limited by how fast this process
+can send requests. It uses bare streams, because with a client library the library would be
+measured. With a rate, latency is counted from the planned time of a call: otherwise a stall of a
+second would count as one slow call instead of many."""
 
 import asyncio
 import dataclasses
@@ -22,7 +20,7 @@ import click
 import uvloop
 
 from penstock.cli.clients.credentials import credentials_from_environment
-from penstock.cli.clients.http import CONTENT_TYPE, Json, timestamp_now, tls_context
+from penstock.cli.clients.http import Json, signed, tls_context
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Failure, timed_out, unreachable
 from penstock.cli.terminal.options import bytes_of, option, several, some_seconds
@@ -301,13 +299,7 @@ class Connection:
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
             return self._signed[2]
-        headers = self._signer.sign(
-            host=self._host,
-            path="/",
-            headers={"content-type": CONTENT_TYPE, "x-amz-target": f"AmazonSQS.{action}"},
-            body=body,
-            timestamp=timestamp_now(),
-        )
+        headers = signed(self._signer, self._host, action, body)
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         length = f"content-length: {len(body)}\r\n\r\n"
         request = f"POST / HTTP/1.1\r\n{head}{length}".encode() + body

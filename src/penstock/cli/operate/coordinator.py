@@ -1,7 +1,5 @@
-"""``penstock coordinator``: the logs of coordinators of consumer groups and transactions.
-
-A coordinator that cannot read a row of its log is out of service. Skipping the row is an operator's
-decision, because the content of the row is lost."""
+"""``penstock coordinator``: the logs of coordinators of consumer groups and transactions. A
+coordinator that cannot read a row of its log is out of service until an operator skips the row."""
 
 from urllib.parse import quote
 

@@ -1,9 +1,8 @@
 """``penstock debug bundle``: collects what a bug report needs in one archive without secrets.
 
 The server masks its own secrets. Everything is masked here once more: first values that are known
-to be secret on this machine (from the environment, from contexts, from the settings that a server
-here reads), then text that looks like a secret by its name or its form. Parts that cannot be
-collected are listed in ``errors.txt``: a bundle of a server that is down is still useful."""
+to be secret on this machine, then text that looks like a secret by its name or its form. Parts that
+cannot be collected are listed in ``errors.txt``."""
 
 import io
 import json

@@ -1,10 +1,8 @@
 """``penstock doctor``: checks whether machine, configuration and server are fit to keep messages.
 
-Each check gives findings: ok, warn (works, but look at it) or fail (exit code 8). Without a server
-the settings are read as ``penstock serve`` would read them; otherwise they are read from the
-server. A server that does not run is a failure only if its address was given, because the doctor is
-also used before the first start. Only the fsync check writes: one small file in the data folder,
-which it removes."""
+Without a server the settings are read as ``penstock serve`` would read them. A server that does not
+run is a failure only if its address was given, because the doctor is also used before the first
+start. Only the fsync check writes: one small file in the data folder, which it removes."""
 
 import os
 import platform

@@ -1,8 +1,6 @@
-"""``penstock audit`` and ``penstock usage``: read the server's topics ``__audit`` and ``__usage``
-through the Kafka protocol.
-
-Every node writes its usage every few seconds; a record that was written twice counts once. A report
-has only what is written: it lacks the last seconds of a busy node."""
+"""``penstock audit`` and ``penstock usage``: read the server's topics ``__audit`` and ``__usage``.
+A record of usage that was written twice counts once; a report lacks the last seconds of a busy
+node."""
 
 import csv
 import io

@@ -1,8 +1,5 @@
-"""``penstock pipeline``: the table of its commands.
-
-Commands are in separate files that are imported when they run, and only commands that need Spark
-import it: everything here works without the extra ``spark``, if only to report that it is
-missing."""
+"""``penstock pipeline``: the table of its commands. Only commands that need Spark import it:
+everything here works without the extra ``spark``, if only to report that it is missing."""
 
 import click
 

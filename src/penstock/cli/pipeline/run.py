@@ -1,7 +1,5 @@
 """``penstock pipeline run JOB`` and similar groups: a command for every job in the registry.
-
-Options that all jobs have are defined here; a job declares its other options. The job is run by
-``penstock.pipeline.runs.runner``; here its outcome becomes text and an exit code."""
+Options that all jobs have are defined here; a job declares its other options."""
 
 import os
 import sys

@@ -1,9 +1,6 @@
-"""The commands of ``penstock pipeline`` that start no job: list, status, logs, doctor and warm; and
-the folders of the pipeline.
-
-The lake is a separate folder, never inside a server's data folder: it outlives servers, and may be
-on other disks. Checkpoints are in the lake by default, so that a lake that is moved keeps its
-progress."""
+"""The commands of ``penstock pipeline`` that start no job, and the folders of the pipeline. The
+lake is never inside a server's data folder: it outlives servers, and may be on other disks.
+Checkpoints are in the lake by default, so that a lake that is moved keeps its progress."""
 
 import os
 import shutil

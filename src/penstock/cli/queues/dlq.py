@@ -1,7 +1,5 @@
-"""``penstock dlq``: finds dead letters and moves them back.
-
-A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal or
-pressing Ctrl-C does not stop it, and it continues after a restart of the server."""
+"""``penstock dlq``: finds dead letters and moves them back. A move is a task of the server, not of
+this process: Ctrl-C does not stop it, and it continues after a restart of the server."""
 
 import time
 
@@ -56,7 +54,19 @@ def redrive(
     source_arn = sqs.arn(queue)
     target_arn = None if target is None else sqs.arn(target)
     if dry_run:
-        session.out.one(_plan(session, queue, target))
+        names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+        visible, in_flight = map(int, map(sqs.attributes(queue, names).__getitem__, names))
+        reply = sqs.call("ListDeadLetterSourceQueues", {"QueueUrl": sqs.queue_url(queue)})
+        # The queues whose redrive policy names this queue now; a message goes where it came from.
+        sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
+        if not sources:
+            raise Failure(
+                f"'{queue}' is not a dead-letter queue",
+                "no queue uses it as its dead-letter queue",
+                "list dead-letter queues with `penstock dlq list`",
+            )
+        plan = {"queue": queue, "would_move": visible, "in_flight": in_flight}
+        session.out.one({**plan, "to": sources if target is None else [target]})
         return
     request: Json = {"SourceArn": source_arn}
     if target_arn is not None:
@@ -78,29 +88,6 @@ def redrive(
         raise
     session.out.one(task, name="status")
     _check_ended(queue, task)
-
-
-def _plan(session: Session, queue: str, target: str | None) -> Json:
-    """Return what a redrive would do. The sources are the queues whose redrive policy names this
-    queue now; a message goes to the queue that it came from."""
-    names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
-    attributes = session.sqs.attributes(queue, names)
-    reply = session.sqs.call(
-        "ListDeadLetterSourceQueues", {"QueueUrl": session.sqs.queue_url(queue)}
-    )
-    sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
-    if not sources:
-        raise Failure(
-            f"'{queue}' is not a dead-letter queue",
-            "no queue uses it as its dead-letter queue",
-            "list dead-letter queues with `penstock dlq list`",
-        )
-    return {
-        "queue": queue,
-        "would_move": int(attributes[names[0]]),
-        "in_flight": int(attributes[names[1]]),
-        "to": [target] if target is not None else sources,
-    }
 
 
 def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:

@@ -1,10 +1,9 @@
-"""``penstock queue``: creates, shows, changes and deletes queues.
-
-Changes go through the SQS API, so what works here works from any SQS client. Lists and live numbers
-come from the admin API, which reports a whole account in one reply."""
+"""``penstock queue``: creates, shows, changes and deletes queues through the SQS API. Lists and
+live numbers come from the admin API, which reports a whole account in one reply."""
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -126,25 +125,14 @@ def show(session: Session, name: str) -> None:
     item = described(name_of(name), session.sqs.queue_url(name), attributes)
     item["tags"] = session.sqs.tags(name, what=f"cannot show '{name}'")
     if item["kind"] == "fifo":
-        item = _with_blocked(session, item)
+        with suppress(Failure):  # other SQS servers have no admin API
+            blocked = session.admin.explanation(item["name"]).get("blocked")
+            pairs = list(item.items())
+            after = list(item).index("visible") + 1  # blocked messages are visible ones
+            item = dict([*pairs[:after], ("blocked", blocked), *pairs[after:]])
     forms = {setting.field: setting.show for setting in SETTINGS}
     shown = [each._replace(form=forms.get(each.key, each.form)) for each in map(field, item)]
     session.out.one(item, columns=shown)
-
-
-def _with_blocked(session: Session, item: Json) -> Json:
-    """Insert ``blocked``, a part of ``visible``, after it. Other SQS servers have no admin API:
-    then the number is left out."""
-    try:
-        blocked = session.admin.explanation(item["name"]).get("blocked")
-    except Failure:
-        return item
-    shown: Json = {}
-    for key, value in item.items():
-        shown[key] = value
-        if key == "visible":
-            shown["blocked"] = blocked
-    return shown
 
 
 @queue.command()

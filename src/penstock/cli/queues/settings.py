@@ -1,6 +1,4 @@
 """A queue's settings as flags: one table row each, used by ``queue create``, ``set`` and ``show``.
-
-A row has the flag that users type, the attribute of the SQS API, and the field of JSON output.
 Values are checked here only for typing mistakes; the server decides what a queue accepts."""
 
 import json

@@ -1,7 +1,6 @@
-"""Certificates from a private authority, for nodes and for clients that must present one. The
-authority is created on first use, in the folder of the certificates that it signs; its key never
-leaves the folder and only its owner can read it. Keys are elliptic (P-256), because handshakes are
-most of the cost of TLS."""
+"""Certificates from a private authority, which is created on first use, in the folder of the
+certificates that it signs; only its owner can read its key. Keys are elliptic (P-256), because
+handshakes are most of the cost of TLS."""
 
 import ipaddress
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""The errors of commands: three lines for a person, one exit code for a script.
-
-A failure states what did not happen, why, and what to do about it. Exit codes are a promise to
-scripts, so they are listed once, here, and mean the same in every command. ``main.py`` prints a
-failure and exits; ``Refused`` is made from an error reply of the server."""
+"""The errors of commands: three lines for a person (what did not happen, why, what to do about it),
+one exit code for a script. Exit codes are a promise: they mean the same in every command."""
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum

@@ -2,10 +2,8 @@
 
 Without ``-o`` the format depends on stdout. On a terminal: a table. Otherwise one item is one JSON
 object (``json``), several items are one JSON object per line (``ndjson``), so that a pipe can
-process them before the command is done. ``-o json`` of several items is one array. ``-o name``
-prints only the identifying field, one per line. Field names are stable: new ones may be added, none
-renamed. ``-o table`` into a pipe is plain aligned text; rich is imported only to draw on a
-terminal."""
+process them before the command is done. ``-o json`` of several items is one array. Field names are
+stable: new ones may be added, none renamed. rich is imported only to draw on a terminal."""
 
 import json
 import os

@@ -1,7 +1,5 @@
-"""``penstock group``: shows consumer groups and their lag, and resets their offsets.
-
-It uses the Kafka protocol only, so it works with the groups of any Kafka client: classic groups,
-groups of KIP-848, and share groups."""
+"""``penstock group``: shows consumer groups and their lag, and resets their offsets, with the Kafka
+protocol only: it works with classic groups, groups of KIP-848, and share groups."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,6 @@
-"""``penstock topic``: creates, shows, changes and deletes topics.
-
-Everything goes through the Kafka protocol, so what works here works from any Kafka client. A queue
-is a topic too and is listed with the others. A topic that was created as a stream can be opened as
-a queue; then SQS clients receive what Kafka clients produce."""
+"""``penstock topic``: creates, shows, changes and deletes topics, with the Kafka protocol only. A
+queue is a topic too and is listed with the others. A topic can be opened as a queue; then SQS
+clients receive what Kafka clients produce."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
