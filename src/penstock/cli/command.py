@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.cli.clients.http import Admin, Sqs
     from penstock.cli.clients.kafka import Kafka
 
-# ── Global options ───────────────────────────────────────────────────────────────────────────
-
 _HELP = {
     "endpoint": f"URL of the SQS endpoint [env PENSTOCK_ENDPOINT, default {ENDPOINT_DEFAULT}]",
     "admin": "URL of the admin API [env PENSTOCK_ADMIN, default: from the endpoint]",
@@ -83,8 +81,7 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
 
 
 class Session:
-    """What a command works with: settings, the three clients, the output. A client is created at
-    first use, so a command that only reads a file opens no connection."""
+    """What a command works with. A client is created at first use."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -137,9 +134,6 @@ class Session:
         for name in ("sqs", "admin", "kafka"):
             if name in self.__dict__:  # it was used
                 getattr(self, name).close()
-
-
-# ── Nouns and verbs ──────────────────────────────────────────────────────────────────────────
 
 
 class Verb(click.Command):
@@ -213,8 +207,7 @@ Table = Mapping[str, Mapping[str, tuple[str, str]]]
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command only when it is run, because users of a shell notice start-up
-    time most. ``penstock --help`` and tab completion read the table and import nothing."""
+    """Imports a command only when it is run: users of a shell notice start-up time most."""
 
     def __init__(self, *args: Any, table: Table, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

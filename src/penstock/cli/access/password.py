@@ -40,8 +40,7 @@ def derive(password: str) -> list[dict[str, Any]]:
 
 
 def _prepared(password: str) -> bytes:
-    """Apply SASLprep (RFC 4013): different ways to type a password become equal, and characters
-    that some clients cannot type are rejected."""
+    """Apply SASLprep (RFC 4013): different ways to type a password become equal."""
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char
         for char in password

@@ -46,8 +46,7 @@ def path_of(kind: str, *names: str) -> str:
 
 
 def owner(session: Session, tenant: str | None) -> dict[str, str]:
-    """Return the tenant of a request: ``--tenant``, by name or account, else ``--account``, else
-    none: the server uses the tenant of the caller."""
+    """The tenant of a request; none: the server uses the tenant of the caller."""
     chosen = tenant or session.settings.account
     return {} if chosen is None else {"tenant": chosen}
 
@@ -68,9 +67,6 @@ def _delete(
     confirm_name(name, verb=verb, is_sure=is_sure)
     session.admin.call("DELETE", path + resource, query, what=what)
     session.remark(done)
-
-
-# ── Tenants ──────────────────────────────────────────────────────────────────────────────────
 
 
 @click.group(cls=Noun)
@@ -130,9 +126,6 @@ def delete_tenant(session: Session, name: str, yes: bool) -> None:
     """Delete a tenant. It must have no queues, topics or users."""
     path, what = path_of("tenants", name), f"cannot delete tenant '{name}'"
     _delete(session, path, name, {}, what=what, done=f"deleted {name}", is_sure=yes)
-
-
-# ── Users ────────────────────────────────────────────────────────────────────────────────────
 
 
 @click.group(cls=Noun)
@@ -249,8 +242,6 @@ def remove_password(session: Session, name: str, tenant: str | None, yes: bool) 
     )
 
 
-# ── Keys ─────────────────────────────────────────────────────────────────────────────────────
-
 _profile_option = click.option(
     "--profile", help="name of the printed AWS profile [default: the user name]"
 )
@@ -325,9 +316,6 @@ def delete_key(session: Session, key_id: str, yes: bool) -> None:
     """Delete an access key. It stops working at once; this cannot be undone."""
     path, what = path_of("keys", key_id), f"cannot delete key '{key_id}'"
     _delete(session, path, key_id, {}, what=what, done=f"deleted {key_id}", is_sure=yes)
-
-
-# ── Policies ─────────────────────────────────────────────────────────────────────────────────
 
 
 @click.group(cls=Noun)

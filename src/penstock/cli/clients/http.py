@@ -60,9 +60,8 @@ def tls_context() -> "ssl.SSLContext":
 
 
 def as_seen_from(endpoint: str, reported: str) -> str:
-    """Return an address that a server reports of itself, as this machine reaches it: a loopback
-    address becomes the host of ``endpoint``, by which the server was reached. ``reported`` may have
-    a scheme or none."""
+    """Return an address that a server reports of itself as this machine reaches it: loopback
+    becomes the host of ``endpoint``."""
     host = _host_of(endpoint)
     if not is_loopback(reported) or is_loopback(endpoint) or not host:
         return reported
@@ -82,8 +81,7 @@ def _host_of(address: str) -> str:
 
 
 def name_of(queue: str) -> str:
-    """Return the name of a queue given by its name, its ARN or its URL. The name of a share
-    contains a colon."""
+    """``queue`` is a name, an ARN or a URL. The name of a share contains a colon."""
     if "://" in queue:
         return queue.rpartition("/")[2]
     return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
@@ -225,8 +223,7 @@ class Sqs(_Client):
         return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
 
     def queue_url(self, name: str) -> str:
-        """Return the URL of a queue given by its name, its ARN or its URL. With an account the URL
-        is computed; without one the server looks it up, in its default account."""
+        """Compute the URL if the account is known; otherwise the server looks it up."""
         if "://" in name:
             return name
         name = name_of(name)
@@ -282,13 +279,9 @@ class Sqs(_Client):
 
 
 class Admin(_Client):
-    """A client of the admin API. Queues are changed through the SQS API; users, keys and rights are
-    changed here.
-
-    The client authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
-    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not flags, because other users of the machine
-    could read flags. Keys of AWS_* are never used: a log-in sends the secret, and those keys may
-    belong to another service."""
+    """Authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
+    PENSTOCK_KEY_ID and PENSTOCK_SECRET: not with flags, which other users of the machine could
+    read, and never with the keys of AWS_*, which may belong to another service."""
 
     def __init__(self, url: str, settings: Settings, *, account_default: str | None = None) -> None:
         """``account_default`` applies if neither the settings nor the token name an account."""

@@ -114,8 +114,7 @@ def _wait(
     seconds_default: float | None,
     is_silent: bool = False,
 ) -> Json:
-    """Repeat a request until its reply has no obstacle, and return the reply. Prints the obstacle
-    when it changes. Raises Failure, with ``what``, when the time is up."""
+    """Repeat a request until its reply has no obstacle, or until the time is up."""
     is_given = "timeout_s" in session.settings.explicit
     limit_s = session.settings.timeout_s if is_given else seconds_default
     began_s = time.monotonic()

@@ -123,8 +123,7 @@ class Folder:
         return self._read(self._layout_file, Layout)
 
     def prepare(self, *, nodes: int | None, base: int | None, etcd: str | None) -> Layout:
-        """Return the layout of a new cluster, or the kept one with more nodes. Raises Failure if
-        the options contradict the kept layout."""
+        """Return the layout of a new cluster, or the kept one with more nodes."""
         if not self.is_there:
             count = nodes or 3
             chosen = _free_base(count, etcd or "") if base is None else base
@@ -210,9 +209,6 @@ def _free_base(nodes: int, etcd: str) -> int:
     raise Failure("too few free ports", fix="choose the first port with --port-base N")
 
 
-# ── Processes ────────────────────────────────────────────────────────────────────────────────
-
-
 class Process:
     def __init__(self, id_: ProcessId, child: "subprocess.Popen[bytes] | None" = None) -> None:
         """Raises ProcessLookupError if the process has ended."""
@@ -251,8 +247,7 @@ class Process:
 
 
 def in_stop_order(processes: Sequence[Process]) -> list[Process]:
-    """Sort processes: first a command in the foreground, which stops its own; then the nodes, one
-    by one, so that each can hand over to another; etcd last."""
+    """First a command in the foreground, which stops its own, then the nodes, etcd last."""
     ranks = {UP: 0, ETCD: 2}
     return sorted(processes, key=lambda process: ranks.get(process.name, 1))
 
@@ -303,12 +298,8 @@ def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str
     }
 
 
-# ── Waiting ──────────────────────────────────────────────────────────────────────────────────
-
-
 class StopSignals:
-    """A context manager that turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd``, to
-    be polled together with the pidfds of processes."""
+    """Turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd``, to be polled."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -339,8 +330,7 @@ def wait_readable(fds: Sequence[int], *, seconds: float | None) -> set[int]:
 
 
 def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str]:
-    """Stop the processes one after the other and yield a line for each. After another stop signal,
-    or if a process takes too long, they are killed."""
+    """Stop one after the other; kill them after another stop signal or after a long wait."""
     is_hurried = False
     for process in processes:
         process.send(signal.SIGKILL if is_hurried else signal.SIGTERM)
@@ -399,8 +389,7 @@ def _last_lines(lines: Sequence[str]) -> str:
 
 
 def _start_failure(name: str, log: Path) -> Failure:
-    """Return the last error of a process that did not start. Nodes write errors as commands do:
-    error, why, do."""
+    """Return the last error in the log, which has the form of the errors of commands."""
     lines = _lines(log)
     found: dict[str, str] = {}
     for line in lines[-ERROR_LINES:]:

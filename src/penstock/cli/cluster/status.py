@@ -79,8 +79,7 @@ def status(session: Session) -> None:
 
 
 class _Report(NamedTuple):
-    """What a node reports about itself, and the bounds of how far its clock is ahead of this
-    machine's clock, in ms."""
+    """``ahead``: the bounds of how far its clock is ahead of this machine's clock, in ms."""
 
     info: dict[str, Any]
     ahead_min: float
@@ -95,8 +94,7 @@ def _report_of(session: Session) -> _Report:
 
 
 def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the troubles that other nodes report about themselves, and remarks: their warnings,
-    and the nodes that this machine cannot reach."""
+    """Return the troubles and the remarks of other nodes about themselves."""
     wrong: list[str] = []
     noted: list[str] = []
     own: _Report | None = None

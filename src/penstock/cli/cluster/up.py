@@ -160,8 +160,7 @@ class LocalCluster:
         processes.wait_healthy(process, port, path, log=log, seconds=seconds, signals=signals)
 
     def _wait_for_replicas(self) -> None:
-        """Wait until partitions that were created while nodes started one by one have all replicas.
-        With authentication on, this only prints why the status cannot be read."""
+        """Wait for the replicas of partitions that were created while nodes started."""
         url = f"http://127.0.0.1:{self._layout.ports(1).admin}"
         settings = replace(self._session.settings, account=None, timeout_s=STATUS_SECONDS_MAX)
         admin = Admin(url, settings)

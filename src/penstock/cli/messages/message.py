@@ -146,8 +146,6 @@ def _input(
     return words, path
 
 
-# ── Receiving ────────────────────────────────────────────────────────────────────────────────
-
 _OPTIONAL_FIELDS = {
     "group": "MessageGroupId",
     "dedup_id": "MessageDeduplicationId",
@@ -191,8 +189,7 @@ def _as_text(item: Json) -> str:
 def _replies(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None
 ) -> Iterator[list[Json]]:
-    """Yield replies until ``count`` messages were received or a reply is empty. A wait or a
-    visibility of None: the setting of the queue."""
+    """A wait or a visibility of None: the setting of the queue."""
     request: Json = {
         "QueueUrl": session.sqs.queue_url(queue),
         "MessageAttributeNames": ["All"],

@@ -157,9 +157,6 @@ def as_text(partition: int, record: RawRecord) -> str:
     return "  ".join([*parts, value_text(record.value)])
 
 
-# ── Producing ────────────────────────────────────────────────────────────────────────────────
-
-
 def send_records(
     session: Session,
     topic: str,

@@ -38,9 +38,8 @@ Lines = Sequence[tuple[int, str]]  # with their numbers, from one
 
 
 class Interrupts:
-    """Delays Ctrl-C: within ``held`` the first one takes effect when the step is done, a second one
-    at once. An interrupt before the server's reply, or after printing a record but before
-    committing it, would leave the user guessing."""
+    """Delays Ctrl-C: within ``held`` the first one takes effect when the step is done, so that
+    the user knows what the server has accepted; a second one takes effect at once."""
 
     def __init__(self) -> None:
         self._is_held = False
@@ -72,9 +71,6 @@ class Interrupts:
             self._is_held = False
         if self._is_asked:
             raise KeyboardInterrupt
-
-
-# ── Input ────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_input(
@@ -125,8 +121,7 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
 
 
 def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Parse a line of NDJSON. Raises ValueError with the reason; also for an unknown field, because
-    a misspelt ``group`` must not become a message without one."""
+    """Parse a line of NDJSON. A misspelt ``group`` must not become a message without one."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -147,8 +142,7 @@ class Sender:
         self.failed = 0
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
-        """Send all pieces. If this is interrupted, the number of accepted items is reported first;
-        Ctrl-C waits for the reply under way, so that the number is exact."""
+        """Send all pieces. Ctrl-C waits for the reply under way, so that the count is exact."""
         progress = Progress("sending", is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress:
@@ -183,9 +177,6 @@ class Sender:
 
     def _accepted_text(self) -> str:
         return f"'{self._target}' had accepted {self.accepted} {self._noun}s"
-
-
-# ── Messages to a queue ──────────────────────────────────────────────────────────────────────
 
 
 class Outgoing(NamedTuple):

@@ -154,13 +154,9 @@ def _measure(
         raise click.exceptions.Exit(ExitCode.PARTIAL if load.messages else ExitCode.FAILED)
 
 
-# ── What is measured ─────────────────────────────────────────────────────────────────────────
-
-
 class Histogram:
-    """A histogram of latencies with a fixed number of buckets, so that a long run needs no more
-    memory. Buckets grow by one percent each, from a microsecond to about two minutes, so a
-    percentile is at most one percent too high. The maximum is kept exactly."""
+    """A histogram of fixed size. Buckets grow by one percent each, from a microsecond to about two
+    minutes, so a percentile is at most one percent too high. The maximum is kept exactly."""
 
     def __init__(self) -> None:
         self._counts = [0] * (_BUCKETS + 1)
@@ -313,9 +309,6 @@ class Connection:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
-
-
-# ── Loads ────────────────────────────────────────────────────────────────────────────────────
 
 
 Work = Callable[[Connection], Awaitable[None]]

@@ -129,8 +129,6 @@ def _tail(path: Path) -> bytes:
     return data if end <= LOG_BYTES else data.partition(b"\n")[2]
 
 
-# ── Masking ──────────────────────────────────────────────────────────────────────────────────
-
 MASK: Final = "********"
 _LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
 _FILE_BYTES_MAX: Final = 65_536

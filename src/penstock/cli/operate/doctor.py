@@ -210,8 +210,7 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Finding]:
-    """Check the disk of the data folder, or of its nearest existing parent. ``is_reported``: the
-    server has already reported a trouble of its disk."""
+    """``is_reported``: the server has already reported a trouble of its disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -239,8 +239,7 @@ def _conf(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
-    """Return address and credentials of the Kafka listener, found as by other commands; credentials
-    as options of the source."""
+    """Return address and credentials of the Kafka listener, as options of the source."""
     if given is not None:
         session.settings.kafka = given
     try:

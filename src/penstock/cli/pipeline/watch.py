@@ -45,9 +45,6 @@ _STATUS_COLUMNS = columns(
 )
 
 
-# ── Folders ──────────────────────────────────────────────────────────────────────────────────
-
-
 def require_extra() -> None:
     if any(find_spec(name) is None for name in _NEEDED):
         raise Failure(f"the pipeline needs: {_INSTALL}")
@@ -97,9 +94,6 @@ def require_writable(folder: Path, *, option: str) -> None:
     if writable_above(folder) is None:
         why = "it is a file" if folder.is_file() else "it is not writable"
         raise Misuse(f"cannot use folder {folder}", why, f"choose another folder with {option} DIR")
-
-
-# ── Jobs ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @click.command("list", cls=Verb)
@@ -155,9 +149,6 @@ def logs(
         session.out.line(line)
         if is_following:
             session.out.flush()
-
-
-# ── Requirements ─────────────────────────────────────────────────────────────────────────────
 
 
 @click.command(cls=Verb)

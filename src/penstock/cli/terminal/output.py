@@ -177,8 +177,7 @@ class Output:
                 self._machine(item, form, name)
 
     def streamed(self, item: Row, *, text: str, name: str = "name") -> None:
-        """Print one of an unknown number of items. A table cannot be laid out, so a terminal gets
-        ``text`` and everything else a JSON line, flushed at once."""
+        """Print one of an unknown number of items at once: a terminal gets ``text``."""
         form = self.format_of("ndjson")
         if form == "table":
             self.line(text)
@@ -233,9 +232,6 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
     return table
 
 
-# ── Rows that are shown again and again ──────────────────────────────────────────────────────
-
-
 def watch_options(help_text: str) -> Callable[[Any], Any]:
     return several(
         click.option("--watch", is_flag=True, help=help_text),
@@ -282,12 +278,8 @@ def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
         time.sleep(interval_s - (time.monotonic() - start_s) % interval_s)
 
 
-# ── Progress ─────────────────────────────────────────────────────────────────────────────────
-
-
 class Progress:
-    """A progress bar on stderr, drawn if that is a terminal and none of ``--quiet``, ``NO_COLOR``,
-    ``CI`` is set; otherwise every call does nothing and rich is never imported."""
+    """A bar on stderr, drawn if that is a terminal and none of --quiet, NO_COLOR, CI is set."""
 
     def __init__(self, label: str, *, total: int | None = None, is_quiet: bool = False) -> None:
         self._label = label
@@ -321,8 +313,6 @@ class Progress:
         if self._bar is not None:
             self._bar[0].stop()
 
-
-# ── Findings ─────────────────────────────────────────────────────────────────────────────────
 
 Status = Literal["ok", "warn", "fail"]
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}

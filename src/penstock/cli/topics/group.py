@@ -279,8 +279,7 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
 
 
 def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
-    """Return all partitions of the topics named. Topics that no longer exist are left out:
-    committed offsets outlive their topic."""
+    """Leave out topics that no longer exist: committed offsets outlive their topic."""
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -23,8 +23,7 @@ _IDLE_STATES = frozenset(("empty", "dead"))
 
 
 class Target(NamedTuple):
-    """A position: an ``offset``, the offset at ``time`` (which may be EARLIEST or LATEST), or
-    ``last`` records before the end."""
+    """An ``offset``, the offset at ``time``, or ``last`` records before the end."""
 
     offset: int | None = None
     time: int | None = None
@@ -89,9 +88,6 @@ def offsets_at(
         assert target.offset is not None
         wanted = dict.fromkeys(places, target.offset)
     return {place: min(max(wanted[place], starts[place]), ends[place]) for place in places}, ends
-
-
-# ── Offsets of groups ────────────────────────────────────────────────────────────────────────
 
 
 def _checked(topics: Any, what: str, name: str = "name") -> Iterator[tuple[Place, Any]]:
