@@ -3,6 +3,7 @@ grants some. The secret of a key is printed once, when it is created. A password
 process: the data that a server needs to check it is sent instead."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,22 +52,27 @@ def owner(session: Session, tenant: str | None) -> dict[str, str]:
     return {} if chosen is None else {"tenant": chosen}
 
 
-def _delete(
+def _ask(
     session: Session,
-    path: str,
+    act: str,
     name: str,
-    query: dict[str, str],
+    method: str = "GET",
     *,
-    what: str,
-    done: str,
-    is_sure: bool,
-    verb: str = "delete",
-    resource: str = "",
+    query: Mapping[str, str] = {},
+    body: Json | None = None,
+) -> Json:
+    """``act``: a verb and a kind of object, such as "show user"."""
+    path, what = path_of(f"{act.partition(' ')[2]}s", name), f"cannot {act} '{name}'"
+    return session.admin.call(method, path, query, body=body, what=what)
+
+
+def _delete(
+    session: Session, kind: str, name: str, query: Mapping[str, str], is_sure: bool
 ) -> None:
-    session.admin.get(path, query, what=what)  # before the prompt: fails if it does not exist
-    confirm_name(name, verb=verb, is_sure=is_sure)
-    session.admin.call("DELETE", path + resource, query, what=what)
-    session.remark(done)
+    _ask(session, f"delete {kind}", name, query=query)  # before the prompt: fails if it is absent
+    confirm_name(name, verb="delete", is_sure=is_sure)
+    _ask(session, f"delete {kind}", name, "DELETE", query=query)
+    session.remark(f"deleted {name}")
 
 
 @click.group(cls=Noun)
@@ -94,8 +100,7 @@ def list_tenants(session: Session) -> None:
 @click.argument("name", metavar="TENANT")
 def show_tenant(session: Session, name: str) -> None:
     """Show a tenant, given by its name or AWS account id."""
-    found = session.admin.get(path_of("tenants", name), what=f"cannot show tenant '{name}'")
-    session.out.one(found, columns=_TENANT_COLUMNS)
+    session.out.one(_ask(session, "show tenant", name), columns=_TENANT_COLUMNS)
 
 
 @tenant.command()
@@ -103,10 +108,9 @@ def show_tenant(session: Session, name: str) -> None:
 @yes_option
 def suspend(session: Session, name: str, yes: bool) -> None:
     """Reject all requests of a tenant until it is resumed."""
-    path, what = path_of("tenants", name), f"cannot suspend tenant '{name}'"
-    session.admin.get(path, what=what)
+    _ask(session, "suspend tenant", name)
     confirm_name(name, verb="suspend", is_sure=yes)
-    session.admin.call("PATCH", path, body={"is_suspended": True}, what=what)
+    _ask(session, "suspend tenant", name, "PATCH", body={"is_suspended": True})
     session.remark(f"suspended {name}; undo it with `penstock tenant resume {name}`")
 
 
@@ -114,8 +118,7 @@ def suspend(session: Session, name: str, yes: bool) -> None:
 @click.argument("name", metavar="TENANT")
 def resume(session: Session, name: str) -> None:
     """Accept requests of a suspended tenant again."""
-    path, what = path_of("tenants", name), f"cannot resume tenant '{name}'"
-    session.admin.call("PATCH", path, body={"is_suspended": False}, what=what)
+    _ask(session, "resume tenant", name, "PATCH", body={"is_suspended": False})
     session.remark(f"resumed {name}")
 
 
@@ -124,8 +127,7 @@ def resume(session: Session, name: str) -> None:
 @yes_option
 def delete_tenant(session: Session, name: str, yes: bool) -> None:
     """Delete a tenant. It must have no queues, topics or users."""
-    path, what = path_of("tenants", name), f"cannot delete tenant '{name}'"
-    _delete(session, path, name, {}, what=what, done=f"deleted {name}", is_sure=yes)
+    _delete(session, "tenant", name, {}, yes)
 
 
 @click.group(cls=Noun)
@@ -178,8 +180,7 @@ def list_users(session: Session, tenant: str | None) -> None:
 @tenant_option
 def show_user(session: Session, name: str, tenant: str | None) -> None:
     """Show a user with its policies and keys."""
-    query = owner(session, tenant)
-    found = session.admin.get(path_of("users", name), query, what=f"cannot show user '{name}'")
+    found = _ask(session, "show user", name, query=owner(session, tenant))
     if not session.out.is_table:
         session.out.one(found)
         return
@@ -195,9 +196,7 @@ def show_user(session: Session, name: str, tenant: str | None) -> None:
 @yes_option
 def delete_user(session: Session, name: str, tenant: str | None, yes: bool) -> None:
     """Delete a user with all its keys and passwords. They stop working at once."""
-    path, query, what = path_of("users", name), owner(session, tenant), "cannot delete user"
-    done = f"deleted {name}"
-    _delete(session, path, name, query, what=f"{what} '{name}'", done=done, is_sure=yes)
+    _delete(session, "user", name, owner(session, tenant), yes)
 
 
 @user.command("set-password")
@@ -229,17 +228,12 @@ def set_password(session: Session, name: str, tenant: str | None) -> None:
 @yes_option
 def remove_password(session: Session, name: str, tenant: str | None, yes: bool) -> None:
     """Remove the password of a user: log-ins of Kafka clients are rejected."""
-    _delete(
-        session,
-        path_of("users", name),
-        name,
-        owner(session, tenant),
-        what=f"cannot remove the password of '{name}'",
-        done=f"removed the password of {name}",
-        is_sure=yes,
-        verb="remove the password of",
-        resource="/password",
-    )
+    path, query = path_of("users", name), owner(session, tenant)
+    what = f"cannot remove the password of '{name}'"
+    session.admin.get(path, query, what=what)
+    confirm_name(name, verb="remove the password of", is_sure=yes)
+    session.admin.call("DELETE", f"{path}/password", query, what=what)
+    session.remark(f"removed the password of {name}")
 
 
 _profile_option = click.option(
@@ -283,22 +277,18 @@ def list_keys(session: Session, user: str | None, tenant: str | None) -> None:
     session.out.many(found, columns=_KEY_COLUMNS, name="key_id", empty="no keys")
 
 
-def _set_status(session: Session, key_id: str, status: str, verb: str) -> None:
-    what = f"cannot {verb} key '{key_id}'"
-    session.admin.call("PATCH", path_of("keys", key_id), body={"status": status}, what=what)
-    session.remark(f"{verb}d {key_id}")
-
-
 @key.command()
 def disable(session: Session, key_id: str) -> None:
     """Reject requests that are signed with a key, until it is enabled."""
-    _set_status(session, key_id, "disabled", "disable")
+    _ask(session, "disable key", key_id, "PATCH", body={"status": "disabled"})
+    session.remark(f"disabled {key_id}")
 
 
 @key.command()
 def enable(session: Session, key_id: str) -> None:
     """Accept a disabled key again."""
-    _set_status(session, key_id, "active", "enable")
+    _ask(session, "enable key", key_id, "PATCH", body={"status": "active"})
+    session.remark(f"enabled {key_id}")
 
 
 @key.command()
@@ -314,8 +304,7 @@ def rotate(session: Session, key_id: str, profile: str | None) -> None:
 @yes_option
 def delete_key(session: Session, key_id: str, yes: bool) -> None:
     """Delete an access key. It stops working at once; this cannot be undone."""
-    path, what = path_of("keys", key_id), f"cannot delete key '{key_id}'"
-    _delete(session, path, key_id, {}, what=what, done=f"deleted {key_id}", is_sure=yes)
+    _delete(session, "key", key_id, {}, yes)
 
 
 @click.group(cls=Noun)
@@ -359,8 +348,11 @@ def put(session: Session, user: str, name: str, file: str, tenant: str | None) -
 def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool) -> None:
     """Remove a policy from a user."""
     path, what = path_of("policies", user, name), f"cannot remove policy '{name}' of '{user}'"
-    query, done = owner(session, tenant), f"{user} no longer has the policy {name}"
-    _delete(session, path, name, query, what=what, done=done, verb="remove", is_sure=yes)
+    query = owner(session, tenant)
+    session.admin.get(path, query, what=what)
+    confirm_name(name, verb="remove", is_sure=yes)
+    session.admin.call("DELETE", path, query, what=what)
+    session.remark(f"{user} no longer has the policy {name}")
 
 
 @policy.command()
