@@ -333,8 +333,21 @@ async def _on_connections(load: Load, works: Sequence[Work]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _send(load: Load, *, count_max: int | None = None) -> None:
-    pace = Pace(load.rate and load.rate / load.batch, load.duration)
+async def _repeated(
+    load: Load, step: Callable[[Connection, float], Awaitable[bool]], rate: float | None
+) -> None:
+    """Repeat a step on all connections until the time is over or the step returns False."""
+    pace = Pace(rate, load.duration)
+
+    async def work(connection: Connection) -> None:
+        while (due_s := await pace.next_start()) is not None:
+            if not await step(connection, due_s):
+                return
+
+    await _on_connections(load, [work] * load.connections)
+
+
+async def _send(load: Load, *, count_max: float = math.inf) -> None:
     text = "x" * load.size
     action = "SendMessage"
     request: Json = {"MessageBody": text}
@@ -343,32 +356,29 @@ async def _send(load: Load, *, count_max: int | None = None) -> None:
         action, request = "SendMessageBatch", {"Entries": entries}
     requested = 0
 
-    async def work(connection: Connection) -> None:
+    async def step(connection: Connection, due_s: float) -> bool:
         nonlocal requested
-        while count_max is None or requested < count_max:
-            requested += load.batch
-            due_s = await pace.next_start()
-            if due_s is None:
-                return
-            reply = await connection.call(action, due_s=due_s, **request)
-            if reply is not None:
-                refused = len(reply.get("Failed", ()))
-                load.counted(load.batch - refused)
-                if refused:
-                    load.failed(f"{action}: {reply['Failed'][0]}")
+        if requested >= count_max:
+            return False
+        requested += load.batch
+        reply = await connection.call(action, due_s=due_s, **request)
+        if reply is not None:
+            refused = len(reply.get("Failed", ()))
+            load.counted(load.batch - refused)
+            if refused:
+                load.failed(f"{action}: {reply['Failed'][0]}")
+        return True
 
-    await _on_connections(load, [work] * load.connections)
+    await _repeated(load, step, load.rate and load.rate / load.batch)
 
 
 async def _receive(load: Load) -> None:
-    pace = Pace(load.rate, load.duration)
+    """Receive and delete until the queue is empty or the time is over."""
 
-    async def work(connection: Connection) -> None:
-        while (due_s := await pace.next_start()) is not None:
-            if not await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX):
-                return
+    async def step(connection: Connection, due_s: float) -> bool:
+        return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
 
-    await _on_connections(load, [work] * load.connections)
+    await _repeated(load, step, load.rate)
 
 
 async def _take(
@@ -390,15 +400,14 @@ async def _take(
 
 async def _latency(load: Load) -> None:
     """Send, receive and delete one message at a time, as an application that waits for each."""
-    pace = Pace(load.rate, load.duration)
     body = "x" * load.size
 
-    async def work(connection: Connection) -> None:
-        while (due_s := await pace.next_start()) is not None:
-            if await connection.call("SendMessage", due_s=due_s, MessageBody=body) is not None:
-                await _take(load, connection, due_s=time.perf_counter(), count=1)
+    async def step(connection: Connection, due_s: float) -> bool:
+        if await connection.call("SendMessage", due_s=due_s, MessageBody=body) is not None:
+            await _take(load, connection, due_s=time.perf_counter(), count=1)
+        return True
 
-    await _on_connections(load, [work] * load.connections)
+    await _repeated(load, step, load.rate)
 
 
 async def _end_to_end(load: Load) -> None:
