@@ -12,6 +12,11 @@ from penstock.cli.terminal.failure import Conflict, Misuse
 from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import Column, columns
 
+_COLUMNS = (
+    Column("current", " ", form=lambda is_current: "*" if is_current else ""),
+    *columns("name, endpoint, kafka, ca_file CA, key_id"),
+)
+
 
 @click.group(cls=Noun)
 def context() -> None:
@@ -86,12 +91,6 @@ def use(session: Session, name: str) -> None:
     known.current = name
     known.write()
     session.remark(f"using {name}")
-
-
-_COLUMNS = (
-    Column("current", " ", form=lambda is_current: "*" if is_current else ""),
-    *columns("name, endpoint, kafka, ca_file CA, key_id"),
-)
 
 
 @context.command("list")

@@ -40,6 +40,9 @@ _TEST_COLUMNS = columns(
 _EVERYTHING = (
     '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 )
+_profile_option = click.option(
+    "--profile", help="name of the printed AWS profile [default: the user name]"
+)
 
 
 def path_of(kind: str, *names: str) -> str:
@@ -234,11 +237,6 @@ def remove_password(session: Session, name: str, tenant: str | None, yes: bool) 
     confirm_name(name, verb="remove the password of", is_sure=yes)
     session.admin.call("DELETE", f"{path}/password", query, what=what)
     session.remark(f"removed the password of {name}")
-
-
-_profile_option = click.option(
-    "--profile", help="name of the printed AWS profile [default: the user name]"
-)
 
 
 @click.group(cls=Noun)

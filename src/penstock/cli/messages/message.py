@@ -21,6 +21,16 @@ from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
 from penstock.cli.terminal.options import count_option, option, repeatable, seconds
 from penstock.cli.terminal.output import duration
 
+_QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
+_TOPIC_ONLY = ("key", "headers", "partition")
+_OPTIONAL_FIELDS = {
+    "group": "MessageGroupId",
+    "dedup_id": "MessageDeduplicationId",
+    "sequence_number": "SequenceNumber",
+    "source": "DeadLetterQueueSourceArn",
+    "trace_header": "AWSTraceHeader",
+}
+
 
 @click.group(cls=Noun)
 def message() -> None:
@@ -48,10 +58,6 @@ def _is_topic(session: Session, name: str) -> bool:
     except Failure:
         return False
     return True
-
-
-_QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
-_TOPIC_ONLY = ("key", "headers", "partition")
 
 
 def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
@@ -144,15 +150,6 @@ def _input(
     if bool(words) == bool(path):
         raise click.UsageError("Give exactly one of BODY, '-' for stdin, or -f FILE.")
     return words, path
-
-
-_OPTIONAL_FIELDS = {
-    "group": "MessageGroupId",
-    "dedup_id": "MessageDeduplicationId",
-    "sequence_number": "SequenceNumber",
-    "source": "DeadLetterQueueSourceArn",
-    "trace_header": "AWSTraceHeader",
-}
 
 
 def as_item(message: Json) -> Json:

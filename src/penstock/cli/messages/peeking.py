@@ -25,6 +25,10 @@ _BODY_WIDTH = 100
 _LAST_MAX = 10_000
 
 Starts = str | Mapping[str, int]
+_PEEK_COLUMNS = columns(
+    "partition# PART, offset#, state_line STATE, attempts# TRIES, age_s# AGE, group, "
+    "source_line FROM, body_line BODY"
+)
 
 
 class TailRequest(NamedTuple):
@@ -71,12 +75,6 @@ def state_text(item: Json) -> str:
     if "blocked_by" in item:
         text += f" by offset {item['blocked_by']},"
     return f"{text} until {time_of_day(item['until_ms'])}" if "until_ms" in item else text
-
-
-_PEEK_COLUMNS = columns(
-    "partition# PART, offset#, state_line STATE, attempts# TRIES, age_s# AGE, group, "
-    "source_line FROM, body_line BODY"
-)
 
 
 def peek(session: Session, queue: str, *, count: int, partition: int | None, start: int) -> None:

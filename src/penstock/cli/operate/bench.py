@@ -33,13 +33,6 @@ _ERRORS_KEPT_MAX = 5
 _GROWTH = math.log(1.01)
 _FIRST_S = 1e-6
 _BUCKETS = 1_870
-
-
-@click.group(cls=Noun)
-def bench() -> None:
-    """Measure the throughput and latency of a running server."""
-
-
 _shape_options = several(
     click.option(
         "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
@@ -51,6 +44,11 @@ _shape_options = several(
     option("--size", bytes_of(1, 1_048_576), "size of a message body, bytes", default=1_024),
     click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
 )
+
+
+@click.group(cls=Noun)
+def bench() -> None:
+    """Measure the throughput and latency of a running server."""
 
 
 @bench.command()

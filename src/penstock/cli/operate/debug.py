@@ -30,6 +30,33 @@ LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
 _PACKAGES = "click msgspec rich grpcio cryptography zstandard pyspark pyarrow"
 
 Piece = tuple[str, Callable[[], bytes]]
+MASK: Final = "********"
+_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
+_FILE_BYTES_MAX: Final = 65_536
+_WORD: Final = r"(?:secret|token|passw(?:or)?d|credential|private|jaas|authorization)"
+# Bounded, because a line of a log may have a million letters.
+_NAME: Final = rf"[\w.-]{{0,64}}{_WORD}[\w.-]{{0,64}}"
+_KEY_ENDS: Final = r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
+_FORMS: Final = (
+    (re.compile(rf"-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY-----.*?{_KEY_ENDS}", re.DOTALL), MASK),
+    # "secret": "…" in JSON, and in JSON inside a JSON string
+    (re.compile(rf'(?i)(\\?"{_NAME}\\?"\s*:\s*\\?")(?:\\\\.|\\[^"]|[^"\\])*'), rf"\1{MASK}"),
+    # secret=…, secret: …, password="…"
+    (re.compile(rf"(?i)((?<![\w.]){_NAME}\s*[=:]\s*[\"']?)(?![\s\"'*])[^\s,;&\"']+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {MASK}"),
+    (re.compile(r"(?i)(\bsignature=)[0-9a-f]{16,}"), rf"\1{MASK}"),
+    (re.compile(r"(://[^/\s:@]{0,256}:)[^@/\s]{1,256}@"), rf"\1{MASK}@"),
+    (re.compile(r"\bpsat1\.[\w-]+\.[\w-]+"), MASK),  # the token of a log-in
+    (re.compile(r"(?i)(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])"), MASK),  # 32 bytes, the size of keys
+    # 40 characters of base64, the form of the secret of an access key, or 32 bytes in base64.
+    (
+        re.compile(
+            r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])"
+            r"[\w+/-]{40,43}=?(?![\w+/=-])"
+        ),
+        MASK,
+    ),
+)
 
 
 @click.group(cls=Noun)
@@ -127,36 +154,6 @@ def _tail(path: Path) -> bytes:
         file.seek(max(0, end - LOG_BYTES))
         data = file.read(LOG_BYTES)
     return data if end <= LOG_BYTES else data.partition(b"\n")[2]
-
-
-MASK: Final = "********"
-_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
-_FILE_BYTES_MAX: Final = 65_536
-
-_WORD: Final = r"(?:secret|token|passw(?:or)?d|credential|private|jaas|authorization)"
-# Bounded, because a line of a log may have a million letters.
-_NAME: Final = rf"[\w.-]{{0,64}}{_WORD}[\w.-]{{0,64}}"
-_KEY_ENDS: Final = r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-_FORMS: Final = (
-    (re.compile(rf"-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY-----.*?{_KEY_ENDS}", re.DOTALL), MASK),
-    # "secret": "…" in JSON, and in JSON inside a JSON string
-    (re.compile(rf'(?i)(\\?"{_NAME}\\?"\s*:\s*\\?")(?:\\\\.|\\[^"]|[^"\\])*'), rf"\1{MASK}"),
-    # secret=…, secret: …, password="…"
-    (re.compile(rf"(?i)((?<![\w.]){_NAME}\s*[=:]\s*[\"']?)(?![\s\"'*])[^\s,;&\"']+"), rf"\1{MASK}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {MASK}"),
-    (re.compile(r"(?i)(\bsignature=)[0-9a-f]{16,}"), rf"\1{MASK}"),
-    (re.compile(r"(://[^/\s:@]{0,256}:)[^@/\s]{1,256}@"), rf"\1{MASK}@"),
-    (re.compile(r"\bpsat1\.[\w-]+\.[\w-]+"), MASK),  # the token of a log-in
-    (re.compile(r"(?i)(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])"), MASK),  # 32 bytes, the size of keys
-    # 40 characters of base64, the form of the secret of an access key, or 32 bytes in base64.
-    (
-        re.compile(
-            r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])"
-            r"[\w+/-]{40,43}=?(?![\w+/=-])"
-        ),
-        MASK,
-    ),
-)
 
 
 class Mask:

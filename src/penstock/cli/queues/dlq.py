@@ -14,13 +14,6 @@ from penstock.cli.terminal.output import Progress, columns
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")
-
-
-@click.group(cls=Noun)
-def dlq() -> None:
-    """List dead-letter queues and redrive their messages."""
-
-
 _LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
 _LIST_COLUMNS = columns(
     "name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST, sources FROM",
@@ -29,6 +22,11 @@ _LIST_COLUMNS = columns(
 _TASK_COLUMNS = columns(
     "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
 )
+
+
+@click.group(cls=Noun)
+def dlq() -> None:
+    """List dead-letter queues and redrive their messages."""
 
 
 @dlq.command("list")

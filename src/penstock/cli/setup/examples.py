@@ -7,6 +7,12 @@ import click
 
 from penstock.cli.terminal.failure import NotFound
 
+_WHERE = {
+    "bash": 'add to ~/.bashrc:  eval "$(penstock completion bash)"',
+    "zsh": 'add to ~/.zshrc:  eval "$(penstock completion zsh)"',
+    "fish": "run once:  penstock completion fish > ~/.config/fish/completions/penstock.fish",
+}
+
 
 class Recipe(NamedTuple):
     title: str
@@ -172,13 +178,6 @@ def examples(topic: str | None) -> None:
             "list examples with `penstock examples`",
         )
     click.echo(f"# {found.title}\n{found.text}", nl=False)
-
-
-_WHERE = {
-    "bash": 'add to ~/.bashrc:  eval "$(penstock completion bash)"',
-    "zsh": 'add to ~/.zshrc:  eval "$(penstock completion zsh)"',
-    "fish": "run once:  penstock completion fish > ~/.config/fish/completions/penstock.fish",
-}
 
 
 @click.command(epilog="\b\n" + "\n".join(_WHERE.values()))

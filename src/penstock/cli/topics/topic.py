@@ -32,6 +32,8 @@ SOURCE_TOPIC = 1  # a config that was set on the topic itself
 QUEUE_CONFIG = "penstock.queue"
 
 Extents = Mapping[Place, int]
+_LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
+_PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
 
 
 @click.group(cls=Noun)
@@ -88,9 +90,6 @@ def create_topic(
     return made.num_partitions if made.num_partitions > 0 else max(partitions, 0) or None
 
 
-_LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
-
-
 @topic.command("list")
 @click.argument("prefix", default="")
 @click.option("--internal", is_flag=True, help="also list internal topics of the server")
@@ -138,9 +137,6 @@ def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Seque
                 for part in each.partitions:
                     sizes[Place(each.name, part.partition_index)] += part.partition_size
     return starts, ends, sizes
-
-
-_PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
 
 
 @topic.command()
