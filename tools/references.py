@@ -18,11 +18,10 @@ import click
 import msgspec
 from tools.reference_texts import EXIT_CODES, ROUTES
 
-from penstock.cli.command import global_options
+from penstock.cli.command import LazyGroup, global_options
 from penstock.cli.main import root
 from penstock.cli.setup import serve
 from penstock.cli.terminal.failure import ExitCode
-from penstock.cli.terminal.lazy import LazyGroup
 from penstock.frontend.admin import api
 from penstock.frontend.admin.routes import ANY, KNOWN, OPEN, OPERATOR, Resource, Route, routes
 from penstock.node.configuration import config as node_config

@@ -21,7 +21,7 @@ from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import penstock_command, stable_port
 
-from penstock.cli.cluster.folder import ProcessId
+from penstock.cli.cluster.processes import ProcessId
 from penstock.cli.terminal.failure import ExitCode
 
 pytestmark = [

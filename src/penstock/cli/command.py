@@ -1,10 +1,15 @@
-"""The frame of every command: nouns, verbs with the global options, confirmation.
+"""The frame of every command: nouns, verbs with the global options, the session, names to complete.
 
 Global options are accepted before the noun and after the verb (``penstock -o json queue list`` and
 ``penstock queue list -o json``); the one nearer to the verb wins."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from inspect import Parameter, signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -17,16 +22,15 @@ from penstock.cli.clients.contexts import (
     TIMEOUT_S_DEFAULT,
     Settings,
 )
-from penstock.cli.clients.session import Session
-from penstock.cli.terminal import quantity
-from penstock.cli.terminal.failure import ExitCode, Failure, Misuse
-from penstock.cli.terminal.output import FORMATS
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, nearest
+from penstock.cli.terminal.options import some_seconds
+from penstock.cli.terminal.output import FORMATS, Output
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["Noun", "Session", "Verb", "confirm_name", "global_options"]
-
+    from penstock.cli.clients.http import Admin, Sqs
+    from penstock.cli.clients.kafka import Kafka
 
 _HELP = {
     "endpoint": f"URL of the SQS endpoint [env PENSTOCK_ENDPOINT, default {ENDPOINT_DEFAULT}]",
@@ -62,14 +66,13 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
         rest |= {"help": _HELP[flag], "expose_value": False, "callback": _remember}
         return click.Option([*names, f"--{flag}"], **rest)
 
-    duration = quantity.some_seconds(0.001, 86_400)
     return [
         option("endpoint", metavar="URL"),
         option("admin", metavar="URL"),
         option("kafka", metavar="[PROTOCOL://]HOST:PORT"),
         option("region"),
         option("account"),
-        option("timeout", "timeout_s", metavar="DURATION", type=duration),
+        option("timeout", "timeout_s", metavar="DURATION", type=some_seconds(0.001, 86_400)),
         option("output", "-o", type=click.Choice(FORMATS)),
         option("context", metavar="NAME"),
         option("quiet", "-q", is_flag=True),
@@ -77,27 +80,80 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
     ]
 
 
-class _Name(StringParamType):
-    """A string that may name a queue, topic, group, user, tenant or context."""
+class Session:
+    """What a command works with. A client is created at first use."""
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> "list[CompletionItem]":
-        from click.shell_completion import CompletionItem
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.out = Output(settings.output)
 
-        from penstock.cli.clients.names import completed
+    @cached_property
+    def sqs(self) -> "Sqs":
+        from penstock.cli.clients.http import Sqs
 
-        return [CompletionItem(each) for each in completed(ctx, param, incomplete)]
+        return Sqs(self.settings.endpoint, self.settings)
+
+    @cached_property
+    def admin(self) -> "Admin":
+        from penstock.cli.clients.http import Admin, as_seen_from
+
+        url, account_default = self.settings.admin, None
+        if url is None:
+            info = self.sqs.info()
+            url = as_seen_from(self.settings.endpoint, str(info["admin"]))
+            # The account that the SQS API uses, so that both APIs show the same queues.
+            account_default = info.get("account")
+        return Admin(url, self.settings, account_default=account_default)
+
+    @cached_property
+    def kafka(self) -> "Kafka":
+        """At the address that was given, or that the server reports."""
+        from penstock.cli.clients.http import as_seen_from
+        from penstock.cli.clients.kafka import ADDRESS_DEFAULT, connected
+
+        settings = self.settings
+        listener = settings.kafka
+        if listener is None and settings.admin is None:
+            reported = self.sqs.info().get("kafka")
+            listener = as_seen_from(settings.endpoint, str(reported)) if reported else None
+        if listener is None:
+            info = self.admin.info()
+            address = str((info.get("endpoints") or {}).get("kafka") or ADDRESS_DEFAULT)
+            protocol = info.get("kafka_protocol")
+            address = as_seen_from(self.admin.url, address)
+            listener = f"{protocol}://{address}" if protocol else address
+        is_tls = settings.endpoint.startswith("https:")
+        return connected(listener, is_tls=is_tls, timeout_s=settings.timeout_s)
+
+    def remark(self, text: str) -> None:
+        """Print a sentence for a person, to stderr, so that a pipe never gets it."""
+        if not self.settings.quiet:
+            click.echo(text, err=True)
+
+    def close(self) -> None:
+        for name in ("sqs", "admin", "kafka"):
+            if name in self.__dict__:  # it was used
+                getattr(self, name).close()
 
 
 class Verb(click.Command):
-    """A leaf command, called with a session that is closed when the command ends. Its help shows
-    global options in a separate section after its own."""
+    """A leaf command, called with a session that is closed when the command ends. A parameter of
+    the function that no decorator describes is an argument: text, optional if it may be None or has
+    a default, repeatable if it is a tuple. The help shows global options after the own ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        assert self.callback is not None
+        described = {param.name: param for param in self.params}
+        arguments = [
+            described.get(each.name) or _argument(each)
+            for each in list(signature(self.callback).parameters.values())[1:]
+            if each.kind is not Parameter.VAR_KEYWORD
+            and not isinstance(described.get(each.name), click.Option)
+        ]
         self._global = global_options(from_environment=False)
-        self.params.extend(self._global)
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        self.params = [*arguments, *options, *self._global]
         for param in self.params:
             if param.type is click.STRING:
                 param.type = _Name()
@@ -113,9 +169,7 @@ class Verb(click.Command):
             ctx.invoke(self.callback, session, **ctx.params)
         except Failure as failure:
             if failure.exit_code is ExitCode.NOT_FOUND:
-                from penstock.cli.clients.names import suggest
-
-                suggest(ctx, session, failure)
+                _suggest(ctx, session, failure)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -131,11 +185,70 @@ class Verb(click.Command):
                     formatter.write_dl(rows)
 
 
+def _argument(parameter: Parameter) -> click.Argument:
+    if get_origin(parameter.annotation) is tuple:
+        return click.Argument([parameter.name], nargs=-1)
+    if parameter.default is not Parameter.empty:
+        return click.Argument([parameter.name], default=parameter.default)
+    is_required = type(None) not in get_args(parameter.annotation)
+    return click.Argument([parameter.name], required=is_required)
+
+
 class Noun(click.Group):
     command_class = Verb
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)  # in order of definition: the common ones first
+
+
+# By section and name of the command: where it is defined, and its help. The place is a module of
+# ``penstock.cli`` and, if the attribute has not the name of the command, ":attribute".
+Table = Mapping[str, Mapping[str, tuple[str, str]]]
+
+
+class LazyGroup(click.Group):
+    """Imports a command only when it is run: users of a shell notice start-up time most."""
+
+    def __init__(self, *args: Any, table: Table, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
+        self._entries = {name: entry for part in table.values() for name, entry in part.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self._entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self._entries:
+            return None
+        module, _, attribute = self._entries[cmd_name][0].partition(":")
+        command = getattr(import_module(f"penstock.cli.{module}"), attribute or cmd_name)
+        assert isinstance(command, click.Command), f"{cmd_name} is not a command"
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self._entries:
+            near = nearest(args[0], self._entries)
+            hint = f" Did you mean '{near}'?" if near else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(map(len, self._entries))
+        for title, part in self._table.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in part.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._entries.items()
+            if name.startswith(incomplete)
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
 
 
 def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
@@ -150,3 +263,101 @@ def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
     if typed != name:
         fix = "run the command again and type the name, or add --yes"
         raise Misuse(what, "the typed name does not match", fix)
+
+
+# ── Names that a server knows: for tab completion, and for "did you mean" ────────────────────
+# Both are optional: if the server does not reply quickly, there are no names and no error.
+
+_COMPLETED_MAX = 200
+_LISTED_MAX = 10_000  # names that a misspelt one is compared with
+_COMPLETION_TIMEOUT_S = 2.0
+_CREATING = ("create", "add")  # commands whose name does not exist yet
+
+# The kinds of names, and the parameters that take them: NOUN.PARAMETER; *: any noun.
+_TAKING = {
+    "queue": "queue.name queue.names message.words *.queue *.dead_letter *.target",
+    "topic": "topic.name *.topic",
+    "group": "group.name group.names message.group",
+    "user": "user.name *.user",
+    "tenant": "tenant.name quota.name *.tenant",
+    "context": "context.name *.context",
+}
+_KINDS = {place: kind for kind, places in _TAKING.items() for place in places.split()}
+
+
+class _Name(StringParamType):
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        kind = _kind_of(ctx, param.name)
+        if kind is None:
+            return []
+        settings = ctx.find_root().ensure_object(Settings)
+        settings.timeout_s = _COMPLETION_TIMEOUT_S
+        session = Session(settings)
+        try:
+            contexts.apply(settings)
+            with ctx.scope():
+                found = _names(kind, session, incomplete)
+                names = (name for name in found if name.startswith(incomplete))
+                return [CompletionItem(each) for each in sorted(islice(names, _COMPLETED_MAX))]
+        except Exception:
+            return []
+        finally:
+            session.close()
+
+
+def _kind_of(ctx: click.Context, name: str | None) -> str | None:
+    if name is None or (name == "name" and ctx.info_name in _CREATING):
+        return None
+    noun = ctx.parent.info_name if ctx.parent is not None else None
+    if (noun, name) == ("message", "group") and not ctx.params.get("topic"):
+        return None  # a message group: there is no list of those
+    return _KINDS.get(f"{noun}.{name}") or _KINDS.get(f"*.{name}")
+
+
+def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:
+    """Yield names of this kind; a prefix may be used to get fewer."""
+    match kind:
+        case "queue":
+            return session.sqs.queue_names(prefix)
+        case "topic":
+            topics = session.kafka.metadata().topics
+            return (str(each.name) for each in topics if not each.is_internal)
+        case "group":
+            return (each.name for each in session.kafka.groups(what="cannot list groups"))
+        case "user":
+            tenant = click.get_current_context().params.get("tenant") or session.settings.account
+            users = session.admin.get("users", {"tenant": tenant})["users"]
+            return (str(each["name"]) for each in users)
+        case "tenant":
+            return (str(each["name"]) for each in session.admin.get("tenants")["tenants"])
+        case _:
+            return (contexts.DEFAULT, *contexts.Contexts.read().contexts)
+
+
+def _suggest(ctx: click.Context, session: Session, failure: Failure) -> None:
+    if "did you mean" in failure.fix:
+        return
+    for kind, given in _given(ctx):
+        try:
+            names = list(islice(_names(kind, session), _LISTED_MAX))
+        except Failure:
+            return  # keep the original failure
+        near = "" if given in names else nearest(given, names)
+        if near:
+            failure.fix = f"did you mean '{near}'? {failure.fix}".rstrip()
+            return
+
+
+def _given(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    from penstock.cli.clients.http import name_of
+
+    for name, value in ctx.params.items():
+        kind = _kind_of(ctx, name)
+        values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        for each in values[:1] if name == "words" else values:
+            if kind is not None and isinstance(each, str):
+                yield kind, name_of(each) if kind == "queue" else each

@@ -1,29 +1,24 @@
 """The ``penstock`` command: the tree of nouns, and the only code that turns errors into exit codes.
-
-A user never sees a traceback, except with ``--debug``: a failure is three lines on stderr (what,
-why, what to do) and an exit code from ``failure.ExitCode``. If the reader of a pipe closes it
-early, as ``head`` does, the command ends silently and this is not a failure."""
+A failure is three lines on stderr (what, why, what to do) and a traceback only with ``--debug``. If
+the reader of a pipe closes it early, as ``head`` does, this is not a failure."""
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import click
 
 from penstock import __version__
 from penstock.cli.clients.contexts import Settings
-from penstock.cli.command import global_options
+from penstock.cli.command import LazyGroup, Table, global_options
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
     "Run": {
         "serve": ("setup.serve", "Start a server."),
-        "cluster": (
-            "cluster.status",
-            "Show and change a cluster; run one on this machine with `up`.",
-        ),
+        "cluster": ("cluster.up", "Show and change a cluster; run one on this machine with `up`."),
     },
     "Queues and messages": {
         "queue": (
@@ -39,10 +34,10 @@ COMMANDS: Table = {
     },
     "Servers, tenants and access": {
         "context": ("access.context", "Add, use, list, remove saved servers."),
-        "tenant": ("access.tenant", "Create, list, show, suspend, resume, delete tenants."),
-        "user": ("access.user", "Create, list, show, delete users; set passwords."),
-        "key": ("access.key", "Create, list, rotate, disable, delete access keys."),
-        "policy": ("access.policy", "Show, put, remove, test policies of users."),
+        "tenant": ("access.users", "Create, list, show, suspend, resume, delete tenants."),
+        "user": ("access.users", "Create, list, show, delete users; set passwords."),
+        "key": ("access.users", "Create, list, rotate, disable, delete access keys."),
+        "policy": ("access.users", "Show, put, remove, test policies of users."),
         "quota": ("access.quota", "Show and set quotas of a tenant."),
     },
     "Operate": {
@@ -55,9 +50,9 @@ COMMANDS: Table = {
         ),
         "definitions": ("data.definitions", "Export and import queues and topics as a JSON file."),
         "backup": ("data.backup", "Create, list, verify and restore backups."),
-        "audit": ("operate.audit", "Show the audit trail."),
+        "audit": ("operate.reports", "Show the audit trail."),
         "debug": ("operate.debug", "Collect the data for a bug report, without secrets."),
-        "usage": ("operate.usage", "Report the usage of tenants."),
+        "usage": ("operate.reports", "Report the usage of tenants."),
         "generate": (
             "setup.generate",
             "Generate configuration, certificates and deployment files.",
@@ -68,7 +63,7 @@ COMMANDS: Table = {
     },
     "Learn": {
         "examples": ("setup.examples", "Print examples to copy."),
-        "completion": ("setup.completion", "Print the tab completion script for a shell."),
+        "completion": ("setup.examples", "Print the tab completion script for a shell."),
     },
 }
 
@@ -88,7 +83,6 @@ def root() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Never raises."""
     settings = Settings()
     try:
         with root.make_context("penstock", list(args), obj=settings) as ctx:
@@ -97,7 +91,9 @@ def run(args: Sequence[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except BrokenPipeError:
-        _forget_stdout()
+        # stdout becomes /dev/null: flushing the closed pipe at exit would print an error.
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nothing:  # noqa: PTH123
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
         return ExitCode.OK
     except (KeyboardInterrupt, click.Abort) as error:
         _show_traceback(settings)
@@ -130,16 +126,16 @@ def _as_failure(error: Exception) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, errors.PenstockError):
-        codes: tuple[tuple[type[errors.PenstockError], ExitCode], ...] = (
-            (errors.NotFound, ExitCode.NOT_FOUND),
-            (errors.Conflict, ExitCode.CONFLICT),
-            (errors.AccessDenied, ExitCode.DENIED),
-            (errors.Overloaded, ExitCode.UNREACHABLE),
-            (errors.Damaged, ExitCode.UNHEALTHY),
-        )
         if isinstance(error, errors.SetupError):
             return Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code))
-        code = next((code for kind, code in codes if isinstance(error, kind)), ExitCode.FAILED)
+        codes: dict[type[errors.PenstockError], ExitCode] = {
+            errors.NotFound: ExitCode.NOT_FOUND,
+            errors.Conflict: ExitCode.CONFLICT,
+            errors.AccessDenied: ExitCode.DENIED,
+            errors.Overloaded: ExitCode.UNREACHABLE,
+            errors.Damaged: ExitCode.UNHEALTHY,
+        }
+        code = next((codes[kind] for kind in codes if isinstance(error, kind)), ExitCode.FAILED)
         return Failure("the command failed", str(error), exit_code=code)
     if isinstance(error, OSError) and error.strerror:
         place = f" '{error.filename}'" if error.filename else ""
@@ -156,16 +152,6 @@ def _show_traceback(settings: Settings) -> None:
         import traceback
 
         click.echo(traceback.format_exc(), err=True, nl=False)
-
-
-def _forget_stdout() -> None:
-    """Point stdout at /dev/null: flushing the closed pipe at exit would print an error."""
-    try:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
-        os.close(nothing)
-    except (OSError, ValueError):
-        pass
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from tests.unit.manager.cluster import Cluster, topic
 
-from penstock.cli.cluster.sentences import problems
+from penstock.cli.cluster.status import problems
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.troubles import Kind, Trouble

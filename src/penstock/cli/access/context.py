@@ -5,17 +5,17 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.contexts import (
-    DEFAULT,
-    ENDPOINT_DEFAULT,
-    NAME,
-    OPTIONS,
-    Contexts,
-    file_of_contexts,
-)
+from penstock.cli.clients import contexts
+from penstock.cli.clients.contexts import DEFAULT, ENDPOINT_DEFAULT, Contexts
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, Misuse
+from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import Column, columns
+
+_COLUMNS = (
+    Column("current", " ", form=lambda is_current: "*" if is_current else ""),
+    *columns("name, endpoint, kafka, ca_file CA, key_id"),
+)
 
 
 @click.group(cls=Noun)
@@ -27,12 +27,11 @@ def context() -> None:
 
 
 @context.command()
-@click.argument("name")
-@click.option(
+@option(
     "--ca",
+    click.Path(exists=True, dir_okay=False, resolve_path=True),
+    "file with the certificate of a private CA, PEM",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="file with the certificate of a private CA, PEM",
 )
 @click.option("--key-id", metavar="ID", help="id of an access key; the secret is read from stdin")
 @click.option("--use", "is_used", is_flag=True, help="make the new context the current one")
@@ -41,7 +40,7 @@ def add(
     session: Session, name: str, ca: str | None, key_id: str | None, is_used: bool, replace: bool
 ) -> None:
     """Save --endpoint, --kafka, --admin, --region, --account, a CA and a key as context NAME."""
-    if not NAME.match(name) or name == DEFAULT:
+    if not contexts.NAME.match(name) or name == DEFAULT:
         raise click.UsageError(
             f"Invalid name '{name}': allowed are letters, digits, . _ and -, but not {DEFAULT}."
         )
@@ -53,7 +52,9 @@ def add(
             "add --replace, or choose another name",
         )
     settings = session.settings
-    made = {key: str(getattr(settings, key)) for key in OPTIONS if key in settings.explicit}
+    made = {
+        key: str(getattr(settings, key)) for key in contexts.OPTIONS if key in settings.explicit
+    }
     if ca is not None:
         made["ca_file"] = ca
     if key_id is not None:
@@ -62,7 +63,7 @@ def add(
     if is_used:
         known.current = name
     known.write()
-    session.remark(f"added {name} to {file_of_contexts()}")
+    session.remark(f"added {name} to {contexts.file_of_contexts()}")
     if not is_used:
         session.remark(f"select it with `penstock context use {name}` or --context {name}")
 
@@ -82,7 +83,6 @@ def _secret() -> str:
 
 
 @context.command()
-@click.argument("name")
 def use(session: Session, name: str) -> None:
     """Make a context the current one for all commands; NAME `default` means no context."""
     known = Contexts.read()
@@ -93,30 +93,19 @@ def use(session: Session, name: str) -> None:
     session.remark(f"using {name}")
 
 
-_COLUMNS = (
-    Column("current", " ", form=lambda is_current: "*" if is_current else ""),
-    *columns("name, endpoint, kafka, ca_file CA, key_id"),
-)
-
-
 @context.command("list")
 def list_contexts(session: Session) -> None:
     """List contexts, without their secrets."""
     known = Contexts.read()
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "current": name == known.current,
-            **{key: value for key, value in each.items() if key != "secret"},
-        }
-        for name, each in sorted(known.contexts.items())
-    ]
-    none = {"name": DEFAULT, "current": known.current == DEFAULT, "endpoint": ENDPOINT_DEFAULT}
-    session.out.many([none, *rows], columns=_COLUMNS)
+    rows: list[dict[str, Any]] = []
+    named = [(DEFAULT, {"endpoint": ENDPOINT_DEFAULT}), *sorted(known.contexts.items())]
+    for name, each in named:
+        shown = {key: value for key, value in each.items() if key != "secret"}
+        rows.append({"name": name, "current": name == known.current, **shown})
+    session.out.many(rows, columns=_COLUMNS)
 
 
 @context.command()
-@click.argument("name")
 def remove(session: Session, name: str) -> None:
     """Remove a context with its access key."""
     known = Contexts.read()

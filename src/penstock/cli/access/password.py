@@ -8,13 +8,7 @@ import unicodedata
 from typing import Any
 
 from penstock.cli.terminal.failure import Misuse
-from penstock.wire.kafka.scram import (
-    DIGESTS,
-    ITERATIONS_DEFAULT,
-    SALT_BYTES,
-    credential_of,
-    salted_password,
-)
+from penstock.wire.kafka import scram
 
 _FORBIDDEN = (
     stringprep.in_table_a1,
@@ -31,44 +25,40 @@ _FORBIDDEN = (
 
 
 def derive(password: str) -> list[dict[str, Any]]:
-    prepared = _prepared(password)
-    return [_derived(prepared, mechanism) for mechanism in DIGESTS]
-
-
-def _derived(password: bytes, mechanism: str) -> dict[str, Any]:
-    salt, iterations = os.urandom(SALT_BYTES), ITERATIONS_DEFAULT
-    salted = salted_password(mechanism, password, salt=salt, iterations=iterations)
-    made = credential_of("", "", mechanism, salted=salted, salt=salt, iterations=iterations)
-    secrets = {name: getattr(made, name) for name in ("salt", "stored_key", "server_key")}
-    encoded = {name: base64.b64encode(data).decode() for name, data in secrets.items()}
-    return {"mechanism": mechanism, "iterations": iterations, **encoded}
+    prepared, iterations = _prepared(password), scram.ITERATIONS_DEFAULT
+    derived = []
+    for mechanism in scram.DIGESTS:
+        salt = os.urandom(scram.SALT_BYTES)
+        salted = scram.salted_password(mechanism, prepared, salt=salt, iterations=iterations)
+        made = scram.credential_of(
+            "", "", mechanism, salted=salted, salt=salt, iterations=iterations
+        )
+        secrets = {name: getattr(made, name) for name in ("salt", "stored_key", "server_key")}
+        encoded = {name: base64.b64encode(data).decode() for name, data in secrets.items()}
+        derived.append({"mechanism": mechanism, "iterations": iterations, **encoded})
+    return derived
 
 
 def _prepared(password: str) -> bytes:
-    """Apply SASLprep (RFC 4013): different ways to type a password become equal, and characters
-    that some clients cannot type are rejected."""
+    """Apply SASLprep (RFC 4013): different ways to type a password become equal."""
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char
         for char in password
         if not stringprep.in_table_b1(char)
     )
     text = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
-    why = _unfit(text)
-    if why:
-        raise Misuse("the password is not allowed", why)
-    return text.encode()
-
-
-def _unfit(text: str) -> str:
+    why = ""
     if not text:
-        return "it is empty after normalization (SASLprep)"
-    if any(any(test(char) for test in _FORBIDDEN) for char in text):
-        return "it has a control character or another forbidden character"
+        why = "it is empty after normalization (SASLprep)"
+    elif any(any(test(char) for test in _FORBIDDEN) for char in text):
+        why = "it has a control character or another forbidden character"
     # A text with right-to-left characters must be right-to-left as a whole.
-    if any(map(stringprep.in_table_d1, text)) and (
+    elif any(map(stringprep.in_table_d1, text)) and (
         any(map(stringprep.in_table_d2, text))
         or not stringprep.in_table_d1(text[0])
         or not stringprep.in_table_d1(text[-1])
     ):
-        return "it mixes left-to-right and right-to-left text"
-    return ""
+        why = "it mixes left-to-right and right-to-left text"
+    if why:
+        raise Misuse("the password is not allowed", why)
+    return text.encode()

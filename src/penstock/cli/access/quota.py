@@ -1,19 +1,17 @@
-"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant.
+"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant. Zero means "no limit"
+everywhere, ``default`` the default of this version."""
 
-Zero means "no limit" everywhere, ``default`` the default of this version. Values that ``set`` does
-not name stay unchanged."""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
 
-from penstock.cli.access.objects import path_of
+from penstock.cli.access.users import path_of
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.options import Parsed, bytes_of, repeatable, several
 from penstock.cli.terminal.output import Column
-from penstock.cli.terminal.quantity import bytes_of
 from penstock.model.units import size
 
 _COUNT_MAX = 2**53
@@ -32,30 +30,25 @@ _RATES = (
     RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "each user"),
     RateFlags("queue_requests", "--queue-requests-per-second", "--queue-burst", "each queue"),
 )
-_QUOTAS: Mapping[str, tuple[str, str]] = {
-    "queues_max": ("--queues-max", "number of queues and topics"),
-    "partitions_max": ("--partitions-max", "number of partitions"),
-    "stored_bytes_max": ("--stored-bytes-max", "bytes on disk"),
-    "connections_max": ("--connections-max", "number of open connections"),
-    "waits_max": ("--waits-max", "number of waiting long polls"),
-    "groups_max": ("--groups-max", "number of consumer and share groups"),
-    "offset_bytes_max": ("--offset-bytes-max", "bytes of committed offsets and their metadata"),
-    "transactional_ids_max": ("--transactional-ids-max", "number of transactional ids"),
+# A field is the flag with underscores.
+_QUOTAS: Mapping[str, str] = {
+    "queues_max": "number of queues and topics",
+    "partitions_max": "number of partitions",
+    "stored_bytes_max": "bytes on disk",
+    "connections_max": "number of open connections",
+    "waits_max": "number of waiting long polls",
+    "groups_max": "number of consumer and share groups",
+    "offset_bytes_max": "bytes of committed offsets and their metadata",
+    "transactional_ids_max": "number of transactional ids",
 }
 _DEFAULT = "default"
 
 
-class _OrDefault(click.ParamType[Any]):
-    """A quantity, or the word ``default``."""
+def _or_default(kind: click.ParamType[Any]) -> Parsed:
+    def parse(text: str) -> object:
+        return text if text == _DEFAULT else kind.convert(text, None, None)
 
-    def __init__(self, kind: click.ParamType[Any]) -> None:
-        self.name = f"{kind.name}|{_DEFAULT}"
-        self._kind = kind
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
-        return value if value == _DEFAULT else self._kind.convert(value, param, ctx)
+    return Parsed(f"{kind.name}|{_DEFAULT}", parse)
 
 
 @click.group(cls=Noun)
@@ -80,8 +73,8 @@ def _print(session: Session, found: Json) -> None:
         item[each.flag[2:]] = _rate(found["limits"][each.field], is_default=is_default)
     for action, rate in sorted(found["limits"]["operations"].items()):
         item[action] = _rate(rate)
-    for field, (flag, _) in _QUOTAS.items():
-        item[flag[2:]] = _quota(found, field)
+    for field in _QUOTAS:
+        item[field.replace("_", "-")] = _quota(found, field)
     session.out.one(item, columns=[Column(key, key) for key in item])
 
 
@@ -89,11 +82,10 @@ def _quota(found: Json, field: str) -> str:
     """Return used, quota and share: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
-    is_default = field in found["defaults"]
     text = form(quota) if quota else "no limit"
     if used is not None:
         text = f"{form(used)} of {text}" if quota else f"{form(used)}, {text}"
-    if quota and is_default:
+    if quota and field in found["defaults"]:
         text += f" ({_DEFAULT})"
         text += "" if share is None else f", share {form(share)}"
     return text
@@ -113,49 +105,43 @@ def show(session: Session, name: str) -> None:
 
     Connections, long polls, groups, offsets and transactional ids are counted by each node: the
     numbers are those of the node that replies."""
-    _print(
-        session,
-        session.admin.get(path_of("quotas", name), what=f"cannot show the quotas of '{name}'"),
-    )
+    what = f"cannot show the quotas of '{name}'"
+    _print(session, session.admin.get(path_of("quotas", name), what=what))
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    rate = click.FloatRange(min=0)
-    for field, (flag, text) in reversed(list(_QUOTAS.items())):
-        kind: Any = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
-        help_text = f"{text}; 0: no limit"
-        command = click.option(flag, field, type=_OrDefault(kind), help=help_text)(command)
-    for each in reversed(_RATES):
-        is_bytes = each.field == "tenant_bytes"
-        kind = bytes_of(0, _COUNT_MAX) if is_bytes else rate
-        if each.field == "tenant_requests":
-            kind = _OrDefault(kind)
-        burst = click.option(
-            each.burst_flag, f"{each.field}_burst", type=kind, help="largest burst"
-        )
-        help_text = f"limit of {each.help}; 0: no limit"
-        command = click.option(each.flag, each.field, type=kind, help=help_text)(burst(command))
-    return command
+def _options() -> list[Any]:
+    options = []
+    for each in _RATES:
+        kind: Any = click.FloatRange(min=0)
+        if each.field == "tenant_bytes":
+            kind = bytes_of(0, _COUNT_MAX)
+        elif each.field == "tenant_requests":
+            kind = _or_default(kind)
+        text, burst = f"limit of {each.help}; 0: no limit", f"{each.field}_burst"
+        options.append(click.option(each.flag, each.field, type=kind, help=text))
+        options.append(click.option(each.burst_flag, burst, type=kind, help="largest burst"))
+    for field, text in _QUOTAS.items():
+        kind = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
+        flag, text = f"--{field.replace('_', '-')}", f"{text}; 0: no limit"
+        options.append(click.option(flag, field, type=_or_default(kind), help=text))
+    return options
 
 
 @quota.command("set")
 @click.argument("name", metavar="TENANT")
-@_options
-@click.option(
-    "--operation",
-    "operations",
-    multiple=True,
-    metavar="ACTION=RATE[:BURST]",
-    help="limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it; repeatable",
+@several(*_options())
+@repeatable(
+    "--operation operations",
+    "ACTION=RATE[:BURST]",
+    "limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it",
 )
 def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
     """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
-    what = f"cannot set the quotas of '{name}'"
+    path, what = path_of("quotas", name), f"cannot set the quotas of '{name}'"
     limits: Json = {}
+    known: Json = {}
     if any(flags[f"{each.field}_burst"] is not None for each in _RATES):
-        known = session.admin.get(path_of("quotas", name), what=what)["limits"]
-    else:
-        known = {}
+        known = session.admin.get(path, what=what)["limits"]
     for each in _RATES:
         per_s, burst = flags[each.field], flags[f"{each.field}_burst"]
         if per_s is None and burst is None:
@@ -164,10 +150,8 @@ def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags
             per_s = known[each.field]["per_s"]
             if not per_s:
                 raise click.UsageError(f"{each.burst_flag} needs {each.flag}: no limit is set yet.")
-        if per_s == _DEFAULT:
-            limits[each.field] = None
-        else:
-            limits[each.field] = {"per_s": per_s, "burst": burst or 0}
+        is_default = per_s == _DEFAULT
+        limits[each.field] = None if is_default else {"per_s": per_s, "burst": burst or 0}
     if operations:
         limits["operations"] = dict(_operation(text) for text in operations)
     given = {field: flags[field] for field in _QUOTAS if flags[field] is not None}
@@ -175,7 +159,7 @@ def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags
     if not (limits or quotas):
         raise click.UsageError("Nothing to change: give at least one limit or quota.")
     body = {"limits": limits, "quotas": quotas}
-    _print(session, session.admin.call("PATCH", path_of("quotas", name), body=body, what=what))
+    _print(session, session.admin.call("PATCH", path, body=body, what=what))
 
 
 def _operation(text: str) -> tuple[str, dict[str, float] | None]:

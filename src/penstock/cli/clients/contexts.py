@@ -1,10 +1,8 @@
-"""The settings of a command, and contexts: servers under a name, with addresses, authority and
-access key, in one file per user.
+"""The settings of a command, and contexts: servers under a name, in one file per user.
 
-``penstock context`` changes the file. A value of a context applies where neither a flag nor the
-environment sets one. The current context is ignored if a flag or the environment gives an address,
-because its key belongs to its own server; naming the context (``--context``, PENSTOCK_CONTEXT)
-combines both."""
+A value of a context applies where neither a flag nor the environment sets one. The current context
+is ignored if a flag or the environment gives an address, because its key belongs to its own server;
+naming the context (``--context``, PENSTOCK_CONTEXT) combines both."""
 
 import dataclasses
 import json

@@ -54,6 +54,5 @@ def _profile(name: str) -> Credentials:
 
 
 def ca_file() -> str | None:
-    """Return the file of a private authority that the environment names, by our variable or by that
-    of AWS tools; None: the authorities of the machine apply."""
+    """Return the file of a private authority; None: the authorities of the machine."""
     return environment().get("PENSTOCK_CA_FILE") or environment().get("AWS_CA_BUNDLE")

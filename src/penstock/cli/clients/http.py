@@ -1,9 +1,6 @@
-"""Clients of the two APIs that commands use: the SQS endpoint and the admin API.
-
-Each is one kept-alive ``http.client`` connection, because a full HTTP library would take longer to
-import than most commands take to run. A connection that the server closed while it was idle is
-opened again. A request whose reply is lost is repeated once if that is safe. Nothing here prints:
-replies are plain dicts as the server sent them, and errors are ``Failure``."""
+"""Clients of the SQS endpoint and of the admin API, each with one kept-alive connection of
+``http.client``: a full HTTP library would take longer to import than most commands take to run. A
+request whose reply is lost is repeated once if that is safe."""
 
 import base64
 import http.client
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Query = Mapping[str, object]  # a value of None is left out
 
-CONTENT_TYPE = "application/x-amz-json-1.0"
 _JSON = "application/json"
 # A server replies to a repeated request with this token as it did to the first.
 _TOKEN_HEADER = "x-penstock-request-token"  # noqa: S105 - the name of a header
@@ -43,8 +39,11 @@ _KEY_FAULTS = {
 }
 
 
-def timestamp_now() -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+def signed(signer: Signer, host: str, action: str, body: bytes) -> dict[str, str]:
+    """Return the headers of a request to the SQS API."""
+    headers = {"content-type": "application/x-amz-json-1.0", "x-amz-target": f"AmazonSQS.{action}"}
+    timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return signer.sign(host=host, path="/", headers=headers, body=body, timestamp=timestamp)
 
 
 def tls_context() -> "ssl.SSLContext":
@@ -61,9 +60,8 @@ def tls_context() -> "ssl.SSLContext":
 
 
 def as_seen_from(endpoint: str, reported: str) -> str:
-    """Return an address that a server reports of itself, as this machine reaches it: a loopback
-    address becomes the host of ``endpoint``, by which the server was reached. ``reported`` may have
-    a scheme or none."""
+    """Return an address that a server reports of itself as this machine reaches it: loopback
+    becomes the host of ``endpoint``."""
     host = _host_of(endpoint)
     if not is_loopback(reported) or is_loopback(endpoint) or not host:
         return reported
@@ -83,16 +81,13 @@ def _host_of(address: str) -> str:
 
 
 def name_of(queue: str) -> str:
-    """Return the name of a queue given by its name, its ARN or its URL. The name of a share
-    contains a colon."""
+    """``queue`` is a name, an ARN or a URL. The name of a share contains a colon."""
     if "://" in queue:
         return queue.rpartition("/")[2]
     return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
 
 
 class Connection:
-    """A connection to one server, for one request at a time."""
-
     def __init__(self, url: str, *, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -120,14 +115,18 @@ class Connection:
         path: str,
         *,
         body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] = {},
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request and read the whole reply. ``wait_s`` is how long the server may hold the
         request; the timeout is at least that plus a margin."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
-        headers = headers or {}
-        self._close_if_dropped()
+        if self._http.sock is not None:
+            # An idle connection that is readable without a request was closed by the server.
+            poll = select.poll()
+            poll.register(self._http.sock, select.POLLIN)
+            if poll.poll(0):
+                self._http.close()
         was_open = self._http.sock is not None
         try:
             return self._exchange(method, path, body, headers, limit_s)
@@ -137,7 +136,9 @@ class Connection:
             # The server may have closed an idle connection just now, or have lost its reply.
             is_repeatable = method != "POST" or _TOKEN_HEADER in headers
             if not (was_open and is_repeatable and isinstance(error, _LOST)):
-                raise _unreachable(self.url, error) from error
+                from penstock.cli.clients.unreachable import explained  # slow to import
+
+                raise explained(self.url, error) from error
         return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
 
     def _exchange(
@@ -159,22 +160,8 @@ class Connection:
             raise Failure(f"reply of {self.url} too large", f"over {_REPLY_BYTES_MAX} bytes")
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
-    def _close_if_dropped(self) -> None:
-        """Close an idle connection that the server has closed: it is readable without a request."""
-        if self._http.sock is not None:
-            poll = select.poll()
-            poll.register(self._http.sock, select.POLLIN)
-            if poll.poll(0):
-                self._http.close()
-
     def close(self) -> None:
         self._http.close()
-
-
-def _unreachable(url: str, error: BaseException) -> Failure:
-    from penstock.cli.clients.unreachable import explained  # imported late: it is slow to import
-
-    return explained(url, error)
 
 
 def _decode(data: bytes, url: str) -> Json:
@@ -206,8 +193,6 @@ class _Client:
 
 
 class Sqs(_Client):
-    """A client of the SQS API in JSON, which finds the URLs of queues by their names."""
-
     def __init__(self, url: str, settings: Settings) -> None:
         super().__init__(url, settings)
         self._signer = Signer(credentials_from_environment(), region=self._region)
@@ -215,13 +200,7 @@ class Sqs(_Client):
 
     def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
         body = json.dumps(request, separators=(",", ":")).encode()
-        headers = self._signer.sign(
-            host=self._connection.host,
-            path="/",
-            headers={"content-type": CONTENT_TYPE, "x-amz-target": f"AmazonSQS.{action}"},
-            body=body,
-            timestamp=timestamp_now(),
-        )
+        headers = signed(self._signer, self._connection.host, action, body)
         headers[_TOKEN_HEADER] = os.urandom(16).hex()
         status, _, data = self._connection.call(
             "POST", "/", body=body, headers=headers, wait_s=wait_s
@@ -229,42 +208,44 @@ class Sqs(_Client):
         if status == 200:
             return _decode(data, self.url)
         refusal = _refused(what or f"{action} failed", status, data)
-        raise _rejected_key(refusal, self._signer.key_id) or refusal
+        why = _KEY_FAULTS.get(refusal.fault)
+        if why is None or "expired" in refusal.why or "skew" in refusal.why:
+            raise refusal
+        raise Failure(
+            f"access key {self._signer.key_id} was rejected",
+            why,
+            "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and"
+            " PENSTOCK_SECRET",
+            exit_code=ExitCode.DENIED,
+        )
 
     def call_queue(self, queue: str, action: str, *, what: str = "", **request: Any) -> Json:
-        """Call an action of one queue, given by its name, its ARN or its URL."""
         return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
 
     def queue_url(self, name: str) -> str:
-        """Return the URL of a queue given by its name, its ARN or its URL. With an account the URL
-        is computed; without one the server looks it up, in its default account."""
+        """Compute the URL if the account is known; otherwise the server looks it up."""
         if "://" in name:
             return name
         name = name_of(name)
+        if self._account is not None:
+            return f"{self.url}/{self._account}/{quote(name)}"
         if name not in self._urls:
-            if self._account is not None:
-                self._urls[name] = f"{self.url}/{self._account}/{quote(name)}"
-            else:
-                self._urls[name] = self._found_url(name)
+            try:
+                reply = self.call("GetQueueUrl", {"QueueName": name})
+            except Refused as refusal:
+                is_absent = refusal.exit_code is ExitCode.NOT_FOUND
+                refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
+                raise
+            self._urls[name] = str(reply["QueueUrl"])
         return self._urls[name]
-
-    def _found_url(self, name: str) -> str:
-        try:
-            return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
-        except Refused as refusal:
-            is_absent = refusal.exit_code is ExitCode.NOT_FOUND
-            refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
-            raise
 
     def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
         what = f"cannot show queue '{name}'"
         reply = self.call_queue(name, "GetQueueAttributes", what=what, AttributeNames=list(names))
-        attributes: dict[str, str] = reply.get("Attributes", {})
-        return attributes
+        return dict(reply.get("Attributes", {}))
 
     def tags(self, name: str, *, what: str) -> dict[str, str]:
-        tags: dict[str, str] = self.call_queue(name, "ListQueueTags", what=what).get("Tags", {})
-        return tags
+        return dict(self.call_queue(name, "ListQueueTags", what=what).get("Tags", {}))
 
     def arn(self, name: str) -> str:
         if name.startswith("arn:"):
@@ -298,13 +279,9 @@ class Sqs(_Client):
 
 
 class Admin(_Client):
-    """A client of the admin API. Queues are changed through the SQS API; users, keys and rights are
-    changed here.
-
-    The client authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
-    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not flags, because other users of the machine
-    could read flags. Keys of AWS_* are never used: a log-in sends the secret, and those keys may
-    belong to another service."""
+    """Authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
+    PENSTOCK_KEY_ID and PENSTOCK_SECRET: not with flags, which other users of the machine could
+    read, and never with the keys of AWS_*, which may belong to another service."""
 
     def __init__(self, url: str, settings: Settings, *, account_default: str | None = None) -> None:
         """``account_default`` applies if neither the settings nor the token name an account."""
@@ -321,7 +298,6 @@ class Admin(_Client):
         return {"region": self._region, **({"account": account} if account else {})}
 
     def _log_in(self) -> None:
-        """Log in if needed, once, before the first request."""
         if self._is_logged_in:
             return
         self._is_logged_in = True
@@ -330,10 +306,8 @@ class Admin(_Client):
         key_id, secret = env.get("PENSTOCK_KEY_ID"), env.get("PENSTOCK_SECRET")
         if not token and key_id and secret:
             body = json.dumps({"key_id": key_id, "secret": secret}).encode()
-            headers = {"content-type": _JSON}
-            status, _, data = self._connection.call(
-                "POST", "/api/v1/login", body=body, headers=headers
-            )
+            place, headers = "/api/v1/login", {"content-type": _JSON}
+            status, _, data = self._connection.call("POST", place, body=body, headers=headers)
             if status == 200:
                 token = str(_decode(data, self.url)["token"])
             else:
@@ -344,7 +318,7 @@ class Admin(_Client):
             self._account_default = _account_in(token) or self._account_default
 
     def get(
-        self, path: str, query: Query | None = None, *, what: str = "", wait_s: float = 0.0
+        self, path: str, query: Mapping[str, object] = {}, *, what: str = "", wait_s: float = 0.0
     ) -> Json:
         return self.call("GET", path, query, what=what or f"cannot read {path}", wait_s=wait_s)
 
@@ -352,7 +326,7 @@ class Admin(_Client):
         self,
         method: str,
         path: str,
-        query: Query | None = None,
+        query: Mapping[str, object] = {},
         *,
         body: Json | bytes | None = None,
         what: str,
@@ -360,23 +334,19 @@ class Admin(_Client):
     ) -> Json:
         """Send a request and return its JSON reply. A ``body`` of bytes is sent unchanged."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        return _decode(self._exchange(method, path, query, data, what, wait_s)[1], self.url)
+        return _decode(self.exchange(method, path, query, data, what, wait_s)[1], self.url)
 
-    def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
-        """Return the headers and the body of a reply that is not JSON."""
-        return self._exchange("GET", path, query, None, what)
-
-    def _exchange(
+    def exchange(
         self,
         method: str,
         path: str,
-        query: Query | None,
+        query: Query,
         body: bytes | None,
         what: str,
         wait_s: float = 0.0,
     ) -> tuple[Mapping[str, str], bytes]:
         self._log_in()
-        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
+        pairs = {key: str(value) for key, value in query.items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         headers = self._headers if body is None else {**self._headers, "content-type": _JSON}
         status, reply_headers, data = self._connection.call(
@@ -389,12 +359,10 @@ class Admin(_Client):
         raise _refused(what, status, data)
 
     def page(self, path: str) -> bytes:
-        """Return a page outside the API, such as ``/metrics``, whatever its status."""
         self._log_in()
         return self._connection.call("GET", path, headers=self._headers)[2]
 
     def pages(self, path: str, query: Query, *, what: str) -> Iterator[Json]:
-        """Yield the items of a list that the server returns in pages."""
         after = None
         while True:
             reply = self.get(path, {**query, "after": after}, what=what)
@@ -410,15 +378,11 @@ class Admin(_Client):
         """Return the health of the server, ready or not; this needs no authentication."""
         return _decode(self._connection.call("GET", "/readyz")[2], self.url)
 
-    def config(self) -> Json:
-        return self.get("config")
-
     def queues(self, prefix: str = "") -> Iterator[Json]:
         query = {**self._scope, "prefix": prefix or None}
         return self.pages("queues", query, what="cannot list queues")
 
     def explanation(self, name: str, user: str | None = None) -> Json:
-        """Return the reasons why a receive from the queue gets nothing."""
         path, query = f"queues/{quote(name, safe='')}/explain", {**self._scope, "user": user}
         return self.get(path, query, what=f"cannot explain queue '{name}'")
 
@@ -446,18 +410,6 @@ def _account_in(token: str) -> str | None:
         return None
 
 
-def _rejected_key(refusal: Refused, key_id: str) -> Failure | None:
-    why = _KEY_FAULTS.get(refusal.fault)
-    if why is None or "expired" in refusal.why or "skew" in refusal.why:
-        return None
-    return Failure(
-        f"access key {key_id} was rejected",
-        why,
-        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and PENSTOCK_SECRET",
-        exit_code=ExitCode.DENIED,
-    )
-
-
 def _refused(what: str, status: int, data: bytes) -> Refused:
     """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
     try:
@@ -466,7 +418,7 @@ def _refused(what: str, status: int, data: bytes) -> Refused:
         value = None
     if not isinstance(value, dict):
         text = data[:200].decode("utf-8", "replace").strip()
-        return Refused(what, status=status, fault="", message=text or f"HTTP status {status}")
+        return Refused(what, status=status, fault="", message=text)
     if isinstance(value.get("error"), dict):
         value = value["error"]
     fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]

@@ -1,51 +1,26 @@
 """The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
 
-Each call states its purpose in ``what``; an error becomes a ``Failure`` with that sentence, the
-name of the server's error code, an exit code and, where there is one, a fix.
-
 The address of a listener may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``.
 Without one, TLS is used if the SQS endpoint uses it, and one request without log-in shows whether
-the listener requires a log-in: such a listener closes the connection. Log-ins use the same key as
-the SQS API, with SCRAM, which never sends the secret."""
+the listener requires a log-in: such a listener closes the connection."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from penstock.cli.clients.credentials import ca_file, found_credentials
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, timed_out
+from penstock.net.kafka_client import client as net
 from penstock.net.kafka_client.client import (
-    EARLIEST,
-    LATEST,
-    HungUp,
     KafkaClient,
     KafkaRefused,
     KafkaTrouble,
-    NotKafka,
     Place,
     Security,
-    SecurityInvalid,
-    TimedOut,
-    Unreachable,
-    by_topic,
-    parse_addresses,
 )
 from penstock.net.kafka_client.login import PROTOCOLS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.scram import SHA_512
-
-__all__ = [
-    "ADDRESS_DEFAULT",
-    "EARLIEST",
-    "LATEST",
-    "Kafka",
-    "Place",
-    "by_topic",
-    "check",
-    "failing",
-    "failure_of",
-    "refused",
-]
 
 ADDRESS_DEFAULT = "127.0.0.1:9092"
 CLIENT_ID = "penstock-cli"
@@ -67,16 +42,15 @@ _EXIT_CODES: Mapping[int, ExitCode] = {
     ErrorCode.UNSUPPORTED_SASL_MECHANISM: ExitCode.DENIED,
     ErrorCode.REQUEST_TIMED_OUT: ExitCode.TIMEOUT,
 }
+_ASK = "ask an administrator of the tenant; see `penstock policy test`"
 _FIXES: Mapping[int, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "list topics with `penstock topic list`",
     ErrorCode.GROUP_ID_NOT_FOUND: "list groups with `penstock group list`",
     ErrorCode.TOPIC_ALREADY_EXISTS: "change it with `penstock topic set`, or choose another name",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check PENSTOCK_KEY_ID and PENSTOCK_SECRET, or"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
-    " `penstock policy test`",
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask an administrator of the tenant; see"
-    " `penstock policy test`",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: _ASK,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: _ASK,
     ErrorCode.NON_EMPTY_GROUP: "stop its members first; list them with `penstock group show`",
     ErrorCode.UNKNOWN_MEMBER_ID: "stop its members first; list them with `penstock group show`",
 }
@@ -100,14 +74,14 @@ def check(what: str, code: int, message: str | None = None) -> None:
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
     """Return the error as a Failure. ``what`` did not happen; default: the error's own subject."""
-    if isinstance(trouble, TimedOut):
+    if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
         about = ": ".join(filter(None, (what, trouble.subject))) or "the server rejected it"
         return refused(about, trouble.code, trouble.message)
-    assert isinstance(trouble, Unreachable)
+    assert isinstance(trouble, net.Unreachable)
     fix = "is `penstock serve` running, and with --kafka? another address: --kafka HOST:PORT or"
-    if isinstance(trouble, NotKafka):
+    if isinstance(trouble, net.NotKafka):
         fix = "check the address, and PENSTOCK_CA_FILE for a certificate: --kafka HOST:PORT or"
     return Failure(
         f"cannot reach {trouble.address}",
@@ -117,9 +91,8 @@ def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def failing(what: str = "") -> Iterator[None]:
-    """Turn an error of the client into a Failure. ``what`` did not happen."""
     try:
         yield
     except KafkaTrouble as trouble:
@@ -127,17 +100,15 @@ def failing(what: str = "") -> Iterator[None]:
 
 
 class Kafka:
-    """A client of the cluster that is reached at one address."""
-
     def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
         self.address = address
         self.security = security or Security()
         try:
-            parse_addresses(address)
+            net.parse_addresses(address)
             self.client = KafkaClient(
                 address, security=security, timeout_s=timeout_s, client_id=CLIENT_ID
             )
-        except SecurityInvalid as error:
+        except net.SecurityInvalid as error:
             raise Misuse(
                 f"cannot connect to {address} with TLS",
                 str(error),
@@ -150,21 +121,11 @@ class Kafka:
                 f"write an address like {ADDRESS_DEFAULT}",
             ) from None
 
-    @property
-    def timeout_ms(self) -> int:
-        return self.client.timeout_ms
-
     def call(
-        self,
-        key: int,
-        request: Any,
-        *,
-        node: int | None = None,
-        wait_s: float = 0.0,
-        version_max: int | None = None,
+        self, key: int, request: Any, *, node: int | None = None, version_max: int | None = None
     ) -> Any:
         with failing():
-            return self.client.call(key, request, node=node, wait_s=wait_s, version_max=version_max)
+            return self.client.call(key, request, node=node, version_max=version_max)
 
     def metadata(self, topics: Iterable[str] | None = None) -> Any:
         """Return metadata of these topics, or of all. Also learns the leaders of partitions."""
@@ -172,7 +133,6 @@ class Kafka:
             return self.client.metadata(topics)
 
     def topic(self, name: str, *, what: str) -> Any:
-        """Return one topic of the metadata. Raises Failure, with ``what``, if there is none."""
         (topic,) = self.metadata([name]).topics
         check(what, topic.error_code)
         return topic
@@ -192,16 +152,14 @@ class Kafka:
     def bounds(
         self, places: Iterable[Place], *, what: str, is_committed: bool = False
     ) -> tuple[dict[Place, int], dict[Place, int]]:
-        """Return the start and the end of each partition."""
         places = list(places)
         if not places:
             return {}, {}
-        starts = self.offsets(dict.fromkeys(places, EARLIEST), what=what)
-        ends = dict.fromkeys(places, LATEST)
+        starts = self.offsets(dict.fromkeys(places, net.EARLIEST), what=what)
+        ends = dict.fromkeys(places, net.LATEST)
         return starts, self.offsets(ends, what=what, is_committed=is_committed)
 
     def coordinator(self, group: str, *, what: str) -> int:
-        """Return the node that coordinates a group."""
         with failing(what):
             return self.client.coordinator(group)
 
@@ -210,17 +168,15 @@ class Kafka:
             return self.client.nodes()
 
     def groups(self, nodes: Iterable[int] | None = None, *, what: str) -> list["Group"]:
-        """Return the groups of all coordinators, or of those on some nodes."""
         from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
         found = []
         for node in self.nodes() if nodes is None else nodes:
             reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
             check(what, reply.error_code)
-            for each in reply.groups:
-                kind = (each.group_type or "classic").lower()
-                made = Group(each.group_id, node, kind, each.group_state, each.protocol_type)
-                found.append(made)
+            for one in reply.groups:
+                kind = (one.group_type or "classic").lower()
+                found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
         return sorted(found)
 
     def close(self) -> None:
@@ -228,8 +184,6 @@ class Kafka:
 
 
 class Group(NamedTuple):
-    """A group as its coordinator lists it."""
-
     name: str
     node: int
     type: str
@@ -249,23 +203,13 @@ def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
     protocol = protocol.upper()
     if not protocol:
         protocol = "SSL" if is_tls else "PLAINTEXT"
-        if found_credentials() is not None and _requires_log_in(address, protocol, timeout_s):
-            protocol = f"SASL_{protocol}"
+        if found_credentials() is not None:
+            with closing(_kafka(address, protocol, timeout_s)) as probe, failing():
+                try:
+                    probe.client.nodes()
+                except net.HungUp:  # so a request without log-in is refused
+                    protocol = f"SASL_{protocol}"
     return _kafka(address, protocol, timeout_s)
-
-
-def _requires_log_in(address: str, protocol: str, timeout_s: float) -> bool:
-    """Return True if a request without log-in is refused by closing the connection."""
-    kafka = _kafka(address, protocol, timeout_s)
-    try:
-        kafka.client.nodes()
-    except HungUp:
-        return True
-    except KafkaTrouble as error:
-        raise failure_of(error) from error
-    finally:
-        kafka.close()
-    return False
 
 
 def _kafka(address: str, protocol: str, timeout_s: float) -> Kafka:

@@ -1,11 +1,9 @@
 """Finds out why a connection to a server failed. Imported only then, because this takes one or two
 more connections, each with a short timeout."""
 
-import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,19 +26,21 @@ def explained(url: str, error: BaseException) -> Failure:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _not_verified(url, host, port, error)
     if isinstance(error, ssl.SSLError):
-        if _closes_plain(host, port):
+        request = b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n"
+        if not (_reply(host, port, request, 5, is_tls=False) or b"").startswith(b"HTTP/"):
             return unreachable(url, reason)
         return _wrong(url, "the server does not use TLS", f"use http://{parts.netloc}")
     if isinstance(error, socket.gaierror):
         do = "check the host name in --endpoint URL or PENSTOCK_ENDPOINT"
         return _wrong(url, f"the name {host} does not resolve", do)
-    if _is_kafka(host, port, is_tls=is_tls):
+    head = _reply(host, port, _API_VERSIONS, 8, is_tls=is_tls) or b""
+    if len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1:  # as every Kafka listener replies
         return _wrong(
             url,
             f"{parts.netloc} is a Kafka listener",
             "set --endpoint URL or PENSTOCK_ENDPOINT to the SQS address, by default port 9324",
         )
-    if not is_tls and _speaks_tls(host, port):
+    if not is_tls and _reply(host, port, b"", 0, is_tls=True) is not None:
         do = f"use https://{parts.netloc}"
         return _wrong(url, "the server closed the connection: it expects TLS", do)
     return unreachable(url, reason)
@@ -80,43 +80,18 @@ def _names(host: str, port: int) -> list[str]:
     return [*found.get_values_for_type(x509.DNSName), *addresses]
 
 
-@contextlib.contextmanager
-def _connected(host: str, port: int, *, is_tls: bool) -> Iterator[socket.socket]:
-    with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX) as plain:
-        if not is_tls:
-            yield plain
-            return
-        # Unverified: the server may be an impostor, so nothing secret is sent.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        with context.wrap_socket(plain, server_hostname=host) as secret:
-            yield secret
-
-
-def _speaks_tls(host: str, port: int) -> bool:
+def _reply(host: str, port: int, request: bytes, size: int, *, is_tls: bool) -> bytes | None:
+    """Return the first bytes of the reply; None if there is no connection."""
     try:
-        with _connected(host, port, is_tls=True):
-            return True
+        with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX) as plain:
+            if not is_tls:
+                plain.sendall(request)
+                return plain.recv(size)
+            # Unverified: the server may be an impostor, so nothing secret is sent.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            with context.wrap_socket(plain, server_hostname=host) as secret:
+                secret.sendall(request)
+                return secret.recv(size) if size else b""
     except OSError:
-        return False
-
-
-def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
-    """Return True if there is a reply to ApiVersions, to which every Kafka listener replies."""
-    try:
-        with _connected(host, port, is_tls=is_tls) as there:
-            there.sendall(_API_VERSIONS)
-            head = there.recv(8)
-    except OSError:
-        return False
-    return len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1
-
-
-def _closes_plain(host: str, port: int) -> bool:
-    """Return True if there is no reply to HTTP without TLS either."""
-    try:
-        with _connected(host, port, is_tls=False) as there:
-            there.sendall(b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n")
-            return not there.recv(5).startswith(b"HTTP/")
-    except OSError:
-        return True
+        return None

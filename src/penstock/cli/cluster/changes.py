@@ -1,28 +1,47 @@
-"""The verbs of ``penstock cluster`` that request a change and do not wait for it. The manager of
-the cluster makes the change; ``penstock cluster status`` shows the progress."""
+"""The verbs of ``penstock cluster`` that change it; the manager of the cluster makes the change.
 
-from collections.abc import Mapping
+``decommission`` and ``wait-safe`` wait; there ``--timeout`` limits the whole wait. The node that
+serves the requests may be the one that restarts, so a request without a reply is retried."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.command import Session, Verb
-from penstock.cli.terminal.failure import ExitCode, Misuse
-from penstock.cli.terminal.output import Column, columns
+from penstock.cli.clients.http import Json
+from penstock.cli.cluster.status import cluster
+from penstock.cli.command import Session
+from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
+from penstock.cli.terminal.options import Parsed
+from penstock.cli.terminal.output import Progress, columns, is_drawing
 from penstock.model.units import counted
 
+SAFE_S_DEFAULT = 300.0
+POLL_EVERY_S = 0.5
+PRINT_EVERY_S = 5.0  # interval of messages where there is no progress bar
 LATEST = "latest"
-_DRAIN_COLUMNS = (
-    Column("node", "node", form=str),
-    *columns(
-        "is_draining draining, replicas partitions, leaders of these led, "
-        "stuck without another node"
-    ),
+_DRAIN_COLUMNS = columns(
+    "node node, is_draining draining, replicas partitions, leaders of these led, "
+    "stuck without another node",
+    node=str,
 )
+_node_argument = click.argument("node", metavar="NODE", type=click.IntRange(1))
 
 
-@click.command(cls=Verb)
-@click.argument("node", metavar="NODE", type=click.IntRange(1))
+def _post(session: Session, path: str, body: Mapping[str, Any] = {}, *, what: str) -> Json:
+    return session.admin.call("POST", f"cluster/{path}", body=dict(body), what=what)
+
+
+def _named(session: Session, topic: str) -> Json:
+    settings = session.settings
+    account = {"account": settings.account} if settings.account else {}
+    return {"topic": topic, "region": settings.region, **account}
+
+
+@cluster.command()
+@_node_argument
 def drain(session: Session, node: int) -> None:
     """Move all partitions from a node to other nodes, as far as other nodes can hold them.
 
@@ -37,15 +56,99 @@ def drain(session: Session, node: int) -> None:
         session.remark("show the progress with `penstock cluster status`")
 
 
-@click.command(cls=Verb)
-@click.argument("node", metavar="NODE", type=click.IntRange(1))
+@cluster.command()
+@_node_argument
 def undrain(session: Session, node: int) -> None:
     """End the drain of a node: the node may hold partitions again."""
     reply = _post(session, f"nodes/{node}/undrain", what=f"cannot undrain node {node}")
     session.out.one(reply, columns=_DRAIN_COLUMNS, name="node")
 
 
-@click.command(cls=Verb)
+@cluster.command()
+@_node_argument
+def decommission(session: Session, node: int) -> None:
+    """Move all partitions from a node for good, and wait until it is empty.
+
+    Ctrl-C ends the wait, not the moves; `penstock cluster undrain` ends the moves."""
+    what = f"cannot decommission node {node}"
+    total = int(_post(session, f"nodes/{node}/decommission", what=what)["replicas"])
+
+    def left(found: Json) -> str | None:
+        nonlocal total
+        count = sum(one["replicas"] for one in found["nodes"] if one["node"] == node)
+        total = max(total, count)
+        progress.update(total - count, total=total)
+        return f"{counted(count, 'partition')} still on node {node}" if count else None
+
+    is_quiet = session.settings.quiet
+    try:
+        with Progress(f"emptying node {node}", total=total, is_quiet=is_quiet) as progress:
+            if total:
+                _wait(
+                    session,
+                    lambda used: used.admin.get("cluster", what="cannot read the cluster status"),
+                    left,
+                    what=f"node {node} is not empty yet",
+                    seconds_default=None,
+                    is_silent=is_drawing(sys.stderr),  # the progress bar shows it
+                )
+    except (KeyboardInterrupt, Failure):
+        session.remark(
+            f"node {node} is still being emptied; run this again to continue waiting, or"
+            f" `penstock cluster undrain {node}` to keep the node"
+        )
+        raise
+    if session.out.is_table:
+        session.out.line(f"node {node} is empty: stop it for good")
+        session.out.line("do not reuse its number for another machine")
+    else:
+        session.out.one({"node": node, "replicas": 0, "is_empty": True}, name="node")
+
+
+def _wait(
+    session: Session,
+    request: Callable[[Session], Json],
+    obstacle: Callable[[Json], str | None],
+    *,
+    what: str,
+    seconds_default: float | None,
+    is_silent: bool = False,
+) -> Json:
+    """Repeat a request until its reply has no obstacle, or until the time is up."""
+    is_given = "timeout_s" in session.settings.explicit
+    limit_s = session.settings.timeout_s if is_given else seconds_default
+    began_s = time.monotonic()
+    printed, printed_s = "", float("-inf")
+    used = session
+    try:
+        while True:
+            try:
+                reply = request(used)
+                why = obstacle(reply)
+                if why is None:
+                    return reply
+            except Failure as error:
+                if error.exit_code not in PASSING:
+                    raise
+                why = f"{error.what}: {error.why}"
+                # With a new session: a restarted node may have its admin API at another address.
+                if used is not session:
+                    used.close()
+                used = Session(session.settings)
+            now_s = time.monotonic()
+            if why != printed and now_s - printed_s >= PRINT_EVERY_S and not is_silent:
+                session.remark(f"waiting: {why}")
+                printed, printed_s = why, now_s
+            if limit_s is not None and now_s - began_s >= limit_s:
+                fix = "see `penstock cluster status`, or wait longer with --timeout SECONDS"
+                raise Failure(what, why, fix, exit_code=ExitCode.TIMEOUT)
+            time.sleep(POLL_EVERY_S)
+    finally:
+        if used is not session:
+            used.close()
+
+
+@cluster.command()
 def rebalance(session: Session) -> None:
     """Make the first replica of each partition its leader again."""
     reply = _post(session, "rebalance", what="cannot rebalance")
@@ -53,70 +156,73 @@ def rebalance(session: Session) -> None:
     session.out.one(reply, columns=shown, name="leaders_changed")
 
 
-@click.command(cls=Verb)
-@click.argument("topic")
+@cluster.command("wait-safe")
+@click.option("--node", type=click.IntRange(1), help="node to be stopped [default: any node]")
+def wait_safe(session: Session, node: int | None) -> None:
+    """Wait until a node can be stopped: until every partition can be written to without it.
+
+    Use it in rolling restarts, before each node is stopped. It waits for at most 300 seconds, or
+    --timeout.
+    """
+    stopped = "any one node" if node is None else f"node {node}"
+    began_s = time.monotonic()
+    found = _wait(
+        session,
+        lambda used: _safety(used, node),
+        lambda reply: None if reply["is_safe"] else _dangers(reply),
+        what=f"it is not safe to stop {stopped}",
+        seconds_default=SAFE_S_DEFAULT,
+    )
+    waited_s = round(time.monotonic() - began_s, 1)
+    only_here = sum(risk["only_here"] for risk in found["nodes"])
+    if only_here:
+        kept = counted(only_here, "partition")
+        session.remark(f"{kept} have one replica only and will be unavailable during the stop")
+    if session.out.is_table:
+        session.out.line(f"safe: {stopped} can be stopped")
+    else:
+        session.out.one({"node": node, "waited_s": waited_s, **found})
+
+
+def _safety(session: Session, node: int | None) -> Json:
+    what = "cannot check whether a node can be stopped"
+    try:
+        return session.admin.get("cluster/safety", {"node": node}, what=what)
+    except Failure as error:
+        if error.exit_code is not ExitCode.NOT_FOUND or node is None:
+            raise
+        # The node may be restarting; for a node that never existed the wait ends by timeout.
+        raise Failure(error.what, error.why, exit_code=ExitCode.UNREACHABLE) from None
+
+
+def _dangers(safety: Json) -> str:
+    words = {
+        "leaderless": "without a leader",
+        "below_minimum": "with too few replicas in sync",
+        "missing": "not created yet",
+    }
+    now = [f"{counted(safety[key], 'partition')} {words[key]}" for key in words if safety[key]]
+    then = [
+        f"{counted(count, 'partition')} could not be written to without node {risk['node']}"
+        for risk in safety["nodes"]
+        if (count := risk["unavailable"] + risk["unsendable"])
+    ]
+    return "; ".join([*now, *then])
+
+
+@cluster.command()
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=click.IntRange(1))
 def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) -> None:
     """Move a partition to the given nodes. The first node becomes the leader."""
     body = {**_named(session, topic), "partition": partition, "replicas": nodes}
     what = f"cannot place partition {partition} of '{topic}'"
-    reply = _post(session, "place", body, what=what)
-    session.out.one(reply, name="partition")
+    session.out.one(_post(session, "place", body, what=what), name="partition")
 
 
-class _Level(click.ParamType[int | str]):
-    name = "latest|N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        text = str(value)
-        if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-            self.fail(f"'{text}' is not a feature level: a number from 1, or {LATEST}", param, ctx)
-        return text if text == LATEST else int(text)
-
-
-@click.command(cls=Verb)
-@click.option("--to", type=_Level(), default=LATEST, help="feature level [default: latest]")
-@click.option("--dry-run", is_flag=True, help="check whether it is possible, change nothing")
-def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
-    """Raise the feature level of the cluster, after all nodes run a new version.
-
-    `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
-    version that does not support the new level cannot start any more.
-    """
-    body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
-    reply = _post(session, "upgrade", body, what="cannot raise the feature level")
-    if session.out.is_table:
-        session.out.line(_sentence(reply))
-        for line in reply["obstacles"]:
-            session.out.line(f"  - {line}")
-    else:
-        session.out.one(reply, name="to")
-    if reply["obstacles"]:
-        raise click.exceptions.Exit(ExitCode.CONFLICT)  # the same exit code as without --dry-run
-    if not reply["is_done"] and not dry_run:
-        raise click.exceptions.Exit(ExitCode.TIMEOUT)
-
-
-def _sentence(reply: dict[str, Any]) -> str:
-    before, after = reply["level"], reply["to"]
-    if before == after:
-        return f"the cluster is at feature level {before}: nothing to raise"
-    if reply["obstacles"]:
-        return f"the feature level could not be raised from {before} to {after}"
-    if reply["is_dry_run"]:
-        return f"the feature level could be raised from {before} to {after}"
-    if reply["is_done"]:
-        return f"the feature level was raised from {before} to {after}"
-    return f"the feature level will be raised from {before} to {after} by the manager"
-
-
-@click.command("unclean-elect", cls=Verb)
-@click.argument("topic")
+@cluster.command("unclean-elect")
 @click.argument("partition", type=click.IntRange(0))
-@click.argument("node", metavar="NODE", type=click.IntRange(1))
+@_node_argument
 @click.option("--yes-lose-data", is_flag=True, help="confirm that messages not on NODE are lost")
 def unclean_elect(
     session: Session, topic: str, partition: int, node: int, yes_lose_data: bool
@@ -138,13 +244,47 @@ def unclean_elect(
     session.out.one(reply, name="partition")
 
 
-def _post(
-    session: Session, path: str, body: Mapping[str, Any] = {}, *, what: str
-) -> dict[str, Any]:
-    return session.admin.call("POST", f"cluster/{path}", body=dict(body), what=what)
+def _level(text: str) -> int | str:
+    if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise ValueError(f"'{text}' is not a feature level: a number from 1, or {LATEST}")
+    return text if text == LATEST else int(text)
 
 
-def _named(session: Session, topic: str) -> dict[str, Any]:
-    settings = session.settings
-    account = {"account": settings.account} if settings.account else {}
-    return {"topic": topic, "region": settings.region, **account}
+_LEVEL = Parsed("latest|N", _level)
+
+
+@cluster.command()
+@click.option("--to", type=_LEVEL, default=LATEST, help="feature level [default: latest]")
+@click.option("--dry-run", is_flag=True, help="check whether it is possible, change nothing")
+def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
+    """Raise the feature level of the cluster, after all nodes run a new version.
+
+    `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
+    version that does not support the new level cannot start any more.
+    """
+    body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
+    reply = _post(session, "upgrade", body, what="cannot raise the feature level")
+    if session.out.is_table:
+        session.out.line(_sentence(reply))
+        for line in reply["obstacles"]:
+            session.out.line(f"  - {line}")
+    else:
+        session.out.one(reply, name="to")
+    if reply["obstacles"]:
+        raise click.exceptions.Exit(ExitCode.CONFLICT)  # the same exit code as without --dry-run
+    if not reply["is_done"] and not dry_run:
+        raise click.exceptions.Exit(ExitCode.TIMEOUT)
+
+
+def _sentence(reply: Json) -> str:
+    before, after = reply["level"], reply["to"]
+    if before == after:
+        return f"the cluster is at feature level {before}: nothing to raise"
+    change = f"raised from {before} to {after}"
+    if reply["obstacles"]:
+        return f"the feature level could not be {change}"
+    if reply["is_dry_run"]:
+        return f"the feature level could be {change}"
+    if reply["is_done"]:
+        return f"the feature level was {change}"
+    return f"the feature level will be {change} by the manager"

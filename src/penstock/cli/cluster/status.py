@@ -1,34 +1,24 @@
-"""``penstock cluster``: shows how a cluster is doing, and changes it.
-
-Any node replies for all nodes. Commands that change the cluster are in ``changes.py``, commands
-that wait in ``waiting.py``; ``up`` and ``down``, which run a cluster on this machine, in ``up.py``.
-"""
+"""``penstock cluster``: shows how a cluster is doing. Any node replies for all nodes. Commands that
+change the cluster are in ``changes.py``, ``up`` and ``down`` in ``up.py``."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
 
-from penstock.cli.cluster.changes import drain, place, rebalance, unclean_elect, undrain, upgrade
-from penstock.cli.cluster.sentences import (
-    levels_of_node,
-    own_troubles,
-    problems,
-    remarks,
-    state_of_node,
-    verdict,
-)
-from penstock.cli.cluster.up import down, up
-from penstock.cli.cluster.waiting import decommission, wait_safe
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.output import Column, Row, columns
+from penstock.cli.terminal.output import Row, columns
+from penstock.model import troubles
 from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
+from penstock.model.units import counted
 
 QUERIED_MAX = 50  # other nodes that ``status`` queries, one after the other
 QUERY_SECONDS_MAX = 2.0
+
+Found = Mapping[str, Any]
 
 _STATES = (
     "under_replicated",
@@ -45,24 +35,19 @@ def _numbers(nodes: Sequence[int]) -> str:
     return ",".join(map(str, nodes)) or "-"
 
 
-_STATUS_COLUMNS = (
-    Column("node", "NODE", is_number=True, form=str),
-    *columns("name, state, leaders# LEADS, replicas# HOLDS, behind#"),
-)
+_STATUS_COLUMNS = columns("node#, name, state, leaders# LEADS, replicas# HOLDS, behind#", node=str)
 _MEMBER_COLUMNS = (
     *_STATUS_COLUMNS,
-    Column("rack", "RACK", form=lambda rack: rack or "-"),
-    *columns("version, levels, http SQS, kafka, internal"),
+    *columns("rack, version, levels, http SQS, kafka, internal", rack=lambda rack: rack or "-"),
 )
-_PARTITION_COLUMNS = (
-    *columns("topic, partition#"),
-    Column("leader", "LEADER", is_number=True, form=str),
-    Column("epoch", "EPOCH", is_number=True),
-    Column("replicas", "REPLICAS", form=_numbers),
-    Column("in_sync", "IN SYNC", form=_numbers),
-    Column("in_sync_min", "MIN", is_number=True),
-    Column("moving_to", "MOVING TO", form=_numbers),
-    Column("states", "STATE", form=lambda states: ", ".join(states).replace("_", " ") or "ok"),
+_PARTITION_COLUMNS = columns(
+    "topic, partition#, leader#, epoch#, replicas, in_sync, in_sync_min# MIN, moving_to,"
+    " states STATE",
+    leader=str,
+    replicas=_numbers,
+    in_sync=_numbers,
+    moving_to=_numbers,
+    states=lambda states: ", ".join(states).replace("_", " ") or "ok",
 )
 
 
@@ -76,9 +61,12 @@ def status(session: Session) -> None:
     """Show the health of the cluster and of its nodes. Exit code 1 if something is wrong."""
     found = session.admin.get("cluster", what="cannot read the cluster status")
     of_others, noted = _query_others(session, found)
-    wrong, worth_knowing = problems(found) + of_others, remarks(found) + noted
+    wrong, worth_knowing = problems(found) + of_others, _remarks(found) + noted
     if session.out.is_table:
-        session.out.line(verdict(found, wrong))
+        alive = sum(node["is_alive"] for node in found["nodes"])
+        size = f"{counted(alive, 'node')}, {counted(found['partitions']['total'], 'partition')}"
+        verdict = "something is wrong" if wrong else "healthy"
+        session.out.line(f"{verdict}: {size}, level {found['level']['in_force']}")
         for line in (*wrong, *worth_knowing):
             session.out.line(f"  - {line}")
         session.out.line("")
@@ -91,16 +79,11 @@ def status(session: Session) -> None:
 
 
 class _Report(NamedTuple):
-    """What a node reports about itself, and the bounds of how far its clock is ahead of this
-    machine's clock, in ms."""
+    """``ahead``: the bounds of how far its clock is ahead of this machine's clock, in ms."""
 
     info: dict[str, Any]
     ahead_min: float
     ahead_max: float
-
-    def skew_ms(self, other: "_Report") -> int:
-        """Return the smallest possible difference of the two clocks."""
-        return int(max(self.ahead_min - other.ahead_max, other.ahead_min - self.ahead_max))
 
 
 def _report_of(session: Session) -> _Report:
@@ -111,8 +94,7 @@ def _report_of(session: Session) -> _Report:
 
 
 def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the troubles that other nodes report about themselves, and remarks: their warnings,
-    and the nodes that this machine cannot reach."""
+    """Return the troubles and the remarks of other nodes about themselves."""
     wrong: list[str] = []
     noted: list[str] = []
     own: _Report | None = None
@@ -125,10 +107,12 @@ def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], l
             noted.append(f"node {node['node']} did not report its own problems")
             continue
         reasons = report.info.get("reasons") or ()
-        wrong += own_troubles(node["node"], reasons)
-        noted += own_troubles(node["node"], reasons, are_warnings=True)
+        wrong += _own_troubles(node["node"], reasons)
+        noted += _own_troubles(node["node"], reasons, are_warnings=True)
         own = own or _report_of(session)
-        skew_ms = report.skew_ms(own)
+        # The smallest possible difference of the two clocks.
+        skews = (report.ahead_min - own.ahead_max, own.ahead_min - report.ahead_max)
+        skew_ms = int(max(skews))
         if skew_ms > CLOCK_SKEW_MS_MAX:
             one, other = f"node {found['node']}", f"node {node['node']}"
             wrong.append(f"{clock_skew_text(one, other, skew_ms)}; do: {CLOCK_DO}")
@@ -162,11 +146,16 @@ def members(session: Session) -> None:
     session.out.many(_members(found), columns=_MEMBER_COLUMNS, name="node")
 
 
-def _members(found: dict[str, Any]) -> list[Row]:
-    return [
-        {**node, "state": state_of_node(node), "levels": levels_of_node(node)}
-        for node in found["nodes"]
-    ]
+def _members(found: Found) -> list[Row]:
+    rows: list[Row] = []
+    for node in found["nodes"]:
+        alive = "leaving" if node["is_leaving"] else "alive"
+        marks = [mark for mark in ("draining", "manager") if node[f"is_{mark}"]]
+        state = ", ".join((alive if node["is_alive"] else "away", *marks))
+        lowest, highest = node["feature_level_min"], node["feature_level"]
+        levels = f"{highest}" if lowest == highest else f"{lowest}-{highest}"
+        rows.append({**node, "state": state, "levels": levels})
+    return rows
 
 
 @cluster.command()
@@ -190,16 +179,67 @@ def partitions(
     session.out.many(found, columns=_PARTITION_COLUMNS, name="topic_id")
 
 
-for command in (
-    drain,
-    undrain,
-    decommission,
-    rebalance,
-    wait_safe,
-    place,
-    unclean_elect,
-    upgrade,
-    up,
-    down,
-):
-    cluster.add_command(command)
+# ── A cluster in sentences ───────────────────────────────────────────────────────────────────
+# Only the reply of the admin API is used, so that all commands come to the same result.
+
+
+def problems(found: Found) -> list[str]:
+    """Return each trouble with what to do; troubles of the replying node itself come last."""
+    known = [] if found["manager"] is not None else [troubles.no_manager()]
+    known += [
+        troubles.node_dead(
+            node["node"],
+            node["name"],
+            node["replicas"],
+            was_stopped=node["is_leaving"],
+            is_draining=node["is_draining"],
+        )
+        for node in found["nodes"]
+        if not node["is_alive"]
+    ]
+    known += troubles.partition_troubles(found["partitions"])
+    if found["trouble"] is not None:
+        known.append(troubles.metadata_away(found["trouble"]))
+    lines = []
+    for one in known:
+        reason = one.facts().get("reason")
+        lines.append(f"{one.text}{f' ({reason})' if reason else ''}; do: {one.do}")
+    kinds = {one.kind.value for one in known}
+    own = [one for one in found.get("reasons") or () if one["kind"] not in kinds]
+    return lines + _own_troubles(found["node"], own)
+
+
+def _own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
+    """Return the troubles, or the warnings, that a node reports about itself. Troubles of the whole
+    cluster are left out: ``problems`` derives them from the cluster's numbers."""
+    return [
+        f"node {node}: {one['text']}; do: {one['do']}"
+        for one in reasons
+        if one["kind"] not in troubles.CLUSTER_WIDE
+        and (one["kind"] in troubles.WARNINGS) is are_warnings
+    ]
+
+
+def _remarks(found: Found) -> list[str]:
+    lines = _own_troubles(found["node"], found.get("reasons") or (), are_warnings=True)
+    for node in found["nodes"]:
+        if node["is_draining"] and node["is_alive"]:
+            held = node["replicas"]
+            rest = f"has {counted(held, 'partition')} left" if held else "is empty"
+            lines.append(f"node {node['node']} is being drained and {rest}")
+        elif node["is_leaving"] and node["is_alive"]:
+            lines.append(f"node {node['node']} is about to stop")
+    moving = found["partitions"]["moving"]
+    if moving:
+        lines.append(f"{counted(moving, 'partition')} moving")
+    versions = sorted({node["version"] for node in found["nodes"] if node["is_alive"]})
+    if len(versions) > 1:
+        lines.append(f"nodes run different versions: {', '.join(versions)}")
+    level = found["level"]
+    if level["wanted"] is not None:
+        lines.append(f"the feature level is being raised to {level['wanted']}")
+    elif level["latest"] > level["in_force"]:
+        lines.append(
+            f"all nodes support feature level {level['latest']}: run `penstock cluster upgrade`"
+        )
+    return lines

@@ -1,40 +1,27 @@
-"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with.
-
-One etcd and several nodes run as separate processes. Their data is kept in a folder, so that the
-next ``up`` continues with the same cluster. In the foreground Ctrl-C stops everything; with
-``--detach`` the cluster runs until ``down``. No process is restarted automatically, so that users
-can try what the loss of a node does to a cluster."""
+"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with. No
+process is restarted automatically, so that users can try the loss of a node."""
 
 import os
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+import penstock.cli.cluster.changes  # noqa: F401 - adds its verbs to the noun
 from penstock.cli.clients.contexts import ENDPOINT_DEFAULT
 from penstock.cli.clients.http import Admin
 from penstock.cli.cluster import processes
-from penstock.cli.cluster.folder import (
-    ETCD,
-    NODES_MAX,
-    UP,
-    Folder,
-    Layout,
-    ProcessId,
-    port_in_use,
-    started_at,
-)
-from penstock.cli.cluster.processes import Process, StopSignals, wait_readable
-from penstock.cli.cluster.sentences import problems
-from penstock.cli.command import Session, Verb
+from penstock.cli.cluster.processes import ETCD, Folder, Layout, Process, ProcessId, StopSignals
+from penstock.cli.cluster.status import cluster, problems
+from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Failure, NotFound
+from penstock.cli.terminal.options import option
 from penstock.cli.terminal.output import Row, columns
 
-FOLDER_DEFAULT = "./penstock-cluster"
 ETCD_SECONDS_MAX = 30.0
 READY_SECONDS_MAX = 60.0
 REPLICAS_SECONDS_MAX = 20.0  # until every partition has all of its replicas
@@ -42,21 +29,17 @@ STATUS_SECONDS_MAX = 5.0
 STATUS_EVERY_S = 0.25
 
 _COLUMNS = columns("name NODE, http SQS, kafka, admin, log")
+_data = option("--data", "DIR", "data folder", default="./penstock-cluster")
 
 
-_data = click.option(
-    "--data", metavar="DIR", default=FOLDER_DEFAULT, show_default=True, help="data folder"
-)
-
-
-@click.command(cls=Verb)
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="number of nodes [default: 3]")
+@cluster.command()
+@option("--nodes", click.IntRange(1, processes.NODES_MAX), "number of nodes [default: 3]")
 @_data
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
-@click.option(
+@option(
     "--port-base",
-    type=click.IntRange(1_024, 65_000),
-    help="first port; each node uses 10 ports [default: 9324, or the next free]",
+    click.IntRange(1_024, 65_000),
+    "first port; each node uses 10 ports [default: 9324, or the next free]",
 )
 @click.option("--detach", is_flag=True, help="run in the background, until `penstock cluster down`")
 def up(
@@ -77,12 +60,23 @@ def up(
     program = None if etcd else shutil.which(ETCD)
     folder = Folder(Path(data))
     is_etcd_given = bool(etcd or (folder.is_there and folder.layout().etcd))
-    _check_installed(program, is_etcd_given=is_etcd_given)
+    if find_spec("grpc") is None:
+        raise NotFound(
+            "grpcio is not installed",
+            "cluster nodes use it to connect to etcd",
+            f"run `{sys.executable} -m pip install 'penstock[cluster]'`",
+        )
+    if program is None and not is_etcd_given:
+        raise NotFound(
+            "etcd is not installed",
+            "a cluster keeps its metadata in etcd",
+            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
+        )
     folder.lock()
     repair(folder.path, but=folder.master_file.name)
     layout = folder.prepare(nodes=nodes, base=port_base, etcd=etcd)
     with StopSignals() as signals:
-        local = LocalCluster(session, folder, layout, signals, is_detached=detach)
+        local = LocalCluster(session, folder, layout, signals, detach)
         try:
             local.start(program or ETCD)
         except BaseException as error:
@@ -102,45 +96,19 @@ def up(
             raise click.exceptions.Exit(ExitCode.FAILED)
 
 
-def _check_installed(etcd_program: str | None, *, is_etcd_given: bool) -> None:
-    """Raise Failure if something that nodes need is missing, before anything is started."""
-    if find_spec("grpc") is None:
-        raise NotFound(
-            "grpcio is not installed",
-            "cluster nodes use it to connect to etcd",
-            f"run `{sys.executable} -m pip install 'penstock[cluster]'`",
-        )
-    if etcd_program is None and not is_etcd_given:
-        raise NotFound(
-            "etcd is not installed",
-            "a cluster keeps its metadata in etcd",
-            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
-        )
-
-
+@dataclass
 class LocalCluster:
-    """The processes of this ``up``, and those that an earlier ``up`` left running."""
-
-    def __init__(
-        self,
-        session: Session,
-        folder: Folder,
-        layout: Layout,
-        signals: StopSignals,
-        *,
-        is_detached: bool,
-    ) -> None:
-        self._session = session
-        self._folder = folder
-        self._layout = layout
-        self._signals = signals
-        self._is_detached = is_detached
-        self._earlier: list[ProcessId] = []
-        self._ours: list[Process] = []
+    _session: Session
+    _folder: Folder
+    _layout: Layout
+    _signals: StopSignals
+    _is_detached: bool
+    _earlier: list[ProcessId] = field(default_factory=list)  # left running by an earlier ``up``
+    _ours: list[Process] = field(default_factory=list)
 
     def start(self, etcd_program: str) -> None:
-        layout = self._layout
-        running = self._earlier = self._folder.running()
+        layout, folder = self._layout, self._folder
+        running = self._earlier = folder.running()
         if running and not self._is_detached:
             raise Conflict(
                 f"{', '.join(one.name for one in running)} already running",
@@ -150,7 +118,7 @@ class LocalCluster:
         nodes = [node for node in range(1, layout.nodes + 1) if f"n{node}" not in names]
         is_etcd_ours = not layout.etcd and ETCD not in names
         ports = layout.all_ports(nodes=nodes, with_etcd=is_etcd_ours)
-        if (port := port_in_use(ports)) is not None:
+        if (port := processes.port_in_use(ports)) is not None:
             raise Conflict(
                 f"port {port} is in use",
                 "another process listens on it",
@@ -158,28 +126,21 @@ class LocalCluster:
             )
         pid = os.getpid()
         if not self._is_detached:
-            self._earlier.append(ProcessId(UP, pid, started_at(pid) or 0))
+            self._earlier.append(ProcessId(processes.UP, pid, processes.started_at(pid) or 0))
         if is_etcd_ours:
-            command = processes.etcd_command(etcd_program, layout, self._folder)
+            command = processes.etcd_command(etcd_program, layout, folder)
             etcd = self._start(ETCD, command, processes.etcd_environment())
             self._wait_healthy(etcd, layout.etcd_ports[0], "/health", ETCD_SECONDS_MAX)
             self._session.remark("etcd is ready")
-        self._start_nodes(nodes)
-        self._wait_for_replicas()
-
-    def _start_nodes(self, nodes: list[int]) -> None:
-        layout, folder = self._layout, self._folder
-        started = [
-            self._start(
-                f"n{node}",
-                processes.node_command(node, layout, folder),
-                processes.node_environment(node, layout, folder),
-            )
-            for node in nodes
-        ]
+        started = []
+        for node in nodes:
+            command = processes.node_command(node, layout, folder)
+            env = processes.node_environment(node, layout, folder)
+            started.append(self._start(f"n{node}", command, env))
         for done, (node, process) in enumerate(zip(nodes, started, strict=True), 1):
             self._wait_healthy(process, layout.ports(node).admin, "/readyz", READY_SECONDS_MAX)
             self._session.remark(f"n{node} is ready, {done} of {len(nodes)}")
+        self._wait_for_replicas()
 
     def _log(self, name: str) -> Path:
         return self._folder.logs / f"{name}.log"
@@ -199,8 +160,7 @@ class LocalCluster:
         processes.wait_healthy(process, port, path, log=log, seconds=seconds, signals=signals)
 
     def _wait_for_replicas(self) -> None:
-        """Wait until partitions that were created while nodes started one by one have all replicas.
-        With authentication on, this only prints why the status cannot be read."""
+        """Wait for the replicas of partitions that were created while nodes started."""
         url = f"http://127.0.0.1:{self._layout.ports(1).admin}"
         settings = replace(self._session.settings, account=None, timeout_s=STATUS_SECONDS_MAX)
         admin = Admin(url, settings)
@@ -213,7 +173,7 @@ class LocalCluster:
                 break
             if not wrong:
                 break
-            if wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
+            if processes.wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
                 raise processes.StartStopped
         admin.close()
         for line in wrong:
@@ -223,7 +183,7 @@ class LocalCluster:
         """Wait for a stop signal and return True, or return False once no node is left."""
         while any(process.name != ETCD for process in self._ours):
             by_fd = {process.fd: process for process in self._ours}
-            ready = wait_readable([self._signals.fd, *by_fd], seconds=None)
+            ready = processes.wait_readable([self._signals.fd, *by_fd], seconds=None)
             if self._signals.fd in ready:
                 self._signals.clear()
                 return True
@@ -251,36 +211,29 @@ def _show(session: Session, folder: Folder, layout: Layout, *, is_detached: bool
         log = str(folder.logs / f"n{node}.log")
         rows.append({**row, "admin": f"http://{admin}", "log": log})
     session.out.many(rows, columns=_COLUMNS)
-    if session.out.is_table:
-        for line in _hints(rows, folder, is_detached=is_detached):
-            session.out.line(line)
-    session.out.flush()
-
-
-def _hints(rows: list[Row], folder: Folder, *, is_detached: bool) -> list[str]:
     first, last = str(rows[0]["http"]), str(rows[-1]["http"])
-    brokers = ",".join(str(row["kafka"]) for row in rows)
-    named = [] if first == ENDPOINT_DEFAULT else [f"  export PENSTOCK_ENDPOINT={first}"]
-    return [
+    end = f"`penstock cluster down --data {folder.path}`" if is_detached else "Ctrl-C"
+    hints = [
         "",
-        "Try it from another terminal:" if not is_detached else "Try it:",
+        "Try it:" if is_detached else "Try it from another terminal:",
         "",
-        *named,
+        *([] if first == ENDPOINT_DEFAULT else [f"  export PENSTOCK_ENDPOINT={first}"]),
         "  penstock cluster status",
         "  penstock queue create jobs",
         '  penstock message send jobs "resize image 17"',
         "  AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x \\",
         f"    aws --endpoint-url {last} --region us-east-1 sqs list-queues",
-        f"  kcat -b {brokers} -L",
+        f"  kcat -b {','.join(str(row['kafka']) for row in rows)} -L",
         "",
-        f"`penstock cluster down --data {folder.path}` stops it."
-        if is_detached
-        else "Ctrl-C stops it.",
+        f"{end} stops it.",
         "The next `penstock cluster up` continues with the same cluster.",
     ]
+    if session.out.is_table:
+        session.out.line("\n".join(hints))
+    session.out.flush()
 
 
-@click.command(cls=Verb)
+@cluster.command()
 @_data
 def down(session: Session, data: str) -> None:
     """Stop a cluster that `up` started. Its data and ports are kept."""

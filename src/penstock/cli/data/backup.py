@@ -1,8 +1,6 @@
-"""``penstock backup``: creates, lists, verifies and restores backups.
-
-``create`` reads from a running server or cluster and writes to the disk of this machine; the other
-commands read backups on disk and need no server. ``backup/manifest.py`` describes the format
-of a backup, ``node/restoring.py`` does the restore."""
+"""``penstock backup``: ``create`` reads from a running server or cluster and writes to the disk of
+this machine; the other commands read backups on disk and need no server. ``backup/manifest.py``
+describes the format of a backup, ``node/restoring.py`` does the restore."""
 
 import os
 import time
@@ -13,21 +11,19 @@ import click
 
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Misuse
-from penstock.cli.terminal.output import Column, columns, moment
-from penstock.cli.terminal.progress import Progress
-from penstock.cli.terminal.quantity import bytes_of
+from penstock.cli.terminal.options import bytes_of, option
+from penstock.cli.terminal.output import Progress, columns, moment
 
 if TYPE_CHECKING:
     from penstock.backup.manifest import Manifest
 
 _RATE = bytes_of(1, 100 * 2**30)
-
-_COLUMNS = (
-    Column("name", "NAME"),
-    Column("at_ms", "AT", form=moment),
-    Column("version", "VERSION"),
-    Column("nodes", "NODES", form=lambda nodes: ",".join(map(str, nodes)) or "-"),
-    *columns("partitions#, definitions#, size_bytes# SIZE, master_key_id MASTER KEY"),
+_dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+_COLUMNS = columns(
+    "name, at_ms AT, version, nodes, partitions#, definitions#, size_bytes# SIZE,"
+    " master_key_id MASTER KEY",
+    at_ms=moment,
+    nodes=lambda nodes: ",".join(map(str, nodes)) or "-",
 )
 _FINDING_COLUMNS = columns("backup, file, reason WHY")
 
@@ -38,15 +34,14 @@ def backup() -> None:
 
 
 @backup.command()
-@click.option(
-    "--to",
-    "folder",
+@option(
+    "--to folder",
+    click.Path(file_okay=False, path_type=Path),
+    "folder of backups; the new backup becomes a subfolder",
     metavar="DIR",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="folder of backups; the new backup becomes a subfolder",
 )
-@click.option("--rate", metavar="SIZE", type=_RATE, help="limit, bytes per second, such as 50MB")
+@option("--rate", bytes_of(1, 100 * 2**30), "limit, bytes per second, such as 50MB", metavar="SIZE")
 def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 
@@ -58,8 +53,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     from penstock.node.process.folder import set_umask
 
     set_umask()
-    quiet = session.settings.quiet
-    with Progress("copying", is_quiet=quiet) as progress:
+    with Progress("copying", is_quiet=session.settings.quiet) as progress:
         made, manifest = write_backup(
             AdminSource(session.admin),
             folder,
@@ -71,7 +65,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
 
 
 @backup.command("list")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def list_backups(session: Session, folder: Path) -> None:
     """List the backups in a folder, oldest first."""
     from penstock.backup.manifest import BackupUnusable, backups_in, partials_in, read_manifest
@@ -88,18 +82,15 @@ def list_backups(session: Session, folder: Path) -> None:
 
 
 @backup.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def verify(session: Session, folder: Path) -> None:
     """Read every byte of a backup, or of all backups in a folder, and compare checksums.
 
     Exit code 8 if a file is missing, changed or unexpected.
     """
-    from penstock.backup.manifest import MANIFEST_NAME, backups_in
     from penstock.backup.manifest import verify as verify_one
 
-    chosen = [folder]
-    if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
-        chosen = backups_in(folder) or chosen
+    chosen = _several(folder) or [folder]
     findings = []
     with Progress("reading", is_quiet=session.settings.quiet) as progress:
         for one in chosen:
@@ -115,7 +106,7 @@ def verify(session: Session, folder: Path) -> None:
 
 
 @backup.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 @click.option("--data", metavar="DIR", required=True, help="empty data folder of the new server")
 @click.option("--node", type=click.IntRange(1), help="number of the node, in a new cluster")
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="etcd of the new cluster")
@@ -150,7 +141,13 @@ def restore(
         config = node_config.load(flags, os.environ, files).config
     except ConfigInvalid as error:
         raise Misuse(what, str(error)) from error
-    manifest = read_manifest(_one(folder))
+    if backups := _several(folder):
+        raise Misuse(
+            f"'{folder}' is not a backup",
+            f"the folder has {len(backups)} backups, the newest is {backups[-1].name}",
+            f"give one of them, such as {folder / backups[-1].name}",
+        )
+    manifest = read_manifest(folder)
     with Progress("restoring", is_quiet=session.settings.quiet) as progress:
         try:
             restore_all(
@@ -169,19 +166,11 @@ def restore(
     )
 
 
-def _one(folder: Path) -> Path:
-    """Return the folder if it is a backup. Raises Failure if it contains several backups."""
+def _several(folder: Path) -> list[Path]:
     from penstock.backup.manifest import MANIFEST_NAME, backups_in
 
-    if folder.is_dir() and not (folder / MANIFEST_NAME).exists():
-        names = [one.name for one in backups_in(folder)]
-        if names:
-            raise Misuse(
-                f"'{folder}' is not a backup",
-                f"the folder has {len(names)} backups, the newest is {names[-1]}",
-                f"give one of them, such as {folder / names[-1]}",
-            )
-    return folder
+    is_one = not folder.is_dir() or (folder / MANIFEST_NAME).exists()
+    return [] if is_one else backups_in(folder)
 
 
 def _row(place: Path, manifest: "Manifest") -> dict[str, Any]:

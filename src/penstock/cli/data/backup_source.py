@@ -1,16 +1,16 @@
-"""The admin API of a server or cluster as the source of a backup.
-
-Leaders change and connections break during a long copy, so requests are retried for a while if the
-server is unreachable or too slow; a request that the server rejects is not retried."""
+"""The admin API of a server or cluster as the source of a backup. Leaders change and connections
+break during a long copy, so requests are retried for a while, except those that the server
+rejects."""
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.cli.clients.http import Admin
-from penstock.cli.terminal.failure import ExitCode, Failure, Refused
+from penstock.cli.terminal.failure import PASSING, Failure, Refused
 from penstock.frontend.admin.operations import BASE_HEADER, NEXT_HEADER, START_HEADER
 from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
 from penstock.model.errors import TopicNotFound
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 
 class AdminSource:
-    """A ``penstock.backup.writing.Source``."""
-
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._path = ""
@@ -39,33 +37,25 @@ class AdminSource:
         return begun
 
     def definitions(self) -> Iterator[Definition]:
-        for one in self._pages("definitions"):
-            yield _as(Definition, one)
+        return self._pages("definitions", Definition)
 
     def partitions(self) -> Iterator[PartitionCut]:
-        for one in self._pages("partitions"):
-            yield _as(PartitionCut, one)
+        return self._pages("partitions", PartitionCut)
 
-    def _pages(self, what: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, name: str, kind: type[T]) -> Iterator[T]:
+        path, what = f"{self._path}/{name}", f"cannot read the {name} of the backup"
         after: int | None = 0
         while after is not None:
-            query = {"after": after}
-            reply = _retried(
-                lambda query=query: self._admin.get(  # type: ignore[misc]
-                    f"{self._path}/{what}", query, what=f"cannot read the {what} of the backup"
-                )
-            )
-            yield from reply[what]
+            reply = _retried(partial(self._admin.get, path, {"after": after}, what=what))
+            for one in reply[name]:
+                yield _as(kind, one)
             after = reply["next"]
 
     def read(self, topic_id: str, partition: int, offset: int) -> Piece:
         query = {"topic_id": topic_id, "partition": partition, "offset": offset}
         try:
-            headers, data = _retried(
-                lambda: self._admin.get_bytes(
-                    f"{self._path}/records", query, what=f"cannot copy {topic_id}/{partition}"
-                )
-            )
+            path, what = f"{self._path}/records", f"cannot copy {topic_id}/{partition}"
+            headers, data = _retried(partial(self._admin.exchange, "GET", path, query, None, what))
         except Refused as refused:
             if refused.fault == _TOPIC_GONE:
                 raise TopicNotFound(topic_id) from None
@@ -94,7 +84,6 @@ def _retried(request: Callable[[], T]) -> T:
         try:
             return request()
         except Failure as failure:
-            is_transient = failure.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)
-            if not is_transient or time.monotonic() >= until:
+            if failure.exit_code not in PASSING or time.monotonic() >= until:
                 raise
         time.sleep(RETRY_PAUSE_SECONDS)

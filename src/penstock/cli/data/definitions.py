@@ -1,27 +1,19 @@
 """``penstock definitions``: exports and imports queues and topics of an account as a JSON file,
-without messages.
-
-Everything goes through the SQS API and the Kafka protocol. Users, keys and messages are copied by
-``penstock backup``."""
+through the SQS API and the Kafka protocol. ``penstock backup`` copies users, keys and messages."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
+from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.queues.settings import SETTINGS
 from penstock.cli.terminal.failure import Misuse
 from penstock.cli.terminal.output import columns
-from penstock.cli.topics.topic import (
-    QUEUE_CONFIG,
-    SOURCE_TOPIC,
-    alter_configs,
-    configs_of_topic,
-    create_topic,
-)
+from penstock.cli.topics import topic as kafka
 
 _VERSION = 1
 _FILE_BYTES_MAX = 64 * 1_048_576
@@ -30,9 +22,11 @@ _PARTITIONS = "PenstockPartitions"
 _FIXED = ("FifoQueue", _PARTITIONS)  # cannot change after the creation of a queue
 _ATTRIBUTES = (*_FIXED, _REDRIVE, *(setting.attribute for setting in SETTINGS))
 _OF_SHARES = ("VisibilityTimeout", "ReceiveMessageWaitTimeSeconds", "Policy", _REDRIVE)
+_KINDS: Mapping[str, Mapping[str, type]] = {
+    "queues": {"name": str, "attributes": dict, "tags": dict},
+    "topics": {"name": str, "partitions": int, "configs": dict},
+}
 _COLUMNS = columns("kind, name, result")
-
-Json = dict[str, Any]
 
 
 @click.group(cls=Noun)
@@ -48,7 +42,15 @@ def export(session: Session, file: TextIO) -> None:
     Dead-letter queues are given by name, so the file can be imported in any account and region.
     """
     queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
-    topics = list(_topics(session))
+    topics = []
+    for each in sorted(session.kafka.metadata().topics, key=lambda one: str(one.name)):
+        configs = {} if each.is_internal else kafka.configs_of_topic(session, each.name)
+        if each.is_internal or configs.get(kafka.QUEUE_CONFIG, ("false", 0))[0] == "true":
+            continue
+        own = {
+            key: value for key, (value, source) in configs.items() if source == kafka.SOURCE_TOPIC
+        }
+        topics.append({"name": each.name, "partitions": len(each.partitions), "configs": own})
     found = {"version": _VERSION, "queues": queues, "topics": topics}
     file.write(json.dumps(found, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
     session.remark(f"{len(queues)} queues and {len(topics)} topics")
@@ -67,17 +69,6 @@ def _queue(session: Session, name: str) -> Json:
     return {"name": name, "attributes": attributes, "tags": tags}
 
 
-def _topics(session: Session) -> Iterator[Json]:
-    found = [each for each in session.kafka.metadata().topics if not each.is_internal]
-    for each in sorted(found, key=lambda one: str(one.name)):
-        configs = configs_of_topic(session, each.name)
-        if configs.get(QUEUE_CONFIG, ("false", 0))[0] != "true":
-            set_here = {
-                k: value for k, (value, source) in configs.items() if source == SOURCE_TOPIC
-            }
-            yield {"name": each.name, "partitions": len(each.partitions), "configs": set_here}
-
-
 @definitions.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
@@ -93,7 +84,13 @@ def import_file(session: Session, file: str, dry_run: bool) -> None:
     rows = [_import_queue(session, each, existing, is_dry=dry_run) for each in queues]
     for each in queues:
         if _REDRIVE in each["attributes"] and not dry_run:
-            _set_dead_letter(session, each)
+            rule = json.loads(each["attributes"][_REDRIVE])
+            rule[_TARGET] = session.sqs.arn(rule[_TARGET])
+            what = f"cannot set the dead-letter queue of '{each['name']}'"
+            changed = {_REDRIVE: json.dumps(rule)}
+            session.sqs.call_queue(
+                each["name"], "SetQueueAttributes", what=what, Attributes=changed
+            )
     known = {each.name for each in session.kafka.metadata().topics} if found["topics"] else set()
     rows += [_import_topic(session, each, known, is_dry=dry_run) for each in found["topics"]]
     session.out.many(rows, columns=_COLUMNS, empty="the file has no queues and no topics")
@@ -106,10 +103,12 @@ def _read(file: str) -> Json:
         found = json.loads(text)
         if found["version"] != _VERSION:
             raise ValueError(f"version {found['version']} is not supported; expected {_VERSION}")
-        for each in found["queues"]:
-            _check(each, attributes=dict, tags=dict)
-        for each in found["topics"]:
-            _check(each, partitions=int, configs=dict)
+        for part, kinds in _KINDS.items():
+            for each in found[part]:
+                for key, kind in kinds.items():
+                    if not isinstance(each[key], kind):
+                        what = f"'{key}' of {each.get('name')!r}"
+                        raise ValueError(f"{what} is not a {kind.__name__}")
     except (ValueError, KeyError, TypeError) as error:
         why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise Misuse(
@@ -118,21 +117,6 @@ def _read(file: str) -> Json:
             "create such a file with `penstock definitions export`",
         ) from None
     return dict(found)
-
-
-def _check(each: Json, **kinds: type) -> None:
-    for key, kind in {"name": str, **kinds}.items():
-        if not isinstance(each[key], kind):
-            raise ValueError(f"'{key}' of {each.get('name')!r} is not a {kind.__name__}")
-
-
-def _set_dead_letter(session: Session, each: Json) -> None:
-    rule = json.loads(each["attributes"][_REDRIVE])
-    rule[_TARGET] = session.sqs.arn(rule[_TARGET])
-    what, attributes = f"cannot set the dead-letter queue of '{each['name']}'", json.dumps(rule)
-    session.sqs.call_queue(
-        each["name"], "SetQueueAttributes", what=what, Attributes={_REDRIVE: attributes}
-    )
 
 
 def _row(kind: str, name: str, result: str, *, is_dry: bool) -> Json:
@@ -163,13 +147,13 @@ def _import_queue(session: Session, given: Json, existing: set[str], *, is_dry: 
 def _import_topic(session: Session, given: Json, existing: set[str], *, is_dry: bool) -> Json:
     name, configs = given["name"], given["configs"]
     if name not in existing:
-        create_topic(session, name, given["partitions"], configs, is_dry=is_dry)
+        kafka.create_topic(session, name, given["partitions"], configs, is_dry=is_dry)
         return _row("topic", name, "created", is_dry=is_dry)
-    now = {key: value for key, (value, _) in configs_of_topic(session, name).items()}
+    now = {key: value for key, (value, _) in kafka.configs_of_topic(session, name).items()}
     changed = _differing(configs, now)
     if changed:
         what = f"cannot change topic '{name}'"
-        alter_configs(session, name, changed, is_dry=is_dry, what=what)
+        kafka.alter_configs(session, name, changed, is_dry=is_dry, what=what)
     return _row("topic", name, "changed" if changed else "unchanged", is_dry=is_dry)
 
 

@@ -1,34 +1,20 @@
-"""``penstock storage``: inspects a data folder while the server is stopped.
-
-With ``serve`` and ``doctor``, these are the only commands that use the disk of a server. They read
-and never write: the server repairs what can be repaired when it starts. ``verify`` reads every byte
-and exits with 8 if it finds damage. Message bodies are private data, so ``dump-segment`` shows them
-only on request."""
+"""``penstock storage``: inspects a data folder while the server is stopped. It reads and never
+writes: the server repairs what can be repaired when it starts. Message bodies are private data, so
+``dump-segment`` shows them only on request."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
+from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
-from penstock.cli.terminal.output import Column, columns, moment, one_line
-from penstock.cli.terminal.progress import Progress
-from penstock.log.inspection import (
-    TOPICS_FOLDER,
-    PartitionFolder,
-    SegmentReport,
-    find_partitions,
-    iter_segment,
-    lost_offsets,
-    segments_of,
-    summarize,
-    verify_checkpoints,
-    verify_segment,
-)
+from penstock.cli.terminal.options import count_option
+from penstock.cli.terminal.output import Progress, columns, moment, one_line
+from penstock.log import inspection
 from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import LOG_SUFFIX, base_offset_of
 from penstock.model.names import uuid_text
@@ -40,7 +26,6 @@ from penstock.record.control import iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
 
-ROWS_DEFAULT = 1_000
 _BODY_WIDTH = 60
 
 _PARTITION_COLUMNS = columns(
@@ -50,14 +35,13 @@ _PARTITION_COLUMNS = columns(
 _FINDING_COLUMNS = columns(
     "kind FOUND, file, position# BYTE, first_offset# FROM OFFSET, next_offset# TO, reason WHY"
 )
-_RECORD_COLUMNS = (
-    *columns("offset#, kind"),
-    Column("timestamp_ms", "TIME", form=moment),
-    *columns("epoch#, codec, group, message_id"),
-    Column("body_bytes", "BODY BYTES", is_number=True),
-    Column("detail", "DETAIL"),
+_RECORD_COLUMNS = columns(
+    "offset#, kind, timestamp_ms TIME, epoch#, codec, group, message_id, body_bytes#, detail, body",
+    timestamp_ms=moment,
+    body_bytes="{:,}".format,
+    body=lambda body: one_line(body, _BODY_WIDTH),
 )
-_BODY_COLUMN = Column("body", "BODY", form=lambda body: one_line(body, _BODY_WIDTH))
+_dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
 @click.group(cls=Noun)
@@ -66,31 +50,29 @@ def storage() -> None:
 
 
 @storage.command("inspect")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def inspect_folder(session: Session, folder: Path) -> None:
     """List the partitions in a data folder."""
-    rows = []
-    for place in _partitions(folder):
-        found = summarize(place)
-        rows.append(
-            {
-                "topic_id": place.topic_id,
-                "partition": place.partition,
-                "start_offset": found.start_offset,
-                "end_offset": found.end_offset,
-                "segments": found.segments,
-                "size_bytes": found.size_bytes,
-                "max_timestamp_ms": found.max_timestamp,
-                "clean_stop": found.was_clean,
-                "damaged_ranges": len(found.damage),
-            }
-        )
+    rows = [
+        {
+            "topic_id": place.topic_id,
+            "partition": place.partition,
+            "start_offset": found.start_offset,
+            "end_offset": found.end_offset,
+            "segments": found.segments,
+            "size_bytes": found.size_bytes,
+            "max_timestamp_ms": found.max_timestamp,
+            "clean_stop": found.was_clean,
+            "damaged_ranges": len(found.damage),
+        }
+        for place, found in ((place, inspection.summarize(place)) for place in _partitions(folder))
+    ]
     empty = f"no partitions in {folder}"
     session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id", empty=empty)
 
 
 @storage.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_dir_argument
 def verify(session: Session, folder: Path) -> None:
     """Read every byte of every log in a data folder. Exit code 8 if a log is damaged."""
     places = _partitions(folder)
@@ -101,11 +83,11 @@ def verify(session: Session, folder: Path) -> None:
             " verify again, or stop the server first"
         )
     total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
-    findings: list[dict[str, Any]] = []
+    findings: list[Json] = []
     done_bytes = batches = 0
     with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
         for place in places:
-            for base_offset, next_base in segments_of(place):
+            for base_offset, next_base in inspection.segments_of(place):
                 survey = _verify_segment(place, base_offset, next_base, findings)
                 done_bytes += survey.bytes
                 batches += survey.batches
@@ -136,42 +118,30 @@ def verify(session: Session, folder: Path) -> None:
 
 
 def _verify_segment(
-    place: "PartitionFolder",
-    base_offset: int,
-    next_base: int | None,
-    findings: list[dict[str, Any]],
-) -> "SegmentReport":
-    survey = verify_segment(place.folder, base_offset, next_base)
-    findings += [_damage_row(survey.path, damage) for damage in survey.damage]
-    findings += [_remark_row(survey.path, remark) for remark in survey.remarks]
+    place: inspection.PartitionFolder, base_offset: int, next_base: int | None, findings: list[Json]
+) -> inspection.SegmentReport:
+    survey = inspection.verify_segment(place.folder, base_offset, next_base)
+    file, end = str(survey.path), survey.end_offset
+    damages = map(msgspec.structs.asdict, survey.damage)
+    findings += [{"kind": "damage", **damage, "file": file} for damage in damages]
+    # The next start of the server repairs what a remark is about.
+    remarks = [(file, remark) for remark in survey.remarks]
+    lost = 0
     if next_base is None:
-        findings += [_remark_row(place.folder, one) for one in verify_checkpoints(place.folder)]
-        lost = lost_offsets(place.folder, survey.end_offset)
-        if lost:
-            end = survey.end_offset
-            row = {"kind": "damage", "file": str(survey.path), "position": survey.bytes}
-            row |= {"first_offset": end, "next_offset": end + lost}
-            findings.append({**row, "reason": "synced records are missing"})
+        remarks += [(str(place.folder), one) for one in inspection.verify_checkpoints(place.folder)]
+        lost = inspection.lost_offsets(place.folder, end)
+    findings += [{"kind": "remark", "file": where, "reason": why} for where, why in remarks]
+    if lost:
+        row = {"kind": "damage", "file": file, "position": survey.bytes, "first_offset": end}
+        findings.append({**row, "next_offset": end + lost, "reason": "synced records are missing"})
     return survey
-
-
-def _damage_row(path: Path, damage: Damage) -> dict[str, Any]:
-    return {"kind": "damage", **msgspec.structs.asdict(damage), "file": str(path)}
-
-
-def _remark_row(path: Path, remark: str) -> dict[str, Any]:
-    """Return a finding that the next start of the server repairs."""
-    return {"kind": "remark", "file": str(path), "reason": remark}
 
 
 @storage.command("dump-segment")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--bodies", is_flag=True, help="print message bodies and control values too")
 @click.option("--from", "from_offset", metavar="OFFSET", default=0, help="first offset to print")
-@click.option(
-    "-n", "--count", default=ROWS_DEFAULT, show_default=True, type=click.IntRange(min=1),
-    help="maximum number of records",
-)  # fmt: skip
+@count_option(None, 1_000, "maximum number of records")
 def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, count: int) -> None:
     """Print the records of one segment file."""
     if not file.is_file():
@@ -182,12 +152,12 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
             "the name of a segment is its first offset, 20 digits, and .log",
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
-    columns = (*_RECORD_COLUMNS, _BODY_COLUMN) if bodies else _RECORD_COLUMNS
-    session.out.many(rows, columns=columns, name="offset", empty="no records in this range")
+    shown = _RECORD_COLUMNS if bodies else _RECORD_COLUMNS[:-1]
+    session.out.many(rows, columns=shown, name="offset", empty="no records in this range")
 
 
-def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
-    for part in iter_segment(file):
+def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
+    for part in inspection.iter_segment(file):
         if isinstance(part, Damage):
             yield {
                 "offset": part.first_offset,
@@ -198,7 +168,7 @@ def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterato
             yield from _batch_rows(part, from_offset=from_offset, with_bodies=with_bodies)
 
 
-def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:
+def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
     header = parse_header(batch)
     if header.next_offset <= from_offset:
         return
@@ -229,23 +199,17 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
 
 
 def _text(data: bytes) -> str:
-    """Return text unchanged, other bytes in hex with a mark."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "hex:" + data.hex()
 
 
-def _partitions(folder: Path) -> "list[PartitionFolder]":
+def _partitions(folder: Path) -> list[inspection.PartitionFolder]:
+    fix = "give the server's data folder, as in `penstock serve --data DIR`"
     if not folder.is_dir():
-        raise NotFound(
-            f"no folder {folder}",
-            fix="give the server's data folder, as in `penstock serve --data DIR`",
-        )
-    if not (folder / TOPICS_FOLDER).is_dir():
-        raise NotFound(
-            f"{folder} is not a data folder",
-            f"it has no subfolder {TOPICS_FOLDER}",
-            "give the server's data folder, as in `penstock serve --data DIR`",
-        )
-    return find_partitions(folder)
+        raise NotFound(f"no folder {folder}", fix=fix)
+    if not (folder / inspection.TOPICS_FOLDER).is_dir():
+        why = f"it has no subfolder {inspection.TOPICS_FOLDER}"
+        raise NotFound(f"{folder} is not a data folder", why, fix)
+    return inspection.find_partitions(folder)

@@ -1,19 +1,35 @@
-"""``penstock message``: sends, receives, shows and deletes messages.
-
-Sending and receiving go through the SQS API like any client. Peek and tail read the log through the
-admin API: they lease nothing, so no consumer misses a message and no receive count rises. With
-``--topic`` send and tail use the Kafka protocol instead, with keys, headers and partitions."""
+"""``penstock message``: sends, receives, shows and deletes messages, like any client of the SQS
+API. A message is deleted only after it was written and flushed: if the reader of the pipe is gone,
+the message comes back after its lease instead of being lost. With ``--topic`` send and tail use the
+Kafka protocol instead."""
 
 import contextlib
+import itertools
+import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from penstock.cli.clients.http import Json, name_of
 from penstock.cli.command import Noun, Session
-from penstock.cli.terminal import quantity
-from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
+from penstock.cli.messages import sending
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
+from penstock.cli.terminal.options import count_option, option, repeatable, seconds
+from penstock.cli.terminal.output import duration
+
+_QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
+_TOPIC_ONLY = ("key", "headers", "partition")
+_OPTIONAL_FIELDS = {
+    "group": "MessageGroupId",
+    "dedup_id": "MessageDeduplicationId",
+    "sequence_number": "SequenceNumber",
+    "source": "DeadLetterQueueSourceArn",
+    "trace_header": "AWSTraceHeader",
+}
 
 
 @click.group(cls=Noun)
@@ -29,7 +45,7 @@ def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
     except Failure as failure:
         if failure.exit_code is not ExitCode.NOT_FOUND or not _is_topic(session, name):
             raise
-        other = "tail" if verb in ("peek", "receive", "tail") else "send"
+        other = "send" if verb == "send" else "tail"
         raise NotFound(
             f"cannot {verb}: '{name}' is a topic, not a queue; open it with `penstock topic"
             f" open-as-queue {name}` or use `penstock message {other} --topic {name}`"
@@ -44,12 +60,7 @@ def _is_topic(session: Session, name: str) -> bool:
     return True
 
 
-_QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
-_TOPIC_ONLY = ("key", "headers", "partition")
-
-
 def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
-    """Reject a flag that would have no effect."""
     for param in ctx.command.params:
         assert param.name is not None
         if ctx.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
@@ -69,23 +80,10 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--group", metavar="ID", help="message group, for order (FIFO) or fairness")
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
 @click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id per message")
-@click.option("--delay", type=quantity.seconds(0, 900), help="delivery delay, such as 90s")
-@click.option(
-    "-a",
-    "--attribute",
-    "attributes",
-    multiple=True,
-    metavar="NAME[:TYPE]=VALUE",
-    help="message attribute; repeatable",
-)
+@click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
+@repeatable("-a --attribute attributes", "NAME[:TYPE]=VALUE", "message attribute")
 @click.option("--key", metavar="KEY", help="topic: record key, for partitioning and compaction")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="topic: record header; repeatable",
-)
+@repeatable("--header headers", "NAME=VALUE", "topic: record header")
 @click.option("--partition", type=click.IntRange(min=0), help="topic: partition to send to")
 def send(
     session: Session,
@@ -94,14 +92,11 @@ def send(
     path: str | None,
     whole: bool,
     ndjson: bool,
-    group: str | None,
-    dedup_id: str | None,
-    unique: bool,
-    delay: int | None,
     attributes: tuple[str, ...],
     key: str | None,
     headers: tuple[str, ...],
     partition: int | None,
+    **flags: Any,
 ) -> None:
     """Send each BODY, or each line of stdin (-) or of a file (-f), as a message.
 
@@ -114,36 +109,31 @@ def send(
     key, headers and partition, as `message tail` prints it.
     """
     _check_options(click.get_current_context(), is_topic=topic is not None)
-    from penstock.cli.messages.sending import read_input
-
     if topic is not None:
-        from penstock.cli.messages.producing import send_records
-        from penstock.cli.messages.record_lines import RecordDefaults, header_from_flag
+        from penstock.cli.messages import producing
 
         bodies, path = _input(words, path, is_stdin_default=not sys.stdin.isatty())
-        flags = RecordDefaults(
-            None if key is None else key.encode(), tuple(map(header_from_flag, headers)), partition
+        given = tuple(map(producing.header_from_flag, headers))
+        defaults = producing.RecordDefaults(None if key is None else key.encode(), given, partition)
+        source, is_single = sending.read_input(bodies, path), len(bodies) == 1
+        producing.send_records(
+            session, topic, source, defaults, is_ndjson=ndjson, is_single=is_single
         )
-        source, is_single = read_input(bodies, path), len(bodies) == 1
-        send_records(session, topic, source, flags, is_ndjson=ndjson, is_single=is_single)
         return
-    from penstock.cli.messages.outgoing import Defaults, attribute_from_flag, send_messages
-
     if not words:
         raise click.UsageError("Give a QUEUE, or a topic with --topic NAME.")
-    if dedup_id is not None and unique:
+    if flags["dedup_id"] is not None and flags["unique"]:
         raise click.UsageError("--dedup-id and --unique cannot be combined.")
-    queue = words[0]
     bodies, path = _input(words[1:], path)
     if whole and (path is None or ndjson):
         raise click.UsageError("--whole needs -f and cannot be combined with --ndjson.")
-    given = dict(map(attribute_from_flag, attributes)) or None
-    with _as_queue(session, queue, verb="send"):
-        send_messages(
+    flags["attributes"] = dict(map(sending.attribute_from_flag, attributes)) or None
+    with _as_queue(session, words[0], verb="send"):
+        sending.send_messages(
             session,
-            queue,
-            read_input(bodies, path, is_whole=whole),
-            Defaults(group, dedup_id, delay, given, unique),
+            words[0],
+            sending.read_input(bodies, path, is_whole=whole),
+            sending.Defaults(**flags),
             is_ndjson=ndjson,
             is_single=len(bodies) == 1,
             is_whole=whole,
@@ -153,7 +143,6 @@ def send(
 def _input(
     words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the bodies or the file to read them from; exactly one of them must be given."""
     if words == ("-",):
         words, path = (), "-"
     if not words and path is None and is_stdin_default:
@@ -163,38 +152,104 @@ def _input(
     return words, path
 
 
+def as_item(message: Json) -> Json:
+    system = message.get("Attributes", {})
+    item: Json = {
+        "message_id": message["MessageId"],
+        "body": message["Body"],
+        "attempts": int(system.get("ApproximateReceiveCount", 1)),
+        "sent_at_ms": int(system["SentTimestamp"]) if "SentTimestamp" in system else None,
+    }
+    item |= {field: system[name] for field, name in _OPTIONAL_FIELDS.items() if name in system}
+    if attributes := message.get("MessageAttributes"):
+        item["attributes"] = {
+            name: {
+                "type": value["DataType"],
+                "value": value.get("StringValue", value.get("BinaryValue", "")),
+            }
+            for name, value in attributes.items()
+        }
+    item["receipt"] = message["ReceiptHandle"]
+    return item
+
+
+def _as_text(item: Json) -> str:
+    facts = [f"attempt {item['attempts']}"]
+    if item["sent_at_ms"] is not None:
+        facts.append(f"sent {duration(max(0.0, time.time() - item['sent_at_ms'] / 1_000))} ago")
+    if "group" in item:
+        facts.append(f"group {item['group']}")
+    facts.append(f"id {item['message_id']}")
+    return f"{item['body']}\n  {' · '.join(facts)}\n  receipt {item['receipt']}"
+
+
+def _replies(
+    session: Session, queue: str, count: int, wait: int | None, visibility: int | None
+) -> Iterator[list[Json]]:
+    """A wait or a visibility of None: the setting of the queue."""
+    request: Json = {
+        "QueueUrl": session.sqs.queue_url(queue),
+        "MessageAttributeNames": ["All"],
+        "MessageSystemAttributeNames": ["All"],
+    }
+    if wait is not None:
+        request["WaitTimeSeconds"] = wait
+    if visibility is not None:
+        request["VisibilityTimeout"] = visibility
+    # A queue may have its own wait of up to 20 s, which we do not know.
+    longest_s = 20.0 if wait is None else float(wait)
+    what = f"cannot receive from '{queue}'"
+    while count:
+        request["MaxNumberOfMessages"] = min(count, sending.BATCH_COUNT_MAX)
+        reply = session.sqs.call("ReceiveMessage", request, what=what, wait_s=longest_s)
+        found = reply.get("Messages", [])
+        if not found:
+            return
+        count -= len(found)
+        yield [as_item(message) for message in found]
+
+
 @message.command()
-@click.argument("queue")
-@click.option(
-    "-n", "--count", type=click.IntRange(1, 1_000_000), default=1, show_default=True,
-    help="maximum number of messages",
-)  # fmt: skip
-@click.option("--wait", type=quantity.seconds(0, 20), help="longest wait for messages, such as 20s")
-@click.option("--visibility", type=quantity.seconds(0, 43_200), help="lease duration")
+@count_option(1_000_000, 1, "maximum number of messages")
+@click.option("--wait", type=seconds(0, 20), help="longest wait for messages, such as 20s")
+@click.option("--visibility", type=seconds(0, 43_200), help="lease duration")
 @click.option("--delete", is_flag=True, help="delete each message after printing it")
 def receive(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None, delete: bool
 ) -> None:
     """Receive up to --count messages and print each as a line of JSON; stop at an empty reply."""
-    from penstock.cli.messages import receiving
-
+    replies: Iterable[list[Json]] = _replies(session, queue, count, wait, visibility)
+    is_array = session.out.format_of("ndjson") == "json"
+    failed = received = 0
     with _as_queue(session, queue, verb="receive"):
-        receiving.receive(
-            session,
-            queue,
-            count_max=count,
-            wait_s=wait,
-            visibility_s=visibility,
-            is_deleting=delete,
+        if is_array:  # one array needs all messages
+            replies = [list(itertools.chain.from_iterable(replies))]
+        for items in replies:
+            received += len(items)
+            if is_array:
+                session.out.many(items, columns=())
+            else:
+                for item in items:
+                    session.out.streamed(item, text=_as_text(item), name="body")
+            session.out.flush()
+            if delete:
+                failed += _delete_all(session, queue, (item["receipt"] for item in items))[1]
+    if not received and session.out.is_for_people:
+        try:
+            session.remark(f"no message: {session.admin.explanation(name_of(queue))['summary']}")
+        except Failure:
+            session.remark("no message")
+    if failed:
+        raise Failure(
+            f"{failed} messages were received but not deleted",
+            "the server rejected the deletion",
+            "they are delivered again when their lease ends",
+            exit_code=ExitCode.PARTIAL,
         )
 
 
 @message.command()
-@click.argument("queue")
-@click.option(
-    "-n", "--count", type=click.IntRange(1, 10_000), default=10, show_default=True,
-    help="maximum number of messages",
-)  # fmt: skip
+@count_option(10_000, 10, "maximum number of messages")
 @click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
 @click.option("--start", type=click.IntRange(min=0), default=0, help="first offset")
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
@@ -206,17 +261,15 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 
 
 @message.command()
-@click.argument("queue", required=False)
 @click.option("--topic", metavar="NAME", help="topic to read instead of a queue")
-@click.option(
-    "--from",
-    "origin",
-    metavar="earliest|latest|-N|OFFSET|TIME",
-    help="start position in each partition [default: latest; with --group earliest]",
+@option(
+    "--from origin",
+    "earliest|latest|-N|OFFSET|TIME",
+    "start position in each partition [default: latest; with --group earliest]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
 @click.option("--grep", "pattern", metavar="REGEX", help="pattern that bodies must match")
-@click.option("-n", "--count", type=click.IntRange(min=1), help="number of messages to stop after")
+@count_option(None, None, "number of messages to stop after")
 @click.option("--group", metavar="GROUP", help="topic: group to read and commit offsets for")
 @click.option("--follow/--no-follow", default=True, help="wait for new messages or stop at the end")
 @click.option("--exit-at-end", is_flag=True, help="the same as --no-follow")
@@ -224,13 +277,10 @@ def tail(
     session: Session,
     queue: str | None,
     topic: str | None,
-    origin: str | None,
-    partition: int | None,
-    pattern: str | None,
     count: int | None,
-    group: str | None,
     follow: bool,
     exit_at_end: bool,
+    **wanted: Any,
 ) -> None:
     """Print messages of a queue or records of a topic as they are sent, without receiving them.
 
@@ -238,60 +288,75 @@ def tail(
     tail starts at the committed offsets of the group and commits printed records; the group must
     have no members. Ctrl-C stops the tail.
     """
+    from penstock.cli.messages import peeking
+
     if (queue is None) == (topic is None):
         raise click.UsageError("Give a QUEUE, or a topic with --topic NAME.")
     is_following = follow and not exit_at_end
+    request = peeking.TailRequest(count_max=count, is_following=is_following, **wanted)
     if topic is not None:
         from penstock.cli.messages import topic_tail
 
-        request = topic_tail.TailRequest(origin, partition, group, count, pattern, is_following)
         topic_tail.tail(session, topic, request)
         return
-    from penstock.cli.messages import peeking
-
-    if group is not None:
+    if request.group is not None:
         raise click.UsageError("--group needs --topic.")
     assert queue is not None
     with _as_queue(session, queue, verb="tail"):
-        peeking.tail(
-            session,
-            queue,
-            origin=peeking.origin(origin or "end"),
-            partition=partition,
-            pattern=pattern,
-            is_ending=not is_following,
-            count_max=count,
-        )
+        peeking.tail(session, queue, request)
 
 
 @message.command()
-@click.argument("queue")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT... | -")
 def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
     """Delete received messages by their receipts.
 
     With - receipts are read from stdin: one per line, or the output of `message receive`.
     """
-    from penstock.cli.messages import receiving
-
-    source = receiving.receipts_from(sys.stdin.buffer, receipts)
-    deleted, failed = receiving.delete_all(session, queue, source)
+    source: Iterable[str] = receipts
+    if receipts == ("-",):
+        lines = itertools.chain.from_iterable(sending.line_chunks(sys.stdin.buffer))
+        source = (_receipt_in(place, line) for place, line in lines)
+    deleted, failed = _delete_all(session, queue, source)
     session.out.one({"queue": queue, "deleted": deleted, "failed": failed})
     if failed:
         raise click.exceptions.Exit(ExitCode.PARTIAL if deleted else ExitCode.FAILED)
 
 
+def _receipt_in(place: int, line: str) -> str:
+    if not line.startswith("{"):
+        return line.strip()
+    try:
+        receipt: Any = json.loads(line).get("receipt")
+    except ValueError:
+        receipt = None
+    if not isinstance(receipt, str):
+        raise Misuse(f"line {place} has no receipt", "the object needs a field 'receipt'")
+    return receipt
+
+
+def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[int, int]:
+    """Delete in batches; return the numbers of deleted and of refused. Prints refusals."""
+    source = iter(receipts)
+    deleted = failed = 0
+    what = f"cannot delete messages of '{queue}'"
+    while batch := list(itertools.islice(source, sending.BATCH_COUNT_MAX)):
+        entries = [{"Id": str(n), "ReceiptHandle": receipt} for n, receipt in enumerate(batch)]
+        reply = session.sqs.call_queue(queue, "DeleteMessageBatch", what=what, Entries=entries)
+        deleted += len(reply.get("Successful", ()))
+        for fault in reply.get("Failed", ()):
+            failed += 1
+            if failed <= sending.FAILURES_LISTED_MAX:
+                text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
+                click.echo(f"receipt {batch[int(fault['Id'])][:24]}… rejected: {text}", err=True)
+    return deleted, failed
+
+
 @message.command()
-@click.argument("queue")
-@click.argument("receipt")
-@click.argument("duration", type=quantity.seconds(0, 43_200))
+@click.argument("duration", type=seconds(0, 43_200))
 def visibility(session: Session, queue: str, receipt: str, duration: int) -> None:
     """Set the lease of a received message to DURATION from now; 0 releases the message."""
-    session.sqs.call_queue(
-        queue,
-        "ChangeMessageVisibility",
-        what="cannot change the lease",
-        ReceiptHandle=receipt,
-        VisibilityTimeout=duration,
-    )
+    what, change = "cannot change the lease", "ChangeMessageVisibility"
+    lease = {"ReceiptHandle": receipt, "VisibilityTimeout": duration}
+    session.sqs.call_queue(queue, change, what=what, **lease)
     session.remark("released" if duration == 0 else f"leased for {duration} s from now")

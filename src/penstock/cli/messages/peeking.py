@@ -1,7 +1,5 @@
-"""Peek and tail: show the messages in a queue's log without receiving them.
-
-The admin API replies with messages of all partitions and with the offsets to continue from; tail
-repeats the request with those. A deleted message is not shown, so tail misses messages that a
+"""Peek and tail: show the messages in a queue's log through the admin API. They lease nothing, so
+no consumer misses a message. A deleted message is not shown, so tail misses messages that a
 consumer deletes sooner. Lease events and deletions have offsets as well, so "the last ten messages"
 are searched backwards, not computed."""
 
@@ -11,12 +9,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Misuse
 from penstock.cli.terminal.output import Column, columns, one_line, time_of_day
+
+if TYPE_CHECKING:
+    from penstock.cli.topics.offsets import Target
 
 _PAGE_COUNT_MAX = 100
 _WAIT_MS = 10_000
@@ -24,10 +25,29 @@ _BODY_WIDTH = 100
 _LAST_MAX = 10_000
 
 Starts = str | Mapping[str, int]
+_PEEK_COLUMNS = columns(
+    "partition# PART, offset#, state_line STATE, attempts# TRIES, age_s# AGE, group, "
+    "source_line FROM, body_line BODY"
+)
+
+
+class TailRequest(NamedTuple):
+    origin: "Target | str | None" = None  # None: the end; with a group, the beginning
+    partition: int | None = None
+    group: str | None = None  # of a topic
+    count_max: int | None = None
+    pattern: str | None = None
+    is_following: bool = True
+
+    def matcher(self) -> Callable[[str], object]:
+        """Return a function that returns whether a body matches ``--grep``; all do without it."""
+        try:
+            return re.compile(self.pattern or "").search
+        except re.error as error:
+            raise Misuse("invalid --grep pattern", f"not a regular expression: {error}") from None
 
 
 def as_item(row: Json, now_ms: int | None = None) -> Json:
-    """Return a row of the admin API with the field names of ``message send`` and ``receive``."""
     item = {key: value for key, value in row.items() if value not in ({}, None)}
     if "attributes" in item:
         item["attributes"] = {
@@ -49,22 +69,6 @@ def _body(item: Json) -> str:
     return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
 
 
-_PEEK_COLUMNS = columns(
-    "partition# PART, offset#, state_line STATE, attempts# TRIES, age_s# AGE, group, "
-    "source_line FROM, body_line BODY"
-)
-
-
-def _peek_row(item: Json) -> Json:
-    """Return an item with the additional columns of the table."""
-    return {
-        **item,
-        "state_line": state_text(item),
-        "source_line": item["source"].rpartition(":")[2] if "source" in item else None,
-        "body_line": one_line(_body(item), _BODY_WIDTH),
-    }
-
-
 def state_text(item: Json) -> str:
     """Return the state and its end: "blocked by offset 0, until 09:27:12 UTC"."""
     text = str(item["state"]).replace("_", " ")
@@ -79,57 +83,27 @@ def peek(session: Session, queue: str, *, count: int, partition: int | None, sta
     items: Iterable[Json] = (as_item(row, now_ms) for row in islice(rows, count))
     shown: tuple[Column, ...] = _PEEK_COLUMNS
     if session.out.is_table:
-        items = list(map(_peek_row, items))
+        items = [
+            {
+                **item,
+                "state_line": state_text(item),
+                "source_line": item["source"].rpartition(":")[2] if "source" in item else None,
+                "body_line": one_line(_body(item), _BODY_WIDTH),
+            }
+            for item in items
+        ]
         # Only a dead-letter queue has messages that came from another queue.
         if not any(map(itemgetter("source_line"), items)):
             shown = tuple(each for each in shown if each.key != "source_line")
     session.out.many(items, columns=shown, name="message_id", empty=f"no message in '{queue}'")
 
 
-class Origin(NamedTuple):
-    """The start of a tail: ``start`` as the API takes it, or the ``last`` N messages."""
-
-    start: str = "end"
-    last: int = 0
-
-
-def origin(text: str) -> Origin:
-    text = {"earliest": "begin", "latest": "end"}.get(text, text)
-    if text in ("begin", "end"):
-        return Origin(text)
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and len(digits) <= 18:
-        if not text.startswith("-"):
-            return Origin(text)
-        if int(digits) <= _LAST_MAX:
-            return Origin("end", int(digits))
-    raise Misuse(
-        f"cannot start at '{text}'",
-        f"--from takes begin, end, -N (the last N messages, up to {_LAST_MAX}) or an offset",
-    )
-
-
-def pattern_of(text: str | None) -> Callable[[str], object]:
-    """Return a function that returns whether a body matches ``--grep``; all do without it."""
-    try:
-        return re.compile(text or "").search
-    except re.error as error:
-        raise Misuse("invalid --grep pattern", f"not a regular expression: {error}") from None
-
-
-def tail(
-    session: Session,
-    queue: str,
-    *,
-    origin: Origin,
-    partition: int | None,
-    pattern: str | None,
-    is_ending: bool,
-    count_max: int | None = None,
-) -> None:
-    matches = pattern_of(pattern)
+def tail(session: Session, queue: str, request: TailRequest) -> None:
+    start, last = _origin(str(request.origin or "end"))
+    matches = request.matcher()
+    log = _QueueLog(session, queue, request.partition)
     shown = 0
-    for row in _QueueLog(session, queue, partition).tailed(origin, is_ending=is_ending):
+    for row in log.tailed(start, last, is_ending=not request.is_following):
         item = as_item(row)
         body = _body(item)
         if not matches(body):
@@ -137,26 +111,40 @@ def tail(
         place = f"{item['partition']}:{item['offset']}"
         session.out.streamed(item, text=f"{place}  {state_text(item)}  {body}", name="message_id")
         shown += 1
-        if shown == count_max:
+        if shown == request.count_max:
             return
 
 
-class _QueueLog:
-    """The messages in the log of a queue, or in one of its partitions."""
+def _origin(text: str) -> tuple[str, int]:
+    """Return the start of a tail as the API takes it, and how many of the last messages to show."""
+    text = {"earliest": "begin", "latest": "end"}.get(text, text)
+    if text in ("begin", "end"):
+        return text, 0
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= 18:
+        if not text.startswith("-"):
+            return text, 0
+        if int(digits) <= _LAST_MAX:
+            return "end", int(digits)
+    raise Misuse(
+        f"cannot start at '{text}'",
+        f"--from takes begin, end, -N (the last N messages, up to {_LAST_MAX}) or an offset",
+    )
 
-    def __init__(self, session: Session, queue: str, partition: int | None) -> None:
-        self._session = session
-        self._queue = queue
-        self._partition = partition
 
-    def tailed(self, origin: Origin, *, is_ending: bool) -> Iterator[Json]:
-        starts: Starts = origin.start
-        if origin.last:
+class _QueueLog(NamedTuple):
+    session: Session
+    queue: str
+    partition: int | None  # None: all
+
+    def tailed(self, start: str, last: int, *, is_ending: bool) -> Iterator[Json]:
+        starts: Starts = start
+        if last:
             starts = self._end()
-            yield from self._last(starts, origin.last)
+            yield from self._last(starts, last)
         if is_ending:
-            if not origin.last and origin.start != "end":
-                yield from self.until_end(origin.start)
+            if not last and start != "end":
+                yield from self.until_end(start)
             return
         while True:
             rows, starts = self._page(starts, wait_ms=_WAIT_MS)
@@ -171,8 +159,8 @@ class _QueueLog:
     ) -> tuple[list[Json], dict[str, int]]:
         if not isinstance(starts, str):
             starts = ",".join(f"{number}:{offset}" for number, offset in starts.items())
-        reply = self._session.admin.messages(
-            self._queue, start=starts, partition=self._partition, count=count, wait_ms=wait_ms
+        reply = self.session.admin.messages(
+            self.queue, start=starts, partition=self.partition, count=count, wait_ms=wait_ms
         )
         return reply["messages"], reply["next"]
 
@@ -192,10 +180,9 @@ class _QueueLog:
                 return
 
     def _last(self, ends: Mapping[str, int], count: int) -> list[Json]:
-        """Return the newest messages of all partitions together, in ascending order."""
         found: list[Json] = []
         for key, end in ends.items():
-            partition = _QueueLog(self._session, self._queue, int(key))
+            partition = _QueueLog(self.session, self.queue, int(key))
             back = count
             while True:
                 start = max(0, end - back)

@@ -1,30 +1,160 @@
-"""Producing to a topic: input is batched by partition and sent as it arrives.
+"""Records of a topic: as text, read from arguments, lines or NDJSON, and produced as they arrive.
 
-A producer id is requested first, and every batch has a sequence number: a batch that is sent again
-because a reply was lost is stored once. Batches are small, so that an error concerns few records; a
-larger record goes alone. Ctrl-C waits for the reply to what was read, and the user learns how many
-records the server has accepted."""
+The JSON that tail prints can be sent again unchanged. Bytes that are not UTF-8 are in a separate
+field, such as ``value_base64``; a value of null deletes the key in a compacted topic. Every batch
+has a sequence number: one that is sent again because a reply was lost is stored once. Batches are
+small, so that an error concerns few records; a larger record goes alone."""
 
+import base64
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
-from penstock.cli.clients.kafka import Place, failing, failure_of, refused
+from penstock.cli.clients.kafka import failing, failure_of, refused
 from penstock.cli.command import Session
-from penstock.cli.messages.record_lines import OutgoingRecord, RecordDefaults, from_json, from_text
-from penstock.cli.messages.sending import Lines, Sender
-from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.net.kafka_client.client import KafkaRefused, KafkaTrouble
+from penstock.cli.messages.sending import Lines, Sender, parse_object
+from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
+from penstock.cli.terminal.output import one_line
+from penstock.net.kafka_client.client import KafkaRefused, KafkaTrouble, Place
 from penstock.record.batch import NO_PRODUCER, encode_batch
+from penstock.record.record import Header, RawRecord, encode_record
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.produce import ProducePartitionResponse
 
+# The header in which a queue stores fields of its messages; not shown to people.
+SYSTEM_HEADER = b"penstock"
+_FIELD_NAMES = "key key_base64 headers value value_base64 partition topic offset timestamp_ms"
+_FIELDS = frozenset(_FIELD_NAMES.split())
+_KEY_MAX = 24  # characters of a key in a line of text
 _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
-_PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # errors worth a retry
+
+
+class OutgoingRecord(NamedTuple):
+    place: int  # number of its line or argument, from one
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+
+
+class RecordDefaults(NamedTuple):
+    key: bytes | None = None
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+
+
+def from_text(place: int, value: str, defaults: RecordDefaults) -> OutgoingRecord:
+    return OutgoingRecord(place, defaults.key, value.encode(), defaults.headers, defaults.partition)
+
+
+def from_json(place: int, line: str, defaults: RecordDefaults) -> OutgoingRecord:
+    try:
+        given = parse_object(line, _FIELDS)
+        if "value" not in given and "value_base64" not in given:
+            raise ValueError("'value' is missing; write null for a record without a value")
+        partition = given.get("partition")
+        if isinstance(partition, bool) or not isinstance(partition, int | None):
+            raise ValueError("'partition' must be a number")
+        has_key = "key" in given or "key_base64" in given
+        return OutgoingRecord(
+            place,
+            _bytes_of(given, "key") if has_key else defaults.key,
+            _bytes_of(given, "value"),
+            (*defaults.headers, *_headers_of(given.get("headers"))),
+            defaults.partition if partition is None else partition,
+        )
+    except ValueError as error:
+        raise Misuse(
+            f"line {place} is not a record",
+            str(error),
+            'with --ndjson each line is an object like {"key": "a", "value": "hello"}',
+        ) from None
+
+
+def _bytes_of(given: Mapping[str, Any], name: str) -> bytes | None:
+    encoded = given.get(f"{name}_base64")
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError):
+            raise ValueError(f"'{name}_base64' is not base64") from None
+    text = given.get(name)
+    if not isinstance(text, str | None):
+        raise ValueError(f"'{name}' is not a string; write JSON values as a quoted string")
+    return None if text is None else text.encode()
+
+
+def _headers_of(given: Any) -> list[Header]:
+    """Parse ``{"name": "value"}``, or a list of objects, for repeated names and for bytes."""
+    if isinstance(given, dict):
+        given = [{"name": name, "value": value} for name, value in given.items()]
+    given = [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise ValueError("'headers' must be an object or a list of objects with name and value")
+    for each in given:
+        if not isinstance(each.get("name"), str) or each.keys() - {"name", "value", "value_base64"}:
+            raise ValueError("a header needs a name, and a value or a value_base64")
+    return [(each["name"].encode(), _bytes_of(each, "value")) for each in given]
+
+
+def header_from_flag(text: str) -> Header:
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise Misuse(f"invalid header '{text}'", fix="write --header NAME=VALUE")
+    return name.encode(), value.encode()
+
+
+def as_item(topic: str, partition: int, record: RawRecord) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp,
+        **_field("key", record.key),
+        "headers": [
+            {"name": name.decode("utf-8", "replace"), **_field("value", value)}
+            for name, value in record.headers
+        ],
+        **_field("value", record.value),
+    }
+
+
+def _field(name: str, data: bytes | None) -> dict[str, str | None]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def value_text(data: bytes | None) -> str:
+    if data is None:
+        return "(null)"
+    found = _field("value", data)
+    return str(found["value"]) if "value" in found else f"base64:{found['value_base64']}"
+
+
+def as_text(partition: int, record: RawRecord) -> str:
+    try:
+        at = datetime.fromtimestamp(record.timestamp / 1_000, UTC)
+        moment = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):  # a producer's timestamp may be any number
+        moment = str(record.timestamp)
+    key = "-" if record.key is None else one_line(value_text(record.key), _KEY_MAX)
+    parts = [f"{partition}:{record.offset}", moment, key]
+    headers = [
+        f"{name.decode('utf-8', 'replace')}={value_text(value)}"
+        for name, value in record.headers
+        if name != SYSTEM_HEADER
+    ]
+    if headers:
+        parts.append(" ".join(headers))
+    return "  ".join([*parts, value_text(record.value)])
 
 
 def send_records(
@@ -69,78 +199,71 @@ class RecordSender(Sender):
     def __init__(self, session: Session, topic: str) -> None:
         super().__init__(session, "record", topic)
         self._kafka = session.kafka
-        self._topic = topic
         self._what = f"cannot send to topic '{topic}'"
         self._partition_count = len(self._kafka.places(topic, what=self._what))
         # Records without a key go to one partition for a while, as in Kafka's producers.
         self._turn = secrets.randbelow(self._partition_count)
-        self._producer_id, self._producer_epoch = self._new_producer_id()
-        self._sequences: dict[int, int] = {}
-        self.last: tuple[int, int] | None = None  # partition and offset of the last accepted record
-
-    def _new_producer_id(self) -> tuple[int, int]:
         try:
-            return self._kafka.client.producer_id()
+            self._producer = self._kafka.client.producer_id()  # and its epoch
         except KafkaRefused:
-            return NO_PRODUCER, -1  # no producer ids on this server: delivery is at least once
+            self._producer = NO_PRODUCER, -1  # no producer ids there: delivery is at least once
         except KafkaTrouble as trouble:
             raise failure_of(trouble, self._what) from trouble
-
-    # ── Batches ──────────────────────────────────────────────────────────────────────────────
+        self._sequences: dict[int, int] = {}
+        self.last: tuple[int, int] | None = None  # partition and offset of the last accepted record
 
     def send(self, chunk: Sequence[OutgoingRecord]) -> None:
         waiting: dict[int, list[OutgoingRecord]] = {}
         for record in chunk:
-            partition = self._partition_of(record)
-            if partition is not None:
+            partition = record.partition
+            if partition is None:
+                partition = self._turn
+                if record.key is not None:
+                    partition = partition_of_key(record.key, self._partition_count)
+            if 0 <= partition < self._partition_count:
                 waiting.setdefault(partition, []).append(record)
+            else:
+                self.reject(record.place, f"partition {partition} does not exist")
         self._turn = (self._turn + 1) % self._partition_count
         while waiting:
             # One batch per partition at a time keeps the order of the input in each partition.
             batches = {number: self._cut(number, records) for number, records in waiting.items()}
-            self._produce(batches)
+            self._produce(dict(batches))
             for number, batch in batches.items():
                 del waiting[number][: len(batch.records)]
             waiting = {number: records for number, records in waiting.items() if records}
 
-    def _partition_of(self, record: OutgoingRecord) -> int | None:
-        if record.partition is not None:
-            if 0 <= record.partition < self._partition_count:
-                return record.partition
-            self.reject(record.place, f"partition {record.partition} does not exist")
-            return None
-        if record.key is None:
-            return self._turn
-        return partition_of_key(record.key, self._partition_count)
-
     def _cut(self, partition: int, records: Sequence[OutgoingRecord]) -> _Batch:
         encoded: list[bytes] = []
         size = 0
-        for record in records[:_BATCH_RECORDS_MAX]:
-            data = record.encoded(len(encoded))
+        for each in records[:_BATCH_RECORDS_MAX]:
+            data = encode_record(
+                offset_delta=len(encoded),
+                timestamp_delta=0,
+                key=each.key,
+                value=each.value,
+                headers=each.headers,
+            )
             size += len(data)
             if encoded and size > _BATCH_BYTES_MAX:
                 break
             encoded.append(data)
         now_ms = int(time.time() * 1_000)
-        is_known = self._producer_id != NO_PRODUCER
+        producer_id, producer_epoch = self._producer
         data = encode_batch(
             encoded,
             base_offset=0,
             leader_epoch=-1,
             base_timestamp=now_ms,
             max_timestamp=now_ms,
-            producer_id=self._producer_id,
-            producer_epoch=self._producer_epoch,
-            base_sequence=self._sequences.get(partition, 0) if is_known else -1,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=-1 if producer_id == NO_PRODUCER else self._sequences.get(partition, 0),
         )
         return _Batch(data, records[: len(encoded)])
 
-    # ── Requests ─────────────────────────────────────────────────────────────────────────────
-
-    def _produce(self, batches: Mapping[int, _Batch]) -> None:
+    def _produce(self, left: dict[int, _Batch]) -> None:
         """Retry until each batch is accepted or rejected for good, or until the timeout."""
-        left = dict(batches)
         give_up_at = time.monotonic() + self._session.settings.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -156,16 +279,23 @@ class RecordSender(Sender):
     def _try(self, left: dict[int, _Batch]) -> Failure | None:
         """Try once; remove finished batches from ``left`` and return why the rest is not done."""
         trouble: Failure | None = None
+        data = {Place(self._target, number): batch.data for number, batch in left.items()}
         try:
-            for part in self._request(left):
+            with failing(self._what):
+                replies = list(self._kafka.client.try_produce(data).values())
+            for part in replies:
                 batch = left[part.index]
                 code = part.error_code
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    self._accept(part.index, part.base_offset, batch)
+                    count, base = len(batch.records), part.base_offset
+                    sequence = self._sequences.get(part.index, 0)
+                    self._sequences[part.index] = (sequence + count) % _SEQUENCES
+                    self.accepted += count
+                    self.last = (part.index, base + count - 1 if base >= 0 else -1)
                     del left[part.index]
                     continue
                 failure = refused(self._what, code, part.error_message)
-                if failure.exit_code in _PASSING:
+                if failure.exit_code in PASSING:
                     trouble = failure
                     continue
                 if failure.exit_code is ExitCode.DENIED:
@@ -174,24 +304,13 @@ class RecordSender(Sender):
                     self.reject(record.place, failure.why)
                 del left[part.index]
             if trouble is not None:
-                self._kafka.metadata([self._topic])  # the leader may have changed
+                self._kafka.metadata([self._target])  # the leader may have changed
         except Failure as failure:
             # The reply is lost, but the batch may be stored: only a numbered batch is sent again.
-            if failure.exit_code not in _PASSING or self._producer_id == NO_PRODUCER:
+            if failure.exit_code not in PASSING or self._producer[0] == NO_PRODUCER:
                 raise
             trouble = failure
         return trouble
-
-    def _request(self, batches: Mapping[int, _Batch]) -> list[ProducePartitionResponse]:
-        data = {Place(self._topic, number): batch.data for number, batch in batches.items()}
-        with failing(self._what):
-            return list(self._kafka.client.try_produce(data).values())
-
-    def _accept(self, partition: int, base_offset: int, batch: _Batch) -> None:
-        count = len(batch.records)
-        self._sequences[partition] = (self._sequences.get(partition, 0) + count) % _SEQUENCES
-        self.accepted += count
-        self.last = (partition, base_offset + count - 1 if base_offset >= 0 else -1)
 
 
 # ── The partition of a key ───────────────────────────────────────────────────────────────────
@@ -202,7 +321,6 @@ class RecordSender(Sender):
 _SEED = 0x9747B28C
 _MIX = 0x5BD1E995
 _WORD = 0xFFFF_FFFF
-_POSITIVE = 0x7FFF_FFFF
 
 
 def murmur2(data: bytes) -> int:
@@ -220,4 +338,4 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    return (murmur2(data=key) & _POSITIVE) % partition_count
+    return (murmur2(data=key) & 0x7FFF_FFFF) % partition_count

@@ -1,27 +1,76 @@
-"""What sends to queues and to topics share: input as it arrives, a count of what was accepted.
+"""Sending: input as it arrives, a count of what was accepted, and messages to a queue in batches. A
+batch ends where the pipe has no more for now, so ``tail -f file | penstock message send jobs -``
+does not hold back nine lines. An NDJSON object has the fields that ``message receive`` prints."""
 
-Input from a pipe is sent as soon as it arrives: a batch ends where the pipe has no more for now, so
-``tail -f file | penstock message send jobs -`` does not hold back nine lines. However the run ends,
-the user learns how many messages the server has accepted."""
-
+import contextlib
 import json
+import signal
+import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, TypeVar
+from itertools import chain
+from types import FrameType
+from typing import IO, Any, NamedTuple, TypeVar
 
 import click
 
 from penstock.cli.command import Session
-from penstock.cli.terminal.failure import ExitCode, Failure, Misuse
-from penstock.cli.terminal.interrupts import Interrupts
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, fix_in
+from penstock.cli.terminal.output import Progress
 
 _READ_BYTES = 65_536
 # A message is at most 1 MiB, which JSON escapes can make six times longer.
 _LINE_BYTES_MAX = 8 * 1_048_576
-_FAILURES_LISTED_MAX = 20
+FAILURES_LISTED_MAX = 20
+BATCH_COUNT_MAX = 10
+# One request may have 1 MiB of bodies and attributes, counted as the server does.
+BATCH_BYTES_MAX = 1_048_576
+# Fields of NDJSON. A send ignores the other fields that receive, peek and tail print.
+_FIELD_NAMES = (
+    "body attributes group dedup_id delay"
+    " message_id receipt sequence_number attempts sent_at_ms source trace_header sender"
+    " partition offset state appended_at_ms blocked_by until_ms age_s size_bytes delay_ms"
+)
+_FIELDS = frozenset(_FIELD_NAMES.split())
 
 T = TypeVar("T")
 Lines = Sequence[tuple[int, str]]  # with their numbers, from one
+
+
+class Interrupts:
+    """Delays Ctrl-C: within ``held`` the first one takes effect when the step is done, so that
+    the user knows what the server has accepted; a second one takes effect at once."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._is_asked = False
+        self._before: Any = None
+        # Only the main thread receives signals; in other threads this class does nothing.
+        self._is_listening = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> "Interrupts":
+        if self._is_listening:
+            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_listening:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _interrupted(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._is_held or self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._is_asked:
+            raise KeyboardInterrupt
 
 
 def read_input(
@@ -53,7 +102,14 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
         chunk = []
         for raw in whole:
             place += 1
-            line = _text(place, raw.removesuffix(b"\r"))
+            try:
+                line = raw.removesuffix(b"\r").decode()
+            except UnicodeDecodeError as error:
+                raise Misuse(
+                    f"line {place} is not a message",
+                    f"not UTF-8: {error.reason} at byte {error.start}",
+                    "send binary data as base64 text",
+                ) from None
             if line:
                 chunk.append((place, line))
         if chunk:
@@ -64,20 +120,8 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
             raise Failure(f"line {place + 1} is larger than a message can be")
 
 
-def _text(place: int, raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise Misuse(
-            f"line {place} is not a message",
-            f"not UTF-8: {error.reason} at byte {error.start}",
-            "send binary data as base64 text",
-        ) from None
-
-
 def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Parse a line of NDJSON. Raises ValueError with the reason; also for an unknown field, because
-    a misspelt ``group`` must not become a message without one."""
+    """Parse a line of NDJSON. A misspelt ``group`` must not become a message without one."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -90,10 +134,7 @@ def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends pieces and counts accepted and rejected items."""
-
     def __init__(self, session: Session, noun: str, target: str) -> None:
-        """``noun`` in the singular; ``target`` is the queue or the topic."""
         self._session = session
         self._noun = noun
         self._target = target
@@ -101,8 +142,7 @@ class Sender:
         self.failed = 0
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
-        """Send all pieces. If this is interrupted, the number of accepted items is reported first;
-        Ctrl-C waits for the reply under way, so that the number is exact."""
+        """Send all pieces. Ctrl-C waits for the reply under way, so that the count is exact."""
         progress = Progress("sending", is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress:
@@ -122,9 +162,9 @@ class Sender:
     def reject(self, place: int, why: str) -> None:
         """Report an item by its line or argument. Not a remark: it is shown even with --quiet."""
         self.failed += 1
-        if self.failed <= _FAILURES_LISTED_MAX:
+        if self.failed <= FAILURES_LISTED_MAX:
             click.echo(f"{self._noun} {place} rejected: {why}", err=True)
-        elif self.failed == _FAILURES_LISTED_MAX + 1:
+        elif self.failed == FAILURES_LISTED_MAX + 1:
             click.echo("further rejected items are counted, not listed", err=True)
 
     def end(self, item: dict[str, Any] | None, name: str) -> None:
@@ -137,3 +177,159 @@ class Sender:
 
     def _accepted_text(self) -> str:
         return f"'{self._target}' had accepted {self.accepted} {self._noun}s"
+
+
+class Outgoing(NamedTuple):
+    place: int  # number of its line or argument, from one
+    entry: dict[str, Any]  # an entry of SendMessageBatch, without its Id
+    size_bytes: int
+
+
+class Defaults(NamedTuple):
+    group: str | None = None
+    dedup_id: str | None = None
+    delay: int | None = None
+    attributes: dict[str, Any] | None = None
+    unique: bool = False  # each message without a deduplication id gets a new one
+
+
+def from_text(place: int, body: str, defaults: Defaults) -> Outgoing:
+    entry: dict[str, Any] = {"MessageBody": body}
+    if defaults.group is not None:
+        entry["MessageGroupId"] = defaults.group
+    if defaults.dedup_id is not None or defaults.unique:
+        entry["MessageDeduplicationId"] = defaults.dedup_id or str(uuid.uuid4())
+    if defaults.delay is not None:
+        entry["DelaySeconds"] = defaults.delay
+    if defaults.attributes:
+        entry["MessageAttributes"] = defaults.attributes
+    size = len(body.encode())
+    for name, value in (defaults.attributes or {}).items():
+        content = value.get("StringValue") or value.get("BinaryValue") or ""
+        size += len(name.encode()) + len(value["DataType"]) + len(content.encode())
+    return Outgoing(place, entry, size)
+
+
+def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
+    try:
+        value = parse_object(line, _FIELDS)
+        own: dict[str, Any] = {}
+        for field in ("body", "group", "dedup_id"):
+            if field == "body" or value.get(field) is not None:
+                own[field] = value.get(field)
+                if not isinstance(own[field], str):
+                    missing = " is missing or" if field == "body" else " is"
+                    raise ValueError(f"'{field}'{missing} not a string")
+        if value.get("delay") is not None:
+            if isinstance(value["delay"], bool) or not isinstance(value["delay"], int):
+                raise ValueError("'delay' must be a whole number of seconds")
+            own["delay"] = value["delay"]
+        if given := value.get("attributes"):
+            if not isinstance(given, dict):
+                raise ValueError("'attributes' must be an object of names and values")
+            made = {name: _attribute(name, item) for name, item in given.items()}
+            own["attributes"] = {**(defaults.attributes or {}), **made}
+    except ValueError as error:
+        raise Misuse(
+            f"line {place} is not a message",
+            str(error),
+            'with --ndjson each line is an object like {"body": "hello", "group": "a"}',
+        ) from None
+    return from_text(place, own.pop("body"), defaults._replace(**own))
+
+
+def _attribute(name: str, value: object) -> dict[str, Any]:
+    """Parse ``"text"``, a number, or ``{"type": "Binary", "value": "base64"}``."""
+    if isinstance(value, str):
+        return _typed("String", value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _typed("Number", str(value))
+    if isinstance(value, dict) and value.keys() == {"type", "value"}:
+        return _typed(str(value["type"]), str(value["value"]))
+    raise ValueError(f"attribute '{name}' must be a string or number, or have type and value")
+
+
+def _typed(kind: str, content: str) -> dict[str, Any]:
+    field = "BinaryValue" if kind.startswith("Binary") else "StringValue"
+    return {"DataType": kind, field: content}
+
+
+def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
+    label, sign, value = text.partition("=")
+    name, _, kind = label.partition(":")
+    if not name or not sign:
+        fix = "write --attribute NAME=VALUE or NAME:Number=VALUE"
+        raise Misuse(f"invalid attribute '{text}'", fix=fix)
+    return name, _typed(kind or "String", value)
+
+
+def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+    """Group messages by up to ten and one MiB. A larger message goes alone, because the server has
+    the better error for it. If the source fails, messages before the failure are still sent."""
+    batch: list[Outgoing] = []
+    size_bytes = 0
+    try:
+        for message in messages:
+            size_bytes += message.size_bytes
+            if batch and (len(batch) == BATCH_COUNT_MAX or size_bytes > BATCH_BYTES_MAX):
+                yield batch
+                batch, size_bytes = [], message.size_bytes
+            batch.append(message)
+    except Failure:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+class MessageSender(Sender):
+    def __init__(self, session: Session, queue: str, *, is_single: bool) -> None:
+        super().__init__(session, "message", queue)
+        self._is_single = is_single
+        self._url = session.sqs.queue_url(queue)
+        self.replies: list[dict[str, Any]] = []  # of the last batch only
+
+    def send(self, batch: Sequence[Outgoing]) -> None:
+        if len(batch) == 1 and batch[0].size_bytes > BATCH_BYTES_MAX:
+            large = f"message too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
+            why, do = "body and attributes count", "send less, or a link to the data"
+            self._reject(batch[0].place, large, why, do)
+            return
+        entries = [{"Id": str(number), **item.entry} for number, item in enumerate(batch)]
+        what = f"cannot send to '{self._target}'"
+        request = {"QueueUrl": self._url, "Entries": entries}
+        reply = self._session.sqs.call("SendMessageBatch", request, what=what)
+        self.replies = reply.get("Successful", [])
+        self.accepted += len(self.replies)
+        for fault in reply.get("Failed", ()):
+            text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
+            self._reject(batch[int(fault["Id"])].place, what, text, fix_in(text))
+
+    def _reject(self, place: int, what: str, why: str, do: str) -> None:
+        if self._is_single:
+            raise Failure(what, why, do)
+        text = what if what.startswith("message") else why
+        self.reject(place, f"{text}; do: {do}" if do else text)
+
+
+def send_messages(
+    session: Session,
+    queue: str,
+    source: Iterable[Lines],
+    defaults: Defaults,
+    *,
+    is_ndjson: bool,
+    is_single: bool,
+    is_whole: bool,
+) -> None:
+    make = from_json if is_ndjson else from_text
+    sender = MessageSender(session, queue, is_single=is_single or is_whole)
+    chunks = (batches(make(place, line, defaults) for place, line in chunk) for chunk in source)
+    sender.run(chain.from_iterable(chunks), sender.send)
+    item = None
+    if is_single and sender.replies:
+        fields = {"message_id": "MessageId", "sequence_number": "SequenceNumber"}
+        reply = sender.replies[0]
+        item = {field: reply[name] for field, name in fields.items() if name in reply}
+    sender.end(item, "message_id" if item else "name")

@@ -1,25 +1,20 @@
 """Reads a topic by offset and prints its records, without affecting other readers.
 
-One fetch requests all partitions and gets a reply as soon as one of them has records, so nothing
-polls. Records of aborted transactions are left out, as for a consumer that reads committed records;
-those of open transactions are waited for. With a group, the tail begins at the group's committed
-offsets and commits offsets after printing: after Ctrl-C or a closed pipe a record may be printed
-again, and none is missed."""
+One fetch requests all partitions and gets a reply as soon as one of them has records. Records of
+aborted transactions are left out; those of open transactions are waited for. With a group, offsets
+are committed after printing: a record may be printed again, and none is missed."""
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from penstock.cli.clients.kafka import Kafka, Place, failing, refused
+from penstock.cli.clients.kafka import Kafka, failing, refused
 from penstock.cli.command import Session
-from penstock.cli.messages.peeking import pattern_of
-from penstock.cli.messages.record_lines import as_item, as_text, value_text
-from penstock.cli.terminal.failure import ExitCode, Failure, Unhealthy
-from penstock.cli.terminal.interrupts import Interrupts
-from penstock.cli.topics.group_lag import whole_batches
-from penstock.cli.topics.group_offsets import check_idle, commit, committed
-from penstock.cli.topics.positions import Target, offsets_at, target_of
-from penstock.net.kafka_client.client import Fetched
+from penstock.cli.messages.peeking import TailRequest
+from penstock.cli.messages.producing import as_item, as_text, value_text
+from penstock.cli.messages.sending import Interrupts
+from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Unhealthy
+from penstock.cli.topics import offsets
+from penstock.net.kafka_client.client import Fetched, Place
 from penstock.record.batch import ATTR_TRANSACTIONAL
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
@@ -35,24 +30,15 @@ _RETRY_S = 0.2
 _NO_END = 2**63
 
 
-class TailRequest(NamedTuple):
-    origin: Target | str | None = None  # None: the end; with a group, the beginning
-    partition: int | None = None
-    group: str | None = None
-    count_max: int | None = None
-    pattern: str | None = None
-    is_following: bool = True
-
-
 def tail(session: Session, topic: str, request: TailRequest) -> None:
-    matches = pattern_of(request.pattern)
+    matches = request.matcher()
     reader = Reader(session, topic, request)
     shown = 0
     with Interrupts() as interrupts:
         for found in reader.fetches():
             with interrupts.held():
                 for place, record in found:
-                    reader.passed(place, record.offset + 1)
+                    reader.done[place] = record.offset + 1
                     if not matches(value_text(record.value)):
                         continue
                     session.out.streamed(
@@ -63,8 +49,8 @@ def tail(session: Session, topic: str, request: TailRequest) -> None:
                     shown += 1
                     if shown == request.count_max:
                         break
-                else:
-                    reader.passed_all()
+                else:  # a whole reply, including markers after its last record
+                    reader.done.update(reader.fetched)
                 reader.commit()
             if shown == request.count_max:
                 return
@@ -87,15 +73,25 @@ class Reader:
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 )
         self._places = places
-        self._done, self._ends = self._begin(request)  # printed up to here, the end as it was
-        self._next = dict(self._done)  # fetched up to here
-        self._committed = dict(self._done)  # committed up to here
+        origin = request.origin or ("earliest" if request.group is not None else "latest")
+        if isinstance(origin, str):
+            origin = offsets.target_of(origin, what="cannot start at", option="--from")
+        if request.group is not None:
+            offsets.check_idle(self._kafka, request.group, what=self._what)
+        # Printed up to here, and the end as it was.
+        self.done, self._ends = offsets.offsets_at(
+            self._kafka, places, origin, what=self._what, is_committed=True
+        )
+        if request.group is not None:
+            known = offsets.committed(self._kafka, request.group)
+            self.done |= {place: known[place] for place in places if place in known}
+        self.fetched = dict(self.done)  # fetched up to here
+        self._committed = dict(self.done)  # committed up to here
 
     @classmethod
     def of_internal(
         cls, session: Session, topic: str, request: TailRequest, missing: Failure
     ) -> "Reader":
-        """Return a reader of a topic of the server. Raises ``missing`` if there is none."""
         try:
             return cls(session, topic, request)
         except Failure as failure:
@@ -103,43 +99,30 @@ class Reader:
                 raise missing from None
             raise
 
-    def _begin(self, request: TailRequest) -> tuple[dict[Place, int], dict[Place, int]]:
-        origin = request.origin or ("earliest" if request.group is not None else "latest")
-        if isinstance(origin, str):
-            origin = target_of(origin, what="cannot start at", option="--from")
-        if request.group is not None:
-            check_idle(self._kafka, request.group, what=self._what)
-        starts, ends = offsets_at(
-            self._kafka, self._places, origin, what=self._what, is_committed=True
-        )
-        if request.group is not None:
-            known = committed(self._kafka, request.group)
-            starts |= {place: known[place] for place in self._places if place in known}
-        return starts, ends
-
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
     def fetches(self) -> Iterator[list[tuple[Place, RawRecord]]]:
         """Yield the records of each fetch, in the order of the log within each partition."""
         places = self._places
         retries = 0
         while True:
             if not self._is_following:
-                places = [place for place in places if self._next[place] < self._ends[place]]
+                places = [place for place in places if self.fetched[place] < self._ends[place]]
                 if not places:
                     return
             found: list[tuple[Place, RawRecord]] = []
             is_moved = is_failing = False
             for place, part in self._fetch(places).items():
-                before = self._next[place]
+                before = self.fetched[place]
                 if part.error_code:
                     is_failing = self._correct(place, part.error_code) or is_failing
                 else:
                     found += ((place, record) for record in self._records(place, part))
-                is_moved = is_moved or self._next[place] != before
+                is_moved = is_moved or self.fetched[place] != before
             retries = retries + 1 if is_failing else 0
             if is_failing:
-                self._wait_for_leader(retries)
+                if retries > _RETRIES_MAX:
+                    raise refused(self._what, ErrorCode.LEADER_NOT_AVAILABLE)
+                time.sleep(_RETRY_S * retries)
+                self._kafka.metadata([self._topic])
             elif not is_moved and not self._is_following:
                 return  # records up to the end were removed meanwhile
             if is_moved:
@@ -151,7 +134,7 @@ class Reader:
             wait_ms = _WAIT_MS if self._kafka.client.has_one_leader(places) else _WAIT_MS_SEVERAL
         with failing(self._what):
             return self._kafka.client.try_fetch(
-                {place: self._next[place] for place in places},
+                {place: self.fetched[place] for place in places},
                 wait_ms=wait_ms,
                 bytes_min=1 if wait_ms else 0,
                 bytes_max=_REPLY_BYTES,
@@ -163,8 +146,8 @@ class Reader:
         # Unless we follow, records that arrived after the start of the command are left out.
         stop = _NO_END if self._is_following else self._ends[place]
         try:
-            for header, batch in whole_batches(bytes(part.records)):
-                begin = self._next[place]
+            for header, batch in offsets.whole_batches(bytes(part.records)):
+                begin = self.fetched[place]
                 mine = [each for each in aborted if each[0] == header.producer_id]
                 is_transactional = bool(header.attributes & ATTR_TRANSACTIONAL)
                 is_aborted = any(first <= header.base_offset for _, first in mine)
@@ -174,11 +157,11 @@ class Reader:
                         aborted.discard(min(mine))  # the producer's next transaction may commit
                 elif not (is_transactional and is_aborted):
                     yield from (r for r in iter_records(batch) if begin <= r.offset < stop)
-                self._next[place] = max(begin, min(header.next_offset, stop))
+                self.fetched[place] = max(begin, min(header.next_offset, stop))
         except MalformedBatch as error:
             raise Unhealthy(
                 f"{self._what}: {place.partition}",
-                f"a batch at or after offset {self._next[place]} cannot be read: {error}",
+                f"a batch at or after offset {self.fetched[place]} cannot be read: {error}",
                 "check the data folder with `penstock storage verify` while the server is stopped",
             ) from None
 
@@ -186,40 +169,25 @@ class Reader:
         """Return True to retry, False if the offset was corrected. Raises Failure otherwise."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             starts, ends = self._kafka.bounds([place], what=self._what, is_committed=True)
-            offset = self._next[place]
+            offset = self.fetched[place]
             nearest = min(max(offset, starts[place]), ends[place])
             reason = "was removed" if nearest > offset else "is after the end of the log"
             self._session.remark(
                 f"partition {place.partition}: offset {offset} {reason}, continuing at {nearest}"
             )
-            self._next[place] = self._done[place] = nearest
+            self.fetched[place] = self.done[place] = nearest
             return False
         failure = refused(f"{self._what}: {place.partition}", code)
-        if failure.exit_code not in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT):
+        if failure.exit_code not in PASSING:
             raise failure
         return True
-
-    def _wait_for_leader(self, retries: int) -> None:
-        if retries > _RETRIES_MAX:
-            raise refused(self._what, ErrorCode.LEADER_NOT_AVAILABLE)
-        time.sleep(_RETRY_S * retries)
-        self._kafka.metadata([self._topic])
-
-    # ── Progress ─────────────────────────────────────────────────────────────────────────────
-
-    def passed(self, place: Place, offset: int) -> None:
-        self._done[place] = offset
-
-    def passed_all(self) -> None:
-        """Mark a whole reply as printed, including markers after its last record."""
-        self._done.update(self._next)
 
     def commit(self) -> None:
         if self._group is None:
             return
         self._session.out.flush()
-        moved = {place: at for place, at in self._done.items() if at != self._committed[place]}
+        moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
             what = f"cannot commit for group '{self._group}'"
-            commit(self._kafka, self._group, moved, what=what)
+            offsets.commit(self._kafka, self._group, moved, what=what)
             self._committed.update(moved)

@@ -1,24 +1,49 @@
 """``penstock bench``: measures the speed of a running server as clients see it.
 
-The load is made by ``load.py``. A run creates a queue and deletes it, also after Ctrl-C; a queue
-named with ``--queue`` is used unchanged and kept. One process makes the load, so the result for a
-very fast server is limited by how fast this process can send requests."""
+One process makes the load, so the result for a very fast server is limited by how fast this process
+can send requests. It uses bare streams, because with a client library the library would be
+measured. With a rate, latency is counted from the planned time of a call: otherwise a stall of a
+second would count as one slow call instead of many."""
 
 import asyncio
+import dataclasses
+import json
+import math
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import uvloop
 
+from penstock.cli.clients.credentials import credentials_from_environment
+from penstock.cli.clients.http import Json, signed, tls_context
 from penstock.cli.command import Noun, Session
-from penstock.cli.operate import load
-from penstock.cli.terminal import quantity
-from penstock.cli.terminal.failure import ExitCode, Failure
+from penstock.cli.terminal.failure import ExitCode, Failure, timed_out, unreachable
+from penstock.cli.terminal.options import bytes_of, option, several, some_seconds
+from penstock.wire.aws.signer import Signer
 
-Run = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
+_HEAD_BYTES_MAX = 65_536
+_SIGNED_AGAIN_S = 60.0
+_BATCH_COUNT_MAX = 10
+_ERRORS_KEPT_MAX = 5
+_GROWTH = math.log(1.01)
+_FIRST_S = 1e-6
+_BUCKETS = 1_870
+_shape_options = several(
+    click.option(
+        "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
+    ),
+    option(
+        "--duration", some_seconds(0.1, 3_600), "longest run time", default=10.0, metavar="DURATION"
+    ),
+    option("--rate", click.FloatRange(0.1, 1e6), "messages a second [default: no limit]"),
+    option("--size", bytes_of(1, 1_048_576), "size of a message body, bytes", default=1_024),
+    click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
+)
 
 
 @click.group(cls=Noun)
@@ -26,89 +51,54 @@ def bench() -> None:
     """Measure the throughput and latency of a running server."""
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    options = (
-        click.option(
-            "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
-        ),
-        click.option(
-            "--duration",
-            type=quantity.some_seconds(0.1, 3_600),
-            default=10.0,
-            show_default=True,
-            metavar="DURATION",
-            help="longest run time",
-        ),
-        click.option(
-            "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"
-        ),
-        click.option(
-            "--size",
-            type=quantity.bytes_of(1, 1_048_576),
-            default=1_024,
-            show_default=True,
-            help="size of a message body, bytes",
-        ),
-        click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @bench.command()
-@_options
-@click.option(
-    "--batch", type=click.IntRange(1, 10), default=1, show_default=True, help="messages per call"
-)
-def send(session: Session, batch: int, queue: str | None, **shape: Any) -> None:
+@_shape_options
+@option("--batch", click.IntRange(1, 10), "messages per call", default=1)
+def send(session: Session, **shape: Any) -> None:
     """Measure sends: as fast as the server replies, or at --rate."""
-    _measure(session, "send", queue, load.send, batch=batch, **shape)
+    _measure(session, "send", _send, **shape)
 
 
 @bench.command()
-@_options
-@click.option(
+@_shape_options
+@option(
     "--preload",
-    type=click.IntRange(0, 10_000_000),
+    click.IntRange(0, 10_000_000),
+    "messages to send before the measurement",
     default=20_000,
-    show_default=True,
-    help="messages to send before the measurement",
 )
-def receive(session: Session, preload: int, queue: str | None, **shape: Any) -> None:
+def receive(session: Session, preload: int, **shape: Any) -> None:
     """Measure receives and deletes until the queue is empty."""
 
-    async def fill_then_receive(target: Any, wanted: Any, measured: Any) -> None:
+    async def fill_then_receive(load: Load) -> None:
         if preload:
-            fill = wanted._replace(rate_per_s=None, batch=10, duration_s=3_600.0)
-            filled = load.Measured()
-            await load.send(target, fill, filled, count_max=preload)
-            if not filled.messages:
-                raise Failure("cannot fill the queue", "; ".join(filled.first_errors))
-            measured.start_s = time.perf_counter()
-        await load.receive(target, wanted, measured)
+            fill = dataclasses.replace(load, rate=None, batch=10, duration=3_600.0)
+            await _send(fill, count_max=preload)
+            if not fill.messages:
+                raise Failure("cannot fill the queue", "; ".join(fill.first_errors))
+            load.start_s = time.perf_counter()
+        await _receive(load)
 
-    _measure(session, "receive", queue, fill_then_receive, **shape)
+    _measure(session, "receive", fill_then_receive, **shape)
 
 
 @bench.command()
-@_options
-def latency(session: Session, queue: str | None, **shape: Any) -> None:
+@_shape_options
+def latency(session: Session, **shape: Any) -> None:
     """Measure the latency of each call: send, receive and delete one message at a time."""
-    _measure(session, "latency", queue, load.latency, **shape)
+    _measure(session, "latency", _latency, **shape)
 
 
 @bench.command()
-@_options
-def e2e(session: Session, queue: str | None, **shape: Any) -> None:
+@_shape_options
+def e2e(session: Session, **shape: Any) -> None:
     """Measure the time from send to receive, with waiting consumers [default --rate: 100]."""
     shape["rate"] = shape["rate"] or 100.0
-    _measure(session, "e2e", queue, load.end_to_end, **shape)
+    _measure(session, "e2e", _end_to_end, **shape)
 
 
 @contextmanager
 def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
-    """Yield name and URL of the queue to load: the named one, or a temporary one."""
     if name is not None:
         yield name, session.sqs.queue_url(name)
         return
@@ -123,48 +113,330 @@ def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _measure(
-    session: Session,
-    title: str,
-    queue: str | None,
-    run: Run,
-    *,
-    connections: int,
-    duration: float,
-    rate: float | None,
-    size: int,
-    batch: int = 1,
+    session: Session, title: str, run: "Run", *, queue: str | None, batch: int = 1, **shape: Any
 ) -> None:
-    shape = load.Shape(connections, duration, size, rate, batch)
-    measured = load.Measured()
+    settings = session.settings
     with _queue(session, queue) as (name, url):
-        settings = session.settings
-        target = load.Target(settings.endpoint, settings.region, url, settings.timeout_s)
-        session.remark(f"{title}: {connections} connections for up to {duration:g} s on '{name}'")
-        measured.start_s = time.perf_counter()
+        target = (settings.endpoint, settings.region, url, settings.timeout_s)
+        load = Load(*target, batch=batch, **shape)
+        about = f"{load.connections} connections for up to {load.duration:g} s"
+        session.remark(f"{title}: {about} on '{name}'")
+        load.start_s = time.perf_counter()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(target, shape, measured))
+            runner.run(run(load))
+    # The run ends with the last message: after it consumers only wait.
+    run_s = load.last_s - load.start_s
     result = {
         "bench": title,
         "queue": name,
-        "connections": connections,
-        "size_bytes": size,
-        "rate_asked_per_s": rate,
+        "connections": load.connections,
+        "size_bytes": load.size,
+        "rate_asked_per_s": load.rate,
         "batch": batch,
-        **load.summary(measured),
+        "seconds": round(run_s, 3),
+        "messages": load.messages,
+        "errors": load.errors,
+        "messages_per_s": round(load.messages / run_s, 1) if run_s > 0 else 0.0,
     }
-    _print(session, result)
-    for text in measured.first_errors:
+    latencies = {what: found.summary_ms() for what, found in load.latencies.items()}
+    if session.out.is_table:
+        session.out.one(result)
+        for what, points in latencies.items():
+            numbers = "  ".join(f"{point} {value:,.2f} ms" for point, value in points.items())
+            session.out.line(f"{what}: {numbers}")
+    else:
+        session.out.one({**result, "latency_ms": latencies}, name="bench")
+    for text in load.first_errors:
         click.echo(f"rejected: {text}", err=True)
-    if measured.errors:
-        raise click.exceptions.Exit(ExitCode.PARTIAL if measured.messages else ExitCode.FAILED)
+    if load.errors:
+        raise click.exceptions.Exit(ExitCode.PARTIAL if load.messages else ExitCode.FAILED)
 
 
-def _print(session: Session, result: dict[str, Any]) -> None:
-    if not session.out.is_table:
-        session.out.one(result, name="bench")
-        return
-    latencies = result.pop("latency_ms")
-    session.out.one(result)
-    for what, points in latencies.items():
-        numbers = "  ".join(f"{point} {value:,.2f} ms" for point, value in points.items())
-        session.out.line(f"{what}: {numbers}")
+class Histogram:
+    """A histogram of fixed size. Buckets grow by one percent each, from a microsecond to about two
+    minutes, so a percentile is at most one percent too high. The maximum is kept exactly."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_BUCKETS + 1)
+        self.count = 0
+        self.max_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        index = 0
+        if seconds > _FIRST_S:
+            index = min(math.ceil(math.log(seconds / _FIRST_S) / _GROWTH), _BUCKETS)
+        self._counts[index] += 1
+        self.count += 1
+        self.max_s = max(self.max_s, seconds)
+
+    def percentile(self, percent: float) -> float:
+        """Return the upper edge of the bucket that contains the percentile, in seconds."""
+        if not self.count:
+            return 0.0
+        wanted = max(1, math.ceil(self.count * percent / 100))
+        seen = 0
+        for index, count in enumerate(self._counts):
+            seen += count
+            if seen >= wanted:
+                return min(_FIRST_S * math.exp(index * _GROWTH), self.max_s)
+        raise AssertionError("the counts add up to count")
+
+    def summary_ms(self) -> dict[str, float]:
+        points = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
+        found = {name: round(self.percentile(at) * 1_000, 3) for name, at in points.items()}
+        return {**found, "max": round(self.max_s * 1_000, 3)}
+
+
+@dataclasses.dataclass
+class Load:
+    endpoint: str
+    region: str
+    queue_url: str
+    timeout_s: float
+    connections: int
+    duration: float
+    size: int
+    rate: float | None  # None: each call after the reply of the one before
+    batch: int
+    start_s: float = dataclasses.field(default_factory=time.perf_counter, init=False)
+    last_s: float = dataclasses.field(default_factory=time.perf_counter, init=False)
+    messages: int = dataclasses.field(default=0, init=False)
+    errors: int = dataclasses.field(default=0, init=False)
+    first_errors: list[str] = dataclasses.field(default_factory=list, init=False)
+    latencies: defaultdict[str, Histogram] = dataclasses.field(
+        default_factory=lambda: defaultdict(Histogram), init=False
+    )
+
+    def counted(self, messages: int) -> None:
+        self.messages += messages
+        self.last_s = time.perf_counter()
+
+    def failed(self, text: str) -> None:
+        self.errors += 1
+        if len(self.first_errors) < _ERRORS_KEPT_MAX and text not in self.first_errors:
+            self.first_errors.append(text)
+
+
+Run = Callable[[Load], Coroutine[Any, Any, None]]
+
+
+class Pace:
+    """A schedule of start times, one per call, shared by all connections."""
+
+    def __init__(self, rate_per_s: float | None, duration_s: float) -> None:
+        self._gap_s = None if rate_per_s is None else 1.0 / rate_per_s
+        self._next_s = time.perf_counter()
+        self.end_s = self._next_s + duration_s
+
+    async def next_start(self) -> float | None:
+        """Wait until the next call is due and return that time; None when the run is over."""
+        now_s = time.perf_counter()
+        if self._gap_s is None:
+            return now_s if now_s < self.end_s else None
+        due_s = self._next_s
+        if due_s >= self.end_s or now_s >= self.end_s:
+            return None
+        self._next_s = due_s + self._gap_s
+        if due_s > now_s:
+            await asyncio.sleep(due_s - now_s)
+        return due_s
+
+
+class Connection:
+    def __init__(self, load: Load) -> None:
+        parts = urlsplit(load.endpoint if "://" in load.endpoint else f"//{load.endpoint}")
+        self._load = load
+        is_tls = parts.scheme == "https"
+        self._tls = tls_context() if is_tls else None
+        self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
+        self._host = parts.netloc.rpartition("@")[2]
+        self._signer = Signer(credentials_from_environment(), region=load.region)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._signed: tuple[tuple[str, bytes], float, bytes] | None = None
+
+    async def call(self, action: str, *, due_s: float, **request: Any) -> Json | None:
+        load = self._load
+        body = json.dumps({"QueueUrl": load.queue_url, **request}, separators=(",", ":")).encode()
+        try:
+            async with asyncio.timeout(load.timeout_s):
+                status, data = await self._exchange(self._request(action, body))
+        except TimeoutError as error:
+            raise timed_out(load.endpoint, load.timeout_s) from error
+        except (OSError, EOFError) as error:
+            raise unreachable(load.endpoint, str(error) or "closed by the server") from error
+        if status != 200:
+            load.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
+            return None
+        load.latencies[action].add(time.perf_counter() - due_s)
+        reply: Json = json.loads(data) if data.strip() else {}
+        return reply
+
+    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(
+                *self._address, limit=_HEAD_BYTES_MAX, ssl=self._tls
+            )
+        reader, writer = self._streams
+        writer.write(request)
+        await writer.drain()
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        _, _, rest = head.partition(b"\r\ncontent-length:")
+        length = int(rest.partition(b"\r\n")[0] or 0)
+        body = await reader.readexactly(length) if length else b""
+        if b"\r\nconnection: close" in head:
+            await self.close()
+        return int(head[9:12]), body
+
+    def _request(self, action: str, body: bytes) -> bytes:
+        """Return the request; the same call reuses its signature for a minute."""
+        key = (action, body)
+        now_s = time.monotonic()
+        if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
+            return self._signed[2]
+        headers = signed(self._signer, self._host, action, body)
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        length = f"content-length: {len(body)}\r\n\r\n"
+        request = f"POST / HTTP/1.1\r\n{head}{length}".encode() + body
+        self._signed = (key, now_s + _SIGNED_AGAIN_S, request)
+        return request
+
+    async def close(self) -> None:
+        if self._streams is not None:
+            _, writer = self._streams
+            self._streams = None
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+Work = Callable[[Connection], Awaitable[None]]
+
+
+async def _on_connections(load: Load, works: Sequence[Work]) -> None:
+    """Run each work on a connection of its own; the first failure ends all of them."""
+
+    async def one(work: Work) -> None:
+        connection = Connection(load)
+        try:
+            await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number, work in enumerate(works):
+                group.create_task(one(work), name=f"bench {number}")
+    except BaseExceptionGroup as errors:
+        # All connections fail for the same reason, so the first error is enough.
+        raise errors.exceptions[0] from None
+
+
+async def _repeated(
+    load: Load, step: Callable[[Connection, float], Awaitable[bool]], rate: float | None
+) -> None:
+    """Repeat a step on all connections until the time is over or the step returns False."""
+    pace = Pace(rate, load.duration)
+
+    async def work(connection: Connection) -> None:
+        while (due_s := await pace.next_start()) is not None:
+            if not await step(connection, due_s):
+                return
+
+    await _on_connections(load, [work] * load.connections)
+
+
+async def _send(load: Load, *, count_max: float = math.inf) -> None:
+    text = "x" * load.size
+    action = "SendMessage"
+    request: Json = {"MessageBody": text}
+    if load.batch > 1:
+        entries = [{"Id": str(number), "MessageBody": text} for number in range(load.batch)]
+        action, request = "SendMessageBatch", {"Entries": entries}
+    requested = 0
+
+    async def step(connection: Connection, due_s: float) -> bool:
+        nonlocal requested
+        if requested >= count_max:
+            return False
+        requested += load.batch
+        reply = await connection.call(action, due_s=due_s, **request)
+        if reply is not None:
+            refused = len(reply.get("Failed", ()))
+            load.counted(load.batch - refused)
+            if refused:
+                load.failed(f"{action}: {reply['Failed'][0]}")
+        return True
+
+    await _repeated(load, step, load.rate and load.rate / load.batch)
+
+
+async def _receive(load: Load) -> None:
+    """Receive and delete until the queue is empty or the time is over."""
+
+    async def step(connection: Connection, due_s: float) -> bool:
+        return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
+
+    await _repeated(load, step, load.rate)
+
+
+async def _take(
+    load: Load, connection: Connection, *, due_s: float, count: int, wait_s: int = 0
+) -> list[Json]:
+    reply = await connection.call(
+        "ReceiveMessage", due_s=due_s, MaxNumberOfMessages=count, WaitTimeSeconds=wait_s
+    )
+    found: list[Json] = (reply or {}).get("Messages", [])
+    if found:
+        entries = [
+            {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
+            for number, message in enumerate(found)
+        ]
+        await connection.call("DeleteMessageBatch", due_s=time.perf_counter(), Entries=entries)
+        load.counted(len(found))
+    return found
+
+
+async def _latency(load: Load) -> None:
+    """Send, receive and delete one message at a time, as an application that waits for each."""
+    body = "x" * load.size
+
+    async def step(connection: Connection, due_s: float) -> bool:
+        if await connection.call("SendMessage", due_s=due_s, MessageBody=body) is not None:
+            await _take(load, connection, due_s=time.perf_counter(), count=1)
+        return True
+
+    await _repeated(load, step, load.rate)
+
+
+async def _end_to_end(load: Load) -> None:
+    """Measure from the planned time of a send to the reply of its receive. Half of the connections
+    send, half wait for messages; each body carries its planned time."""
+    pace = Pace(load.rate, load.duration)
+    count = senders_left = max(1, load.connections // 2)
+    sent = 0
+
+    async def produce(connection: Connection) -> None:
+        nonlocal sent, senders_left
+        try:
+            while (due_s := await pace.next_start()) is not None:
+                body = f"{due_s:.9f} ".ljust(load.size, "x")
+                reply = await connection.call("SendMessage", due_s=due_s, MessageBody=body)
+                sent += reply is not None
+        finally:
+            senders_left -= 1
+
+    async def consume(connection: Connection) -> None:
+        # After the last send, allow 5 s for messages that have not been received yet.
+        while senders_left or (load.messages < sent and time.perf_counter() < pace.end_s + 5):
+            start_s = time.perf_counter()
+            for message in await _take(
+                load, connection, due_s=start_s, count=_BATCH_COUNT_MAX, wait_s=1
+            ):
+                due_s = start_s
+                with suppress(ValueError):  # a queue given with --queue may have other messages
+                    due_s = float(message["Body"].partition(" ")[0])
+                load.latencies["end_to_end"].add(time.perf_counter() - due_s)
+
+    await _on_connections(load, [produce] * count + [consume] * count)
+    # The time spent waiting for messages means nothing.
+    load.latencies.pop("ReceiveMessage", None)

@@ -1,40 +1,62 @@
 """``penstock debug bundle``: collects what a bug report needs in one archive without secrets.
 
-The server masks its own secrets. Everything is masked here once more: values that are known to be
-secret on this machine, and text that looks like a secret (``masking.py``). Parts that cannot be
-collected are listed in ``errors.txt``: a bundle of a server that is down is still useful."""
+The server masks its own secrets. Everything is masked here once more: first values that are known
+to be secret on this machine, then text that looks like a secret by its name or its form. Parts that
+cannot be collected are listed in ``errors.txt``."""
 
 import io
 import json
 import os
 import platform
+import re
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
 from penstock import __version__
 from penstock.cli.command import Noun, Session
-from penstock.cli.operate.masking import Mask
 from penstock.cli.terminal.failure import Conflict, Failure
-from penstock.cli.terminal.findings import installed_version
+from penstock.cli.terminal.options import repeatable
+from penstock.cli.terminal.output import installed_version
 
+_LOG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
-_PACKAGES = (
-    "click",
-    "msgspec",
-    "rich",
-    "grpcio",
-    "cryptography",
-    "zstandard",
-    "pyspark",
-    "pyarrow",
-)
+_PACKAGES = "click msgspec rich grpcio cryptography zstandard pyspark pyarrow"
 
 Piece = tuple[str, Callable[[], bytes]]
+MASK: Final = "********"
+_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
+_FILE_BYTES_MAX: Final = 65_536
+_WORD: Final = r"(?:secret|token|passw(?:or)?d|credential|private|jaas|authorization)"
+# Bounded, because a line of a log may have a million letters.
+_NAME: Final = rf"[\w.-]{{0,64}}{_WORD}[\w.-]{{0,64}}"
+_KEY_ENDS: Final = r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
+_FORMS: Final = (
+    (re.compile(rf"-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY-----.*?{_KEY_ENDS}", re.DOTALL), MASK),
+    # "secret": "…" in JSON, and in JSON inside a JSON string
+    (re.compile(rf'(?i)(\\?"{_NAME}\\?"\s*:\s*\\?")(?:\\\\.|\\[^"]|[^"\\])*'), rf"\1{MASK}"),
+    # secret=…, secret: …, password="…"
+    (re.compile(rf"(?i)((?<![\w.]){_NAME}\s*[=:]\s*[\"']?)(?![\s\"'*])[^\s,;&\"']+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {MASK}"),
+    (re.compile(r"(?i)(\bsignature=)[0-9a-f]{16,}"), rf"\1{MASK}"),
+    (re.compile(r"(://[^/\s:@]{0,256}:)[^@/\s]{1,256}@"), rf"\1{MASK}@"),
+    (re.compile(r"\bpsat1\.[\w-]+\.[\w-]+"), MASK),  # the token of a log-in
+    (re.compile(r"(?i)(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])"), MASK),  # 32 bytes, the size of keys
+    # 40 characters of base64, the form of the secret of an access key, or 32 bytes in base64.
+    (
+        re.compile(
+            r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])"
+            r"[\w+/-]{40,43}=?(?![\w+/=-])"
+        ),
+        MASK,
+    ),
+)
 
 
 @click.group(cls=Noun)
@@ -44,14 +66,7 @@ def debug() -> None:
 
 @debug.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="log file of a server, its last 4 MiB; repeatable",
-)
+@repeatable("--log logs", "FILE", "log file of a server, its last 4 MiB", _LOG_FILE)
 def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
     """Write settings, metrics, status, findings, versions and logs to a .tar.gz file.
 
@@ -95,10 +110,12 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _pieces(session: Session, logs: tuple[Path, ...]) -> Iterator[Piece]:
     yield "versions.json", lambda: _json(_versions())
-    yield "environment.json", lambda: _json(_variables())
+    # Only the names of set variables: their values may be secret.
+    variables = sorted(name for name in os.environ if name.startswith(("PENSTOCK_", "AWS_")))
+    yield "environment.json", lambda: _json(variables)
     yield "doctor.json", lambda: _json(_findings(session))
     yield "info.json", lambda: _json(session.admin.info())
-    yield "settings.json", lambda: _json(session.admin.config())
+    yield "settings.json", lambda: _json(session.admin.get("config"))
     yield "ready.json", lambda: session.admin.page("/readyz")
     yield "metrics.txt", lambda: session.admin.page("/metrics")
     yield "callees.json", lambda: _json(session.admin.get("callees"))
@@ -119,27 +136,71 @@ def _versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": {name: installed_version(name) for name in _PACKAGES},
+        "packages": {name: installed_version(name) for name in _PACKAGES.split()},
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def _variables() -> list[str]:
-    """Return the names of set variables; their values may be secret."""
-    return sorted(name for name in os.environ if name.startswith(("PENSTOCK_", "AWS_")))
-
-
 def _findings(session: Session) -> list[dict[str, Any]]:
-    from penstock.cli.operate import doctor_checks
+    from penstock.cli.operate.doctor import examine
 
-    report = doctor_checks.examine(session, data=None, config_file=None, is_local=False)
+    report = examine(session, data=None, config_file=None, is_local=False)
     return [finding._asdict() for finding in report.findings]
 
 
 def _tail(path: Path) -> bytes:
-    """Return whole lines from the end of a log."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - LOG_BYTES))
         data = file.read(LOG_BYTES)
     return data if end <= LOG_BYTES else data.partition(b"\n")[2]
+
+
+class Mask:
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        found: set[str] = set()
+        for secret in secrets:
+            if len(secret) >= _LENGTH_MIN:
+                found |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
+        # Longest first: one secret may be part of another.
+        self._known = sorted(found, key=len, reverse=True)
+
+    @classmethod
+    def of_this_machine(cls) -> "Mask":
+        return cls([*_of_environment(), *_of_contexts(), *_of_settings()])
+
+    def text(self, text: str) -> str:
+        for secret in self._known:
+            text = text.replace(secret, MASK)
+        for form, shown in _FORMS:
+            text = form.sub(shown, text)
+        return text
+
+    def bytes(self, data: bytes) -> bytes:
+        return self.text(data.decode("utf-8", "replace")).encode()
+
+
+def _of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if re.search(_WORD, name, re.IGNORECASE):
+            yield value
+            if name.upper().endswith("_FILE"):
+                with suppress(OSError, ValueError), Path(value).open("rb") as file:
+                    yield file.read(_FILE_BYTES_MAX).decode("utf-8", "replace").strip()
+
+
+def _of_contexts() -> Iterator[str]:
+    from penstock.cli.clients.contexts import Contexts
+
+    with suppress(Failure):
+        for context in Contexts.read().contexts.values():
+            yield context.get("secret", "")
+
+
+def _of_settings() -> Iterator[str]:
+    """Yield the admin token of a server that would be started here."""
+    from penstock.node.configuration import config as node_config
+
+    with suppress(node_config.ConfigInvalid):
+        files = node_config.config_files(None)
+        yield node_config.load({}, os.environ, files).config.admin.token

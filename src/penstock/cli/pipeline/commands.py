@@ -1,12 +1,9 @@
-"""``penstock pipeline``: the table of its commands.
-
-Commands are in separate files that are imported when they run, and only commands that need Spark
-import it: everything here works without the extra ``spark``, if only to report that it is
-missing."""
+"""``penstock pipeline``: the table of its commands. Only commands that need Spark import it:
+everything here works without the extra ``spark``, if only to report that it is missing."""
 
 import click
 
-from penstock.cli.terminal.lazy import LazyGroup, Table
+from penstock.cli.command import LazyGroup, Table
 
 COMMANDS: Table = {
     "Run": {
@@ -23,8 +20,8 @@ COMMANDS: Table = {
         "verify": ("pipeline.run", "Verify the data in the lake."),
     },
     "Prepare": {
-        "doctor": ("pipeline.prepare", "Check the requirements of the pipeline."),
-        "warm": ("pipeline.prepare", "Make Spark sessions start faster."),
+        "doctor": ("pipeline.watch", "Check the requirements of the pipeline."),
+        "warm": ("pipeline.watch", "Make Spark sessions start faster."),
         "cluster": ("pipeline.run", "Run a Spark cluster on this machine."),
     },
 }

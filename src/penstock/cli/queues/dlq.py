@@ -1,22 +1,27 @@
-"""``penstock dlq``: finds dead letters and moves them back.
-
-A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal or
-pressing Ctrl-C does not stop it, and it continues after a restart of the server."""
+"""``penstock dlq``: finds dead letters and moves them back. A move is a task of the server, not of
+this process: Ctrl-C does not stop it, and it continues after a restart of the server."""
 
 import time
-from typing import Any
 
 import click
 
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
-from penstock.cli.queues import counts
+from penstock.cli.queues.queue import rows
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
-from penstock.cli.terminal.output import Column, columns
-from penstock.cli.terminal.progress import Progress
+from penstock.cli.terminal.options import count_option
+from penstock.cli.terminal.output import Progress, columns
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")
+_LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
+_LIST_COLUMNS = columns(
+    "name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST, sources FROM",
+    sources=", ".join,
+)
+_TASK_COLUMNS = columns(
+    "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
+)
 
 
 @click.group(cls=Noun)
@@ -24,26 +29,15 @@ def dlq() -> None:
     """List dead-letter queues and redrive their messages."""
 
 
-_LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
-_LIST_COLUMNS = (
-    *columns("name DEAD-LETTER QUEUE, visible#, in_flight# FLIGHT, oldest_age_s# OLDEST"),
-    Column("sources", "FROM", form=", ".join),
-)
-
-
 @dlq.command("list")
 def list_queues(session: Session) -> None:
     """List the queues that other queues use as their dead-letter queue."""
-    items = [
-        {key: row.get(key) for key in _LIST_FIELDS}
-        for row in counts.rows(session)
-        if row["sources"]
-    ]
+    found = [row for row in rows(session) if row["sources"]]
+    items = [{key: row.get(key) for key in _LIST_FIELDS} for row in found]
     session.out.many(items, columns=_LIST_COLUMNS, empty="no dead-letter queues")
 
 
 @dlq.command()
-@click.argument("queue")
 @click.option("--to", "target", metavar="QUEUE", help="target [default: source of each message]")
 @click.option("--rate", type=click.IntRange(1, 500), help="limit, messages per second")
 @click.option("--dry-run", is_flag=True, help="print what would be moved, move nothing")
@@ -58,7 +52,19 @@ def redrive(
     source_arn = sqs.arn(queue)
     target_arn = None if target is None else sqs.arn(target)
     if dry_run:
-        session.out.one(_plan(session, queue, target))
+        names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+        visible, in_flight = map(int, map(sqs.attributes(queue, names).__getitem__, names))
+        reply = sqs.call("ListDeadLetterSourceQueues", {"QueueUrl": sqs.queue_url(queue)})
+        # The queues whose redrive policy names this queue now; a message goes where it came from.
+        sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
+        if not sources:
+            raise Failure(
+                f"'{queue}' is not a dead-letter queue",
+                "no queue uses it as its dead-letter queue",
+                "list dead-letter queues with `penstock dlq list`",
+            )
+        plan = {"queue": queue, "would_move": visible, "in_flight": in_flight}
+        session.out.one({**plan, "to": sources if target is None else [target]})
         return
     request: Json = {"SourceArn": source_arn}
     if target_arn is not None:
@@ -82,51 +88,24 @@ def redrive(
     _check_ended(queue, task)
 
 
-def _plan(session: Session, queue: str, target: str | None) -> Json:
-    """Return what a redrive would do. The sources are the queues whose redrive policy names this
-    queue now; a message goes to the queue that it came from."""
-    names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
-    attributes = session.sqs.attributes(queue, names)
-    reply = session.sqs.call(
-        "ListDeadLetterSourceQueues", {"QueueUrl": session.sqs.queue_url(queue)}
-    )
-    sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
-    if not sources:
-        raise Failure(
-            f"'{queue}' is not a dead-letter queue",
-            "no queue uses it as its dead-letter queue",
-            "list dead-letter queues with `penstock dlq list`",
-        )
-    return {
-        "queue": queue,
-        "would_move": int(attributes[names[0]]),
-        "in_flight": int(attributes[names[1]]),
-        "to": [target] if target is not None else sources,
-    }
-
-
 def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
     request = {"SourceArn": source_arn, "MaxResults": count}
     reply = session.sqs.call("ListMessageMoveTasks", request, what="cannot list redrives")
-    return [_as_item(result) for result in reply.get("Results", ())]
-
-
-def _as_item(result: Json) -> Json:
-    target = result.get("DestinationArn")
-    item: Json = {
-        "status": result.get("Status"),
-        "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
-        "to_move": result.get("ApproximateNumberOfMessagesToMove"),
-        "from": str(result.get("SourceArn", "")).rpartition(":")[2],
-        "to": None if target is None else target.rpartition(":")[2],
-        "rate": result.get("MaxNumberOfMessagesPerSecond"),
-        "started_at_ms": result.get("StartedTimestamp"),
-    }
-    if result.get("FailureReason"):
-        item["failure_reason"] = result["FailureReason"]
-    if result.get("TaskHandle"):
-        item["task"] = result["TaskHandle"]
-    return item
+    items = []
+    for result in reply.get("Results", ()):
+        target = result.get("DestinationArn")
+        item: Json = {
+            "status": result.get("Status"),
+            "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
+            "to_move": result.get("ApproximateNumberOfMessagesToMove"),
+            "from": str(result.get("SourceArn", "")).rpartition(":")[2],
+            "to": None if target is None else target.rpartition(":")[2],
+            "rate": result.get("MaxNumberOfMessagesPerSecond"),
+            "started_at_ms": result.get("StartedTimestamp"),
+        }
+        more = {"failure_reason": result.get("FailureReason"), "task": result.get("TaskHandle")}
+        items.append(item | {key: value for key, value in more.items() if value})
+    return items
 
 
 def _wait(session: Session, source_arn: str) -> Json:
@@ -155,17 +134,8 @@ def _check_ended(queue: str, task: Json) -> None:
     )
 
 
-_TASK_COLUMNS = columns(
-    "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
-)
-
-
 @dlq.command()
-@click.argument("queue")
-@click.option(
-    "-n", "--count", type=click.IntRange(1, 10), default=10, show_default=True,
-    help="maximum number of redrives",
-)  # fmt: skip
+@count_option(10, 10, "maximum number of redrives")
 @click.option("--wait", is_flag=True, help="wait until the newest redrive has ended")
 def status(session: Session, queue: str, count: int, wait: bool) -> None:
     """Show the redrives of a dead-letter queue, newest first."""
@@ -181,7 +151,6 @@ def status(session: Session, queue: str, count: int, wait: bool) -> None:
 
 
 @dlq.command()
-@click.argument("queue")
 def cancel(session: Session, queue: str) -> None:
     """Stop the running redrive. Moved messages stay in their target queue."""
     running = next((t for t in _tasks(session, session.sqs.arn(queue)) if "task" in t), None)
@@ -191,6 +160,6 @@ def cancel(session: Session, queue: str) -> None:
             "no redrive is running",
             f"list past redrives with `penstock dlq status {queue}`",
         )
-    request: dict[str, Any] = {"TaskHandle": running["task"]}
+    request = {"TaskHandle": running["task"]}
     reply = session.sqs.call("CancelMessageMoveTask", request, what="cannot cancel the redrive")
     session.out.one({"queue": queue, "moved": reply.get("ApproximateNumberOfMessagesMoved", 0)})

@@ -1,15 +1,15 @@
-"""``penstock queue``: creates, shows, changes and deletes queues.
+"""``penstock queue``: creates, shows, changes and deletes queues through the SQS API. Lists and
+live numbers come from the admin API, which reports a whole account in one reply."""
 
-Changes go through the SQS API, so what works here works from any SQS client. Lists and live numbers
-come from the admin API, which reports a whole account in one reply."""
-
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from penstock.cli.clients.http import name_of
+from penstock.cli.clients.http import Json, name_of
 from penstock.cli.command import Noun, Session, confirm_name
-from penstock.cli.queues import counts
 from penstock.cli.queues.settings import (
     SETTINGS,
     attributes_of,
@@ -17,11 +17,29 @@ from penstock.cli.queues.settings import (
     settings_options,
     tags_of,
 )
-from penstock.cli.terminal.failure import Failure
-from penstock.cli.terminal.output import Column, columns, field, none_of
-from penstock.cli.terminal.watch import watch_options, watch_rows
+from penstock.cli.terminal.failure import Failure, NotFound
+from penstock.cli.terminal.options import option, repeatable, yes_option
+from penstock.cli.terminal.output import columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
+_BACKLOG = ("visible", "in_flight", "delayed")
+_COUNTERS = ("sent", "received", "acked", "dead_lettered")
+_LIST_COLUMNS = columns(
+    "name, visible#, in_flight# FLIGHT, delayed#, oldest_age_s# OLDEST, partitions# PARTS, "
+    "log_bytes# DISK, dead_letter DEAD TO"
+)
+_STATS_COLUMNS = columns(
+    "name, visible#, in_flight# FLIGHT, delayed#, oldest_age_s# OLDEST, sent#, received# RECV, "
+    "acked# DELETED, dead_lettered# DEAD, waits#"
+)
+_RATE_COLUMNS = (
+    *_STATS_COLUMNS[:5],
+    *columns(
+        "sent_per_s# SENT/s, received_per_s# RECV/s, acked_per_s# DEL/s, waits#",
+        **dict.fromkeys(("sent_per_s", "received_per_s", "acked_per_s"), "{:,.1f}".format),
+    ),
+)
+_tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to set")
 
 
 @click.group(cls=Noun)
@@ -30,14 +48,9 @@ def queue() -> None:
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--fifo", is_flag=True, help="keep order within message groups; adds '.fifo' to NAME")
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    help="number of partitions [default: server setting]",
-)
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="tag to set; repeatable")
+@option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
+@_tag_option
 @settings_options
 def create(
     session: Session,
@@ -56,27 +69,20 @@ def create(
         attributes["FifoQueue"] = "true"
     if partitions is not None:
         attributes["PenstockPartitions"] = str(partitions)
-    request: dict[str, Any] = {"QueueName": name, "Attributes": attributes}
+    request: Json = {"QueueName": name, "Attributes": attributes}
     if tag_map:
         request["tags"] = tag_map
     reply = session.sqs.call("CreateQueue", request, what=f"cannot create queue '{name}'")
     session.out.one({"name": name, "url": reply["QueueUrl"]})
 
 
-_LIST_COLUMNS = columns(
-    "name, visible#, in_flight# FLIGHT, delayed#, oldest_age_s# OLDEST, partitions# PARTS, "
-    "log_bytes# DISK, dead_letter DEAD TO"
-)
-
-
 @queue.command("list")
 @click.argument("prefix", default="")
-@click.option(
+@option(
     "--sort",
-    type=click.Choice(["name", "backlog", "age"]),
+    ["name", "backlog", "age"],
+    "sort order; backlog and age: highest first",
     default="name",
-    show_default=True,
-    help="sort order; backlog and age: highest first",
 )
 def list_queues(session: Session, prefix: str, sort: str) -> None:
     """List all queues, or the queues whose name starts with PREFIX."""
@@ -84,46 +90,52 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
         # Names alone need no admin API, so this works against any SQS server.
         session.out.many(({"name": name} for name in session.sqs.queue_names(prefix)), columns=())
         return
-    rows = counts.rows(session, prefix)
-    sorted_rows = counts.sorted_rows(rows, sort)
-    session.out.many(sorted_rows, columns=_LIST_COLUMNS, empty=none_of("queues", prefix))
+    found = sorted(rows(session, prefix), key=lambda row: str(row["name"]))
+    if sort == "backlog":
+        found.sort(key=lambda row: -sum(int(row.get(key) or 0) for key in _BACKLOG))
+    elif sort == "age":
+        found.sort(key=lambda row: -(row["oldest_age_s"] or 0))
+    session.out.many(found, columns=_LIST_COLUMNS, empty=none_of("queues", prefix))
+
+
+def rows(session: Session, prefix: str = "") -> list[Json]:
+    return [_row(item) for item in session.admin.queues(prefix)]
+
+
+def _row(item: Json) -> Json:
+    counts = dict(item["stats"])
+    counts.pop("oldest_sent_at_ms", None)
+    age_ms = counts.pop("oldest_age_ms", None)
+    target = item.get("dead_letter_target")
+    return {
+        "name": item["name"],
+        "kind": item["kind"],
+        "partitions": item["partition_count"],
+        **counts,
+        "oldest_age_s": None if age_ms is None else age_ms / 1_000,
+        "dead_letter": None if target is None else target.rpartition(":")[2],
+        "sources": [arn.rpartition(":")[2] for arn in item.get("sources", ())],
+    }
 
 
 @queue.command()
-@click.argument("name")
 def show(session: Session, name: str) -> None:
     """Show the settings, counts and tags of a queue."""
     attributes = session.sqs.attributes(name, ("All", *_OURS))
-    url = session.sqs.queue_url(name)
-    item = described(name_of(name), url, attributes)
+    item = described(name_of(name), session.sqs.queue_url(name), attributes)
     item["tags"] = session.sqs.tags(name, what=f"cannot show '{name}'")
     if item["kind"] == "fifo":
-        item = _with_blocked(session, item)
+        with suppress(Failure):  # other SQS servers have no admin API
+            blocked = session.admin.explanation(item["name"]).get("blocked")
+            pairs = list(item.items())
+            after = list(item).index("visible") + 1  # blocked messages are visible ones
+            item = dict([*pairs[:after], ("blocked", blocked), *pairs[after:]])
     forms = {setting.field: setting.show for setting in SETTINGS}
-    columns = [
-        Column(each.key, each.title, form=forms.get(each.key, each.form))
-        for each in map(field, item)
-    ]
-    session.out.one(item, columns=columns)
-
-
-def _with_blocked(session: Session, item: dict[str, Any]) -> dict[str, Any]:
-    """Insert ``blocked``, a part of ``visible``, after it. Other SQS servers have no admin API:
-    then the number is left out."""
-    try:
-        blocked = session.admin.explanation(item["name"]).get("blocked")
-    except Failure:
-        return item
-    shown: dict[str, Any] = {}
-    for key, value in item.items():
-        shown[key] = value
-        if key == "visible":
-            shown["blocked"] = blocked
-    return shown
+    shown = [each._replace(form=forms.get(each.key, each.form)) for each in map(field, item)]
+    session.out.one(item, columns=shown)
 
 
 @queue.command()
-@click.argument("name")
 @click.option("--user", metavar="NAME", help="user who receives [default: you]")
 def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
@@ -139,10 +151,9 @@ def explain(session: Session, name: str, user: str | None) -> None:
 
 
 @queue.command("set")
-@click.argument("name")
 @click.option("--no-dead-letter", is_flag=True, help="remove the dead-letter queue")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="tag to set; repeatable")
-@click.option("--untag", "untags", multiple=True, metavar="KEY", help="tag to remove; repeatable")
+@_tag_option
+@repeatable("--untag untags", "KEY", "tag to remove")
 @settings_options
 def set_settings(
     session: Session,
@@ -172,8 +183,7 @@ def set_settings(
 
 
 @queue.command()
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+@yes_option
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a queue and all its messages."""
     url = session.sqs.queue_url(name)  # before the prompt: fails if there is no such queue
@@ -183,15 +193,14 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 @queue.command()
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="print the number of messages, delete nothing")
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
     """Delete all messages of a queue, also those in flight and delayed."""
     url = session.sqs.queue_url(name)
     if dry_run:
         item = described(name, url, session.sqs.attributes(name))
-        counts = {key: item.get(key, 0) for key in ("visible", "in_flight", "delayed")}
+        counts = {key: item.get(key, 0) for key in _BACKLOG}
         session.out.one({"name": name, "would_remove": sum(counts.values()), **counts})
         return
     confirm_name(name, verb="purge", is_sure=yes)
@@ -200,7 +209,6 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @queue.command()
-@click.argument("names", nargs=-1)
 @watch_options("refresh with rates until Ctrl-C")
 def stats(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
@@ -211,8 +219,43 @@ def stats(
     queue and interval.
     """
     if not watch:
-        rows = counts.rows_of(session, names)
-        session.out.many(rows, columns=counts.COLUMNS, empty="no queues")
+        found = _rows_of(session, names)
+        session.out.many(found, columns=_STATS_COLUMNS, empty="no queues")
         return
-    sampler = counts.Sampler(session, names)
-    watch_rows(session.out, sampler.take, counts.RATE_COLUMNS, interval, samples)
+    before: dict[str, Json] = {}
+    before_at_s = 0.0
+
+    def sample() -> list[Json]:
+        nonlocal before, before_at_s
+        found = _rows_of(session, names)
+        at_s = time.monotonic()
+        rated = [with_rates(row, before.get(row["name"]), at_s - before_at_s) for row in found]
+        before, before_at_s = {row["name"]: row for row in found}, at_s
+        return rated
+
+    watch_rows(session.out, sample, _RATE_COLUMNS, interval, samples)
+
+
+def _rows_of(session: Session, names: Sequence[str]) -> list[Json]:
+    found = {row["name"]: row for row in rows(session)}
+    for name in names:
+        if name not in found:
+            raise NotFound(
+                f"no queue '{name}'",
+                f"{len(found)} queues exist in this region",
+                "list queues with `penstock queue list`",
+            )
+    return [found[name] for name in names or found]
+
+
+def with_rates(now: Json, before: Json | None, elapsed_s: float) -> Json:
+    """Add rates: the difference to the sample before, divided by the time between them. The first
+    sample has none, nor has a counter that went backwards because the server restarted."""
+    row = dict(now)
+    for counter in _COUNTERS:
+        rate = None
+        if before is not None and elapsed_s > 0 and counter in now and counter in before:
+            difference = now[counter] - before[counter]
+            rate = round(difference / elapsed_s, 1) if difference >= 0 else None
+        row[f"{counter}_per_s"] = rate
+    return row

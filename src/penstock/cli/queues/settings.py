@@ -1,6 +1,4 @@
 """A queue's settings as flags: one table row each, used by ``queue create``, ``set`` and ``show``.
-
-A row has the flag that users type, the attribute of the SQS API, and the field of JSON output.
 Values are checked here only for typing mistakes; the server decides what a queue accepts."""
 
 import json
@@ -11,8 +9,8 @@ from typing import Any, NamedTuple
 import click
 
 from penstock.cli.command import Session
-from penstock.cli.terminal import quantity
 from penstock.cli.terminal.failure import Misuse
+from penstock.cli.terminal.options import Parsed, bytes_of, option, seconds, several
 from penstock.cli.terminal.output import duration
 from penstock.model.units import size
 
@@ -23,25 +21,18 @@ _LIMITS = {"queue": "perQueue", "group": "perMessageGroupId"}
 _FSYNC = {name: name for name in ("always", "interval", "never")}
 
 
-class JsonText(click.ParamType[str]):
-    """JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
-
-    name = "json|@file"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        text = str(value)
-        try:
-            if text.startswith("@"):
-                text = Path(text[1:]).read_text(encoding="utf-8").strip()
-            if text:
-                json.loads(text)
-        except OSError as error:
-            self.fail(f"cannot read '{text[1:]}': {error.strerror}", param, ctx)
-        except ValueError as error:
-            self.fail(f"not JSON: {error}", param, ctx)
-        return text
+def _json_text(text: str) -> str:
+    """Parse JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
+    try:
+        if text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        if text:
+            json.loads(text)
+    except OSError as error:
+        raise ValueError(f"cannot read '{text[1:]}': {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return text
 
 
 class Setting(NamedTuple):
@@ -56,22 +47,15 @@ class Setting(NamedTuple):
 
 
 def _seconds(name: str, attribute: str, text: str, low: int, high: int) -> Setting:
-    field, kind = f"{name.replace('-', '_')}_s", quantity.seconds(low, high)
+    field, kind = f"{name.replace('-', '_')}_s", seconds(low, high)
     return Setting(f"--{name}", attribute, text, field, kind, decode=int, show=duration)
 
 
 def _choice(name: str, attribute: str, text: str, choices: Mapping[str, str]) -> Setting:
     field, kind = name.replace("-", "_"), click.Choice(list(choices))
     back = {value: key for key, value in choices.items()}
-    return Setting(
-        f"--{name}",
-        attribute,
-        text,
-        field,
-        kind,
-        encode=choices.__getitem__,
-        decode=lambda value: back.get(value, value),
-    )
+    encode, decode = choices.__getitem__, lambda value: back.get(value, value)
+    return Setting(f"--{name}", attribute, text, field, kind, encode, decode)
 
 
 def _switch(name: str, attribute: str, text: str) -> Setting:
@@ -81,7 +65,9 @@ def _switch(name: str, attribute: str, text: str) -> Setting:
 
 def _json(name: str, attribute: str, text: str) -> Setting:
     field = name.replace("-", "_")
-    return Setting(f"--{name}", attribute, text, field, JsonText(), decode=json.loads)
+    return Setting(
+        f"--{name}", attribute, text, field, Parsed("json|@file", _json_text), decode=json.loads
+    )
 
 
 SETTINGS = (
@@ -94,7 +80,7 @@ SETTINGS = (
         "MaximumMessageSize",
         "largest message, with its attributes",
         "message_bytes_max",
-        quantity.bytes_of(1_024, 1_048_576),
+        bytes_of(1_024, 1_048_576),
         decode=int,
         show=size,
     ),
@@ -112,29 +98,21 @@ SETTINGS = (
 )
 
 
-def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add every flag above, and the two flags of a redrive policy."""
-    options = [
-        click.option(
-            setting.flag, setting.field, type=setting.kind, default=None, help=setting.help
-        )
-        for setting in SETTINGS
-    ]
-    options += [
-        click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
-        click.option(
-            "--max-receives",
-            type=click.IntRange(1, 1_000),
-            help="receives before a message goes to the dead-letter queue [default 10]",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+settings_options = several(
+    *(
+        click.option(row.flag, row.field, type=row.kind, default=None, help=row.help)
+        for row in SETTINGS
+    ),
+    click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
+    option(
+        "--max-receives",
+        click.IntRange(1, 1_000),
+        "receives before a message goes to the dead-letter queue [default 10]",
+    ),
+)
 
 
 def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
-    """Return the attributes that were given as flags, in the form of the API."""
     attributes = {
         setting.attribute: setting.encode(flags[setting.field])
         for setting in SETTINGS
@@ -165,7 +143,6 @@ def tags_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, Any]:
-    """Return a queue's settings and counts with our field names instead of those of the SQS API."""
     counts = {
         "visible": "ApproximateNumberOfMessages",
         "in_flight": "ApproximateNumberOfMessagesNotVisible",
@@ -186,16 +163,8 @@ def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, A
     for setting in SETTINGS:
         if setting.attribute in attributes:
             item[setting.field] = setting.decode(attributes[setting.attribute])
-    redrive = redrive_of(attributes)
-    if redrive is not None:
-        item["dead_letter"], item["max_receives"] = redrive
+    if redrive := attributes.get("RedrivePolicy"):
+        policy = json.loads(redrive)
+        item["dead_letter"] = policy["deadLetterTargetArn"].rpartition(":")[2]
+        item["max_receives"] = int(policy["maxReceiveCount"])
     return item
-
-
-def redrive_of(attributes: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the name of the dead-letter queue, and the receives before a message goes there."""
-    text = attributes.get("RedrivePolicy")
-    if not text:
-        return None
-    policy = json.loads(text)
-    return policy["deadLetterTargetArn"].rpartition(":")[2], int(policy["maxReceiveCount"])

@@ -1,7 +1,6 @@
-"""Certificates from a private authority, for nodes and for clients that must present one. The
-authority is created on first use, in the folder of the certificates that it signs; its key never
-leaves the folder and only its owner can read it. Keys are elliptic (P-256), because handshakes are
-most of the cost of TLS."""
+"""Certificates from a private authority, which is created on first use, in the folder of the
+certificates that it signs; only its owner can read its key. Keys are elliptic (P-256), because
+handshakes are most of the cost of TLS."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -44,8 +43,8 @@ class Authority:
     ) -> tuple[bytes, bytes]:
         """Return the certificate with its chain, and the key, both as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
-        purpose = ExtendedKeyUsageOID.CLIENT_AUTH if is_client else ExtendedKeyUsageOID.SERVER_AUTH
-        purposes = [purpose] if is_client else [purpose, ExtendedKeyUsageOID.CLIENT_AUTH]
+        purposes = [] if is_client else [ExtendedKeyUsageOID.SERVER_AUTH]
+        purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = (
             _builder(_name(name), self.certificate.subject, key, days)
@@ -54,29 +53,24 @@ class Authority:
             .add_extension(issuer_key, critical=False)
         )
         if hosts:
-            alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
-            builder = builder.add_extension(alternatives, critical=False)
-        certificate = builder.sign(self._key, hashes.SHA256())
-        chain = certificate.public_bytes(
-            serialization.Encoding.PEM
-        ) + self.certificate.public_bytes(serialization.Encoding.PEM)
-        return chain, _pem_of(key)
+            names: list[x509.GeneralName] = []
+            for host in hosts:
+                try:
+                    names.append(x509.IPAddress(ipaddress.ip_address(host)))
+                except ValueError:
+                    names.append(x509.DNSName(host))
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        chain = (builder.sign(self._key, hashes.SHA256()), self.certificate)
+        pem = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in chain)
+        return pem, _pem_of(key)
 
 
 def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Penstock private authority")
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    other = "digital_signature content_commitment key_encipherment data_encipherment"
+    other += " key_agreement encipher_only decipher_only"
+    usage = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(other.split(), False))
     certificate = (
         _builder(name, name, key, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -104,13 +98,6 @@ def _builder(
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
-
-
-def _alternative(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -1,10 +1,17 @@
-"""``penstock examples``: recipes to copy and paste. A test runs the shell and Python ones."""
+"""``penstock examples``: recipes to copy and paste. A test runs the shell and Python ones; and
+``penstock completion``: the tab completion script of a shell."""
 
 from typing import NamedTuple
 
 import click
 
 from penstock.cli.terminal.failure import NotFound
+
+_WHERE = {
+    "bash": 'add to ~/.bashrc:  eval "$(penstock completion bash)"',
+    "zsh": 'add to ~/.zshrc:  eval "$(penstock completion zsh)"',
+    "fish": "run once:  penstock completion fish > ~/.config/fish/completions/penstock.fish",
+}
 
 
 class Recipe(NamedTuple):
@@ -171,3 +178,16 @@ def examples(topic: str | None) -> None:
             "list examples with `penstock examples`",
         )
     click.echo(f"# {found.title}\n{found.text}", nl=False)
+
+
+@click.command(epilog="\b\n" + "\n".join(_WHERE.values()))
+@click.argument("shell", type=click.Choice(list(_WHERE)))
+def completion(shell: str) -> None:
+    """Print the tab completion script for a shell."""
+    from click.shell_completion import get_completion_class
+
+    from penstock.cli.main import root
+
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows {shell}"
+    click.echo(kind(root, {}, "penstock", "_PENSTOCK_COMPLETE").source())

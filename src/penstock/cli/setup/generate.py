@@ -4,6 +4,8 @@ from functools import partial
 
 import click
 
+from penstock.cli.terminal.options import option, repeatable
+
 
 @click.group()
 def generate() -> None:
@@ -23,14 +25,10 @@ def config() -> None:
     "--out", "folder", type=click.Path(file_okay=False), default="certs", metavar="DIR",
     help="folder of the certificates [default: certs]",
 )  # fmt: skip
-@click.option(
-    "--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="host name; repeatable"
-)
+@repeatable("--host hosts", "NAME|ADDRESS", "host name")
 @click.option("--no-localhost", is_flag=True, help="leave out localhost, 127.0.0.1 and ::1")
 @click.option("--name", default="penstock", metavar="NAME", help="name of node or client")
-@click.option(
-    "--days", type=click.IntRange(1, 3_650), default=365, show_default=True, help="validity"
-)
+@option("--days", click.IntRange(1, 3_650), "validity", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(
     folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
@@ -43,7 +41,7 @@ def certs(
     from pathlib import Path
 
     from penstock.cli.setup.certificates import Authority, write_private
-    from penstock.cli.terminal.failure import ExitCode, Failure
+    from penstock.cli.terminal.failure import Failure
 
     if no_localhost and not hosts:
         raise click.UsageError("--no-localhost needs --host: a certificate needs a name.")
@@ -52,43 +50,34 @@ def certs(
     stem = f"client-{name}" if is_client else name
     if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
         raise click.BadParameter("letters, digits, dots and dashes only", param_hint="--name")
+    certificate_file, key_file = place / f"{stem}.pem", place / f"{stem}-key.pem"
+    names = () if is_client else tuple(dict.fromkeys((*hosts, *here)))
     try:
-        chain, key = Authority.at(place).issue(
-            name,
-            hosts=() if is_client else tuple(dict.fromkeys((*hosts, *here))),
-            days=days,
-            is_client=is_client,
-        )
-        write_private(place / f"{stem}-key.pem", key)
-        (place / f"{stem}.pem").write_bytes(chain)
+        authority = Authority.at(place)
+        chain, key = authority.issue(name, hosts=names, days=days, is_client=is_client)
+        write_private(key_file, key)
+        certificate_file.write_bytes(chain)
     except (OSError, ValueError) as error:
         raise Failure(
             "cannot create a certificate",
             str(error),
             "choose another folder with --out DIR, or repair the files in it",
-            exit_code=ExitCode.FAILED,
         ) from error
     click.echo(f"authority    {place / 'ca.pem'}  (clients need this file)")
-    click.echo(f"certificate  {place / f'{stem}.pem'}  valid for {days} days")
-    click.echo(f"key          {place / f'{stem}-key.pem'}")
+    click.echo(f"certificate  {certificate_file}  valid for {days} days")
+    click.echo(f"key          {key_file}")
     if not is_client:
-        click.echo(
-            f"\n  penstock serve --tls-cert {place / f'{stem}.pem'} "
-            f"--tls-key {place / f'{stem}-key.pem'}"
-        )
+        click.echo(f"\n  penstock serve --tls-cert {certificate_file} --tls-key {key_file}")
 
 
 @generate.command()
-@click.option(
-    "--nodes", type=click.Choice(["1", "3"]), default="1", show_default=True, help="number of nodes"
-)
+@option("--nodes", ["1", "3"], "number of nodes", default="1")
 def compose(nodes: str) -> None:
     """Print a Compose file: one node for development, or three nodes with etcd and TLS."""
     _print_file("compose.yml" if nodes == "1" else "compose-cluster.yml")
 
 
 def _print_file(name: str) -> None:
-    """Print a file of the folder ``deploy``, with this version and the path of this command."""
     import sysconfig
     from importlib.resources import files
     from pathlib import Path

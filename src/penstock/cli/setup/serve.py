@@ -1,93 +1,76 @@
-"""``penstock serve``: the flags of a server. ``node/configuration/config.py`` describes the
-settings and ``node/lifecycle.py`` runs the server; a flag that is not given is not passed on, so
-that file and environment apply."""
+"""``penstock serve``: the flags of a server. A flag that is not given is not passed on, so that
+file and environment apply."""
+
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-# Flag → key of the configuration, for flags that were given.
-_KEYS = {
-    "data": "node.data",
-    "role": "node.roles",
-    "internal": "internal.listen",
-    "metadata": "metadata.service",
-    "node": "cluster.node",
-    "etcd": "cluster.etcd",
-    "http": "http.listen",
-    "kafka": "kafka.listen",
-    "admin": "admin.listen",
-    "fsync": "log.fsync",
-    "partitions": "queue.partitions",
-    "workers": "node.workers",
-    "auth": "auth.mode",
-    "insecure": "auth.insecure",
-    "tls_cert": "tls.cert_file",
-    "tls_key": "tls.key_file",
-    "log_level": "telemetry.level",
-    "log_format": "telemetry.format",
-}
+from penstock.cli.terminal.options import Parsed, option
+
+_KEYS: dict[str, str] = {}  # parameter → key of the configuration
 
 
-class Address(click.ParamType[str]):
+def _flag(name: str, key: str, kind: Any, text: str, **more: Any) -> Callable[[Any], Any]:
+    _KEYS[name.replace("-", "_")] = key
+    return option(f"--{name}", kind, text, **more)
+
+
+def _address(text: str) -> str:
     """HOST:PORT; port 0 takes any free port. A bare port listens on the loopback address."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise ValueError(f"'{text}' is not HOST:PORT")
+    return f"{host or '127.0.0.1'}:{port}"
 
-    name = "host:port"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        text = str(value)
-        host, _, port = text.rpartition(":")
-        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-            self.fail(f"'{text}' is not HOST:PORT", param, ctx)
-        return f"{host or '127.0.0.1'}:{port}"
+_ADDRESS = Parsed("host:port", _address)
 
 
 @click.command()
-@click.option("--data", metavar="DIR", help="data folder")
-@click.option("--http", type=Address(), help="address of the SQS endpoint; port 0: any free port")
-@click.option("--admin", type=Address(), help="address of the admin API; port 0: any free port")
+@_flag("data", "node.data", "DIR", "data folder")
+@_flag("http", "http.listen", _ADDRESS, "address of the SQS endpoint; port 0: any free port")
+@_flag("admin", "admin.listen", _ADDRESS, "address of the admin API; port 0: any free port")
 @click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
-@click.option(
-    "--fsync",
-    type=click.Choice(["always", "interval", "never"]),
-    help="when an accepted message is synced to disk",
+@_flag(
+    "fsync",
+    "log.fsync",
+    ["always", "interval", "never"],
+    "when an accepted message is synced to disk",
 )
-@click.option(
-    "--partitions", type=click.IntRange(min=1), help="default partition count of new queues"
+@_flag("partitions", "queue.partitions", click.IntRange(1), "default partition count of new queues")
+@_flag(
+    "workers",
+    "node.workers",
+    click.IntRange(min=0),
+    "number of worker processes; 0: one process serves everything",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    help="number of worker processes; 0: one process serves everything",
+@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest log level")
+@_flag("kafka", "kafka.listen", "HOST:PORT|off", "Kafka listener [default 127.0.0.1:9092]")
+@_flag(
+    "auth", "auth.mode", ["auto", "on", "off"], "authentication of clients; auto: off on loopback"
 )
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="lowest log level"
+@_flag("tls-cert", "tls.cert_file", "FILE", "certificate and chain of all listeners, PEM")
+@_flag("tls-key", "tls.key_file", "FILE", "private key of the certificate, PEM")
+@_flag(
+    "insecure",
+    "auth.insecure",
+    None,
+    "serve other machines without TLS or --auth",
+    is_flag=True,
+    default=None,
 )
-@click.option("--kafka", metavar="HOST:PORT|off", help="Kafka listener [default 127.0.0.1:9092]")
-@click.option(
-    "--auth",
-    type=click.Choice(["auto", "on", "off"]),
-    help="authentication of clients; auto: off on loopback",
+@_flag("role", "node.roles", "ROLES", "metadata, or frontend,broker with --metadata [default: all]")
+@_flag(
+    "internal",
+    "internal.listen",
+    _ADDRESS,
+    "address for other nodes, of a cluster node or a metadata node",
 )
-@click.option("--tls-cert", metavar="FILE", help="certificate and chain of all listeners, PEM")
-@click.option("--tls-key", metavar="FILE", help="private key of the certificate, PEM")
-@click.option(
-    "--insecure", is_flag=True, default=None, help="serve other machines without TLS or --auth"
-)
-@click.option(
-    "--role", metavar="ROLES", help="metadata, or frontend,broker with --metadata [default: all]"
-)
-@click.option(
-    "--internal",
-    type=Address(),
-    help="address for other nodes, of a cluster node or a metadata node",
-)
-@click.option("--node", type=click.IntRange(1), help="number of this node in its cluster")
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="addresses of the cluster's etcd")
-@click.option(
-    "--metadata", metavar="HOST:PORT[,...]", help="metadata nodes [default: this process]"
-)
-@click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="log format")
+@_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
+@_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")
+@_flag("metadata", "metadata.service", "HOST:PORT[,...]", "metadata nodes [default: this process]")
+@_flag("log-format", "telemetry.format", ["auto", "json", "console"], "log format")
 @click.option("--print-config", is_flag=True, help="print every setting and its origin, then exit")
 @click.option("--hints", is_flag=True, help="print example commands when the server is ready")
 def serve(config_file: str | None, print_config: bool, hints: bool, **flags: object) -> None:
@@ -95,16 +78,8 @@ def serve(config_file: str | None, print_config: bool, hints: bool, **flags: obj
 
     Precedence of settings: flag, PENSTOCK_SECTION__KEY, configuration file, default.
     """
-    from penstock.model.errors import SetupError
     from penstock.node import lifecycle
 
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}
-    try:
-        code = lifecycle.serve(
-            given, config_file=config_file, print_config=print_config, hints=hints
-        )
-    except SetupError as error:
-        from penstock.cli.terminal.failure import ExitCode, Failure
-
-        raise Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code)) from error
+    code = lifecycle.serve(given, config_file=config_file, print_config=print_config, hints=hints)
     raise click.exceptions.Exit(code)

@@ -1,8 +1,5 @@
-"""The errors of commands: three lines for a person, one exit code for a script.
-
-A failure states what did not happen, why, and what to do about it. Exit codes are a promise to
-scripts, so they are listed once, here, and mean the same in every command. ``main.py`` prints a
-failure and exits; ``Refused`` is made from an error reply of the server."""
+"""The errors of commands: three lines for a person (what did not happen, why, what to do about it),
+one exit code for a script. Exit codes are a promise: they mean the same in every command."""
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -23,9 +20,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
-class Failure(Exception):
-    """An error of a command, raised anywhere and caught once, in ``main.run``."""
+PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # worth a retry
 
+
+class Failure(Exception):
     EXIT_CODE: ClassVar = ExitCode.FAILED
 
     def __init__(
@@ -125,7 +123,6 @@ class Refused(Failure):
 
 
 def fix_in(message: str) -> str:
-    """Return the advice for an error message; empty if there is none."""
     return next((fix for words, fix in _FIX_BY_WORDS.items() if words in message), "")
 
 

@@ -2,24 +2,33 @@
 
 Without ``-o`` the format depends on stdout. On a terminal: a table. Otherwise one item is one JSON
 object (``json``), several items are one JSON object per line (``ndjson``), so that a pipe can
-process them before the command is done. ``-o json`` of several items is one array. ``-o name``
-prints only the identifying field, one per line. Field names are stable: new ones may be added, none
-renamed. ``-o table`` into a pipe is plain aligned text; rich is imported only to draw on a
-terminal."""
+process them before the command is done. ``-o json`` of several items is one array. Field names are
+stable: new ones may be added, none renamed. rich is imported only to draw on a terminal."""
 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
+import click
+
+from penstock.cli.terminal.options import option, several, some_seconds
 from penstock.model.units import size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
 
 FORMATS = ("table", "json", "ndjson", "name")
 
 Row = Mapping[str, Any]
+Form = Callable[[Any], str]
 
 _FOLDED_WIDTH_MIN = 12
+_INTERVALS = some_seconds(0.1, 3_600)
 _STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # marks of results
 
 
@@ -27,30 +36,35 @@ class Column(NamedTuple):
     key: str
     title: str
     is_number: bool = False
-    form: Callable[[Any], str] | None = None
+    form: Form | None = None
 
     def text(self, row: Row) -> str:
         value = row.get(self.key)
         if value is None:
             return "-"
-        return self.form(value) if self.form is not None else _plain(value)
+        if self.form is not None:
+            return self.form(value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int):
+            return f"{value:,}"
+        return value if isinstance(value, str) else to_json(value)
 
 
 def field(key: str) -> Column:
-    """Return a column titled by the field's name, and formatted by the unit in it."""
     unit = _unit_of(key)
     return Column(key, key.removesuffix(unit).replace("_", " "), form=_UNITS.get(unit))
 
 
-def columns(text: str) -> tuple[Column, ...]:
+def columns(text: str, **forms: Form) -> tuple[Column, ...]:
     """Return the columns of a table, written as ``key TITLE, key# TITLE, key``. A ``#`` marks a
     number; the title is the key in capitals if none is given. The unit in a key, such as ``_at_ms``
-    or ``_bytes``, gives its format."""
+    or ``_bytes``, gives its format, unless ``forms`` has one."""
     made = []
     for part in text.split(","):
         mark, _, title = part.strip().partition(" ")
         key = mark.removesuffix("#")
-        form = _UNITS.get(_unit_of(key))
+        form = forms.get(key) or _UNITS.get(_unit_of(key))
         made.append(Column(key, title or key.upper().replace("_", " "), key != mark, form))
     return tuple(made)
 
@@ -60,16 +74,6 @@ def _unit_of(key: str) -> str:
     return next(ends, "")
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, str):
-        return value
-    return to_json(value)
-
-
 def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
 
@@ -77,32 +81,23 @@ def to_json(value: Any) -> str:
 def duration(seconds: float) -> str:
     """Return the two largest units: 43s, 5m 3s, 2h 10m, 4d 1h."""
     whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    for unit, below, unit_s, below_s in (
-        ("d", "h", 86_400, 3_600),
-        ("h", "m", 3_600, 60),
-        ("m", "s", 60, 1),
-    ):
+    units = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+    for (unit, unit_s), (below, below_s) in pairwise(units):
         if whole >= unit_s:
             rest = whole % unit_s // below_s
             return f"{whole // unit_s}{unit} {rest}{below}" if rest else f"{whole // unit_s}{unit}"
-    raise AssertionError("unreachable: a minute or more matched above")
+    return f"{whole}s"
 
 
-def moment(at_ms: int) -> str:
-    return _time(at_ms, "%Y-%m-%d %H:%M:%S UTC")
+def moment(at_ms: int, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(form)
 
 
 def time_of_day(at_ms: int) -> str:
     """Return the time without its date, for times at most hours away."""
-    return _time(at_ms, "%H:%M:%S UTC")
-
-
-def _time(at_ms: int, form: str) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(form)
+    return moment(at_ms, "%H:%M:%S UTC")
 
 
 def none_of(what: str, prefix: str = "") -> str:
@@ -115,7 +110,7 @@ def one_line(text: str, width: int) -> str:
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
-_UNITS: dict[str, Callable[[Any], str]] = {
+_UNITS: dict[str, Form] = {
     "_at_ms": moment,
     "_at_s": lambda at_s: moment(at_s * 1_000),
     "_s": duration,
@@ -148,7 +143,6 @@ class Output:
         return "table" if self._stream.isatty() else otherwise
 
     def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
-        """Print one item; as a table, with one line per field."""
         form = self.format_of("json")
         if form == "table":
             shown = columns or [field(key) for key in item]
@@ -183,8 +177,7 @@ class Output:
                 self._machine(item, form, name)
 
     def streamed(self, item: Row, *, text: str, name: str = "name") -> None:
-        """Print one of an unknown number of items. A table cannot be laid out, so a terminal gets
-        ``text`` and everything else a JSON line, flushed at once."""
+        """Print one of an unknown number of items at once: a terminal gets ``text``."""
         form = self.format_of("ndjson")
         if form == "table":
             self.line(text)
@@ -237,3 +230,109 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
         # Text, because a body may contain [markup]. rich omits colours if NO_COLOR is set.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table
+
+
+def watch_options(help_text: str) -> Callable[[Any], Any]:
+    return several(
+        click.option("--watch", is_flag=True, help=help_text),
+        option("--interval", _INTERVALS, "interval of samples", default="2s", metavar="DURATION"),
+        option("--samples", click.IntRange(min=1), "with --watch: number of samples"),
+    )
+
+
+def watch_rows(
+    out: Output,
+    rows: Callable[[], Iterable[Row]],
+    columns: Sequence[Column],
+    interval_s: float,
+    samples_max: int | None,
+    *,
+    name: str = "name",
+) -> None:
+    """Show rows at regular times: as a live table on a terminal, otherwise as lines."""
+    if out.is_table and is_drawing(sys.stdout):
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(), auto_refresh=False) as live:
+            for _ in ticks(interval_s, samples_max):
+                cells = [[column.text(row) for column in columns] for row in rows()]
+                live.update(rich_table(columns, cells), refresh=True)
+        return
+    for _ in ticks(interval_s, samples_max):
+        at_ms = int(time.time() * 1_000)
+        for row in rows():
+            text = "  ".join(f"{column.title} {column.text(row)}" for column in columns)
+            out.streamed({"at_ms": at_ms, **row}, text=text, name=name)
+
+
+def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
+    """Yield 0, 1, 2 … at regular times; a late tick is dropped, not repeated."""
+    start_s = time.monotonic()
+    number = 0
+    while count_max is None or number < count_max:
+        yield number
+        number += 1
+        if number == count_max:
+            return
+        time.sleep(interval_s - (time.monotonic() - start_s) % interval_s)
+
+
+class Progress:
+    """A bar on stderr, drawn if that is a terminal and none of --quiet, NO_COLOR, CI is set."""
+
+    def __init__(self, label: str, *, total: int | None = None, is_quiet: bool = False) -> None:
+        self._label = label
+        self._total = total
+        self._is_shown = not is_quiet and not os.environ.get("NO_COLOR") and is_drawing(sys.stderr)
+        self._bar: tuple[RichProgress, TaskID] | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._is_shown:
+            from rich import progress
+            from rich.console import Console
+
+            bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            bar.start()
+            self._bar = bar, bar.add_task(self._label, total=self._total)
+        return self
+
+    def update(self, done: int, *, total: int | None = None) -> None:
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, completed=done, total=total or self._total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar[0].stop()
+
+
+Status = Literal["ok", "warn", "fail"]
+_MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
+FINDING_COLUMNS = (
+    Column("status", " ", form=_MARKS.__getitem__),
+    *columns("check, detail FINDING, fix DO"),
+)
+
+
+class Finding(NamedTuple):
+    check: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def installed_version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

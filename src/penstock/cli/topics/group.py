@@ -1,23 +1,34 @@
-"""``penstock group``: shows consumer groups and their lag, and resets their offsets.
+"""``penstock group``: shows consumer groups and their lag, and resets their offsets, with the Kafka
+protocol only: it works with classic groups, groups of KIP-848, and share groups."""
 
-It uses the Kafka protocol only, so it works with the groups of any Kafka client: classic groups,
-groups of KIP-848, and share groups."""
-
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.clients.kafka import Group, Place, check
+from penstock.cli.clients.http import Json
+from penstock.cli.clients.kafka import Group, Kafka, check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
-from penstock.cli.terminal.output import Column, columns, duration, field, none_of
-from penstock.cli.terminal.watch import watch_options, watch_rows
-from penstock.cli.topics import group_lag
-from penstock.cli.topics.group_offsets import commit, committed, share_starts
-from penstock.cli.topics.positions import offsets_at, target_of
+from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.output import (
+    Column,
+    columns,
+    duration,
+    field,
+    none_of,
+    watch_options,
+    watch_rows,
+)
+from penstock.cli.topics import offsets
 from penstock.model.names import is_bookkeeping_group
+from penstock.net.kafka_client.client import Place, by_topic
+from penstock.record.batch import parse_header
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import iter_records
 from penstock.wire.kafka.consumer_records import decode_assignment
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
 from penstock.wire.kafka.generated.delete_groups import DeleteGroupsRequest
 from penstock.wire.kafka.generated.describe_groups import DescribeGroupsRequest
@@ -32,8 +43,16 @@ _DESCRIBE_BY_TYPE: Mapping[str, tuple[int, Any]] = {
     "share": (77, ShareGroupDescribeRequest),
     "streams": (89, StreamsGroupDescribeRequest),
 }
+_LOOK_BYTES = 65_536
+_LOOKS_MAX = 16  # fetches to get past batches without records, such as lease events
 
-Json = dict[str, Any]
+_LIST_COLUMNS = columns("name, type, state, protocol")
+_MEMBER_COLUMNS = columns(
+    "member_id MEMBER, instance_id INSTANCE, client_id CLIENT, host, assigned",
+    assigned=lambda places: " ".join(places) or "-",
+)
+_LAG_COLUMNS = columns("group, topic, partition# PART, committed#, end#, lag#, lag_s# BEHIND")
+_RESET_COLUMNS = columns("topic, partition# PART, before#, after#")
 
 
 @click.group(cls=Noun)
@@ -42,12 +61,10 @@ def group() -> None:
 
 
 def _groups(session: Session) -> dict[str, Group]:
-    found = session.kafka.groups(what="cannot list groups")
-    return {group.name: group for group in found}
+    return {group.name: group for group in session.kafka.groups(what="cannot list groups")}
 
 
-def _find(session: Session, name: str) -> Group:
-    known = _groups(session)
+def _find(known: Mapping[str, Group], name: str) -> Group:
     if name not in known:
         raise NotFound(
             f"no group '{name}'",
@@ -55,9 +72,6 @@ def _find(session: Session, name: str) -> Group:
             "list groups with `penstock group list`",
         )
     return known[name]
-
-
-_LIST_COLUMNS = columns("name, type, state, protocol")
 
 
 @group.command("list")
@@ -75,22 +89,15 @@ def list_groups(session: Session, prefix: str, is_all: bool) -> None:
     session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("groups", prefix))
 
 
-_MEMBER_COLUMNS = (
-    *columns("member_id MEMBER, instance_id INSTANCE, client_id CLIENT, host"),
-    Column("assigned", "ASSIGNED", form=lambda places: " ".join(places) or "-"),
-)
-
-
 @group.command()
-@click.argument("name")
 def show(session: Session, name: str) -> None:
     """Show the members of a group, their assigned partitions and the lag of each partition.
 
     BEHIND is the age of the first uncommitted record.
     """
-    known = _find(session, name)
+    known = _find(_groups(session), name)
     item, members = _described(session, known)
-    rows = group_lag.rows_of(session.kafka, name, _progress(session, known, members))
+    rows = _lag_rows(session.kafka, known, members)
     offsets = [{key: value for key, value in row.items() if key != "group"} for row in rows]
     item["lag"] = sum(row["lag"] or 0 for row in rows)
     item["lag_s"] = max((row["lag_s"] or 0.0 for row in rows), default=0.0)
@@ -102,11 +109,10 @@ def show(session: Session, name: str) -> None:
     session.out.line("")
     session.out.many(members, columns=_MEMBER_COLUMNS, empty="no members")
     session.out.line("")
-    session.out.many(offsets, columns=group_lag.COLUMNS[1:], empty="no committed offsets")
+    session.out.many(offsets, columns=_LAG_COLUMNS[1:], empty="no committed offsets")
 
 
 def _described(session: Session, known: Group) -> tuple[Json, list[Json]]:
-    """Return a group and its members."""
     is_classic = known.type not in _DESCRIBE_BY_TYPE
     if is_classic:
         key, request = _DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[known.name])
@@ -155,22 +161,7 @@ def _assigned(assignment: Any) -> list[str]:
     return sorted(f"{each.topic_name}:{number}" for each in found for number in each.partitions)
 
 
-def _progress(session: Session, known: Group, members: Iterable[Json]) -> group_lag.Progress:
-    offsets_of = share_starts if known.type == "share" else committed
-    return group_lag.Progress(offsets_of(session.kafka, known.name), list(_partitions(members)))
-
-
-def _partitions(members: Iterable[Json]) -> Iterator[Place]:
-    """Yield the partitions assigned to the members, parsed from the text that is shown."""
-    for member in members:
-        for text in member["assigned"]:
-            topic, _, number = text.rpartition(":")
-            if topic:  # tasks of a streams group have no topic
-                yield Place(topic, int(number))
-
-
 @group.command()
-@click.argument("names", nargs=-1)
 @watch_options("refresh until Ctrl-C")
 def lag(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
@@ -181,29 +172,22 @@ def lag(
     no lag and are shown only if named.
     """
     known = _groups(session)
-    for name in names:
-        if name not in known:
-            _find(session, name)
-    wanted = list(names) or sorted(name for name in known if not is_bookkeeping_group(name))
+    wanted = [_find(known, name) for name in names] or [
+        known[name] for name in sorted(known) if not is_bookkeeping_group(name)
+    ]
 
     def rows() -> Iterator[Json]:
-        for name in wanted:
-            members = _described(session, known[name])[1]
-            progress = _progress(session, known[name], members)
-            yield from group_lag.rows_of(session.kafka, name, progress)
+        for each in wanted:
+            yield from _lag_rows(session.kafka, each, _described(session, each)[1])
 
     if watch:
-        watch_rows(session.out, rows, group_lag.COLUMNS, interval, samples, name="group")
+        watch_rows(session.out, rows, _LAG_COLUMNS, interval, samples, name="group")
         return
     empty = "no committed offsets" if wanted else "no groups"
-    session.out.many(rows(), columns=group_lag.COLUMNS, name="group", empty=empty)
-
-
-_RESET_COLUMNS = columns("topic, partition# PART, before#, after#")
+    session.out.many(rows(), columns=_LAG_COLUMNS, name="group", empty=empty)
 
 
 @group.command()
-@click.argument("name")
 @click.option("--to", "to", required=True, metavar="begin|end|OFFSET|TIME", help="new position")
 @click.option(
     "--topic",
@@ -219,8 +203,8 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
     TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and means the first record at or
     after it; -10 means 10 records before the end. Offsets outside the log become its nearest end.
     """
-    target = target_of(to, what="cannot reset to", option="--to")
-    before = committed(session.kafka, name)
+    target = offsets.target_of(to, what="cannot reset to", option="--to")
+    before = offsets.committed(session.kafka, name)
     what = f"cannot reset group '{name}'"
     places = [place for place in before if not topics or place.topic in topics]
     for topic in topics:
@@ -231,9 +215,9 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
             "the group has no committed offset",
             "give a topic with --topic, or list groups with `penstock group list`",
         )
-    after, _ = offsets_at(session.kafka, sorted(set(places)), target, what=what)
+    after, _ = offsets.offsets_at(session.kafka, sorted(set(places)), target, what=what)
     if not dry_run:
-        commit(session.kafka, name, after, what=what)
+        offsets.commit(session.kafka, name, after, what=what)
     rows = (
         {**place._asdict(), "before": before.get(place), "after": offset}
         for place, offset in after.items()
@@ -243,13 +227,101 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
 
 
 @group.command()
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+@yes_option
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a group and its offsets. The group must have no members."""
-    known = _find(session, name)
+    known = _find(_groups(session), name)
     confirm_name(name, verb="delete", is_sure=yes)
     request = DeleteGroupsRequest(groups_names=[name])
     (done,) = session.kafka.call(_DELETE_GROUPS, request, node=known.node).results
     check(f"cannot delete group '{name}'", done.error_code)
     session.remark(f"deleted {name}")
+
+
+# ── The lag of a group ───────────────────────────────────────────────────────────────────────
+# In records it is the distance from the committed offset to the end of the partition; leases,
+# deletions and transaction markers in the log are counted too. In seconds it is the age of the
+# first record that the group has not committed; it shows how long a result is already waiting. It
+# is read from the record itself, with one small fetch for each partition that has a lag.
+# The offset of a share group is its first record that is not finished. Later records may be
+# finished as well, so its lag is an upper bound.
+
+
+def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]:
+    """Return rows for all partitions of the topics that the group committed for or reads. Without a
+    committed offset the lag is unknown, except that an empty partition has none."""
+    what = f"cannot read the lag of group '{group.name}'"
+    offsets_of = offsets.share_starts if group.type == "share" else offsets.committed
+    known = offsets_of(kafka, group.name)
+    # Tasks of a streams group have no topic.
+    texts = (text.rpartition(":") for member in members for text in member["assigned"])
+    assigned = {Place(topic, int(number)) for topic, _, number in texts if topic}
+    places = sorted(_of_living_topics(kafka, {*known, *assigned}))
+    if not places:
+        return []
+    starts, ends = kafka.bounds(places, what=what)
+    now_ms = int(time.time() * 1_000)
+    made = []
+    for place in places:
+        offset, end = known.get(place), ends[place]
+        lag: int | None = None
+        lag_s: float | None = None
+        if offset is not None:
+            # Records that retention has removed will not be read any more, so they are not lag.
+            begin = max(offset, starts[place])
+            lag = max(0, end - begin)
+            lag_s = _seconds_behind(kafka, place, begin, end, now_ms) if lag else 0.0
+        elif starts[place] == end:
+            lag, lag_s = 0, 0.0
+        row = {"group": group.name, **place._asdict(), "committed": offset, "end": end}
+        made.append({**row, "lag": lag, "lag_s": lag_s})
+    return made
+
+
+def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
+    """Leave out topics that no longer exist: committed offsets outlive their topic."""
+    found: set[Place] = set()
+    for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
+        if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            check(f"cannot read topic '{topic.name}'", topic.error_code)
+            found |= {Place(topic.name, part.partition_index) for part in topic.partitions}
+    return found
+
+
+def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: int) -> float | None:
+    """Return the age of the first record at or after an offset; 0 if there are only markers and
+    lease events before ``end``, None if a bounded search has not found it."""
+    what = f"cannot read {place.topic}/{place.partition}"
+    for _ in range(_LOOKS_MAX):
+        with failing(what):
+            part = kafka.client.fetch(
+                {place: offset},
+                wait_ms=0,
+                bytes_min=0,
+                bytes_max=_LOOK_BYTES,
+                partition_bytes_max=_LOOK_BYTES,
+                is_committed=False,
+            )[place]
+        check(what, part.error_code)
+        data = bytes(part.records)
+        is_empty = True
+        for header, batch in offsets.whole_batches(data):
+            is_empty = False
+            if not header.is_control and header.count and header.next_offset > offset:
+                return max(0, now_ms - _time_in(batch, offset)) / 1_000
+            offset = max(offset, header.next_offset)
+        if offset >= end or not data:
+            return 0.0
+        if is_empty:
+            return None
+    return None
+
+
+def _time_in(batch: bytes, offset: int) -> int:
+    try:
+        for record in iter_records(batch):
+            if record.offset >= offset:
+                return record.timestamp
+    except MalformedBatch:
+        pass  # the header still has an approximate time
+    return parse_header(batch).max_timestamp

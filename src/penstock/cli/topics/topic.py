@@ -1,19 +1,19 @@
-"""``penstock topic``: creates, shows, changes and deletes topics.
+"""``penstock topic``: creates, shows, changes and deletes topics, with the Kafka protocol only. A
+queue is a topic too and is listed with the others. A topic can be opened as a queue; then SQS
+clients receive what Kafka clients produce."""
 
-Everything goes through the Kafka protocol, so what works here works from any Kafka client. A queue
-is a topic too and is listed with the others. A topic that was created as a stream can be opened as
-a queue; then SQS clients receive what Kafka clients produce."""
-
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
-from penstock.cli.clients.kafka import Place, check
+from penstock.cli.clients.kafka import check
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import Conflict
+from penstock.cli.terminal.options import option, repeatable, yes_option
 from penstock.cli.terminal.output import Column, columns, duration, none_of
 from penstock.model.units import size
+from penstock.net.kafka_client.client import Place
 from penstock.wire.kafka.generated import (
     create_partitions,
     create_topics,
@@ -30,6 +30,10 @@ _TOPIC_RESOURCE = 2
 _SET, _UNSET = 0, 1
 SOURCE_TOPIC = 1  # a config that was set on the topic itself
 QUEUE_CONFIG = "penstock.queue"
+
+Extents = Mapping[Place, int]
+_LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
+_PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
 
 
 @click.group(cls=Noun)
@@ -48,15 +52,8 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
 
 
 @topic.command()
-@click.argument("name")
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    help="number of partitions [default: server setting]",
-)
-@click.option(
-    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="topic config; repeatable"
-)
+@option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
+@repeatable("--config configs", "NAME=VALUE", "topic config")
 @click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
 @click.option("--dry-run", is_flag=True, help="check the request, create nothing")
 def create(
@@ -86,14 +83,11 @@ def create_topic(
         configs=[create_topics.CreatableTopicConfig(key, value) for key, value in configs.items()],
     )
     request = create_topics.CreateTopicsRequest(
-        topics=[wanted], timeout_ms=session.kafka.timeout_ms, validate_only=is_dry
+        topics=[wanted], timeout_ms=session.kafka.client.timeout_ms, validate_only=is_dry
     )
     (made,) = session.kafka.call(_CREATE_TOPICS, request).topics
     check(f"cannot create topic '{name}'", made.error_code, made.error_message)
     return made.num_partitions if made.num_partitions > 0 else max(partitions, 0) or None
-
-
-_LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
 
 
 @topic.command("list")
@@ -113,69 +107,52 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
     if session.out.format_of("ndjson") == "name":
         session.out.many(({"name": each.name} for each in found), columns=())
         return
-    rows = _rows(session, {each.name: len(each.partitions) for each in found})
+    counts = {each.name: len(each.partitions) for each in found}
+    starts, ends, sizes = _extents(session, counts, what="cannot count records")
+    rows = []
+    for name, count in counts.items():
+        places = [Place(name, number) for number in range(count)]
+        records = sum(ends[place] - starts[place] for place in places)
+        log_bytes = sum(sizes[place] for place in places)
+        rows.append({"name": name, "partitions": count, "records": records, "log_bytes": log_bytes})
     session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("topics", prefix))
 
 
-def _rows(session: Session, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Sequence[Extents]:
+    """Return starts, ends and bytes on disk of all partitions, given their numbers."""
     places = [Place(name, number) for name, count in counts.items() for number in range(count)]
-    starts, ends = session.kafka.bounds(places, what="cannot count records")
-    sizes = _log_bytes(session, counts)
-    rows: dict[str, dict[str, Any]] = {
-        name: {"name": name, "partitions": count, "records": 0, "log_bytes": 0}
-        for name, count in counts.items()
-    }
-    for place in places:
-        row = rows[place.topic]
-        row["records"] += ends[place] - starts[place]
-        row["log_bytes"] += sizes.get(place, 0)
-    return list(rows.values())
-
-
-def _log_bytes(session: Session, counts: Mapping[str, int]) -> dict[Any, int]:
+    starts, ends = session.kafka.bounds(places, what=what)
+    sizes = Counter[Place]()
     if not counts:
-        return {}
+        return starts, ends, sizes
     wanted = [
         describe_log_dirs.DescribableLogDirTopic(name, range(count))
         for name, count in counts.items()
     ]
-    sizes: dict[Place, int] = {}
     for node in session.kafka.nodes():
         request = describe_log_dirs.DescribeLogDirsRequest(topics=wanted)
         for folder in session.kafka.call(_DESCRIBE_LOG_DIRS, request, node=node).results:
             check("cannot read sizes on disk", folder.error_code)
             for each in folder.topics:
                 for part in each.partitions:
-                    place = Place(each.name, part.partition_index)
-                    sizes[place] = sizes.get(place, 0) + part.partition_size
-    return sizes
-
-
-_PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
+                    sizes[Place(each.name, part.partition_index)] += part.partition_size
+    return starts, ends, sizes
 
 
 @topic.command()
-@click.argument("name")
 @click.option("--all", "is_all", is_flag=True, help="also show configs with their default value")
 def show(session: Session, name: str, is_all: bool) -> None:
     """Show the partitions and configs of a topic."""
     what = f"cannot show topic '{name}'"
     found = session.kafka.topic(name, what=what)
-    places = [Place(name, part.partition_index) for part in found.partitions]
-    starts, ends = session.kafka.bounds(places, what=what)
-    sizes = _log_bytes(session, {name: len(places)})
+    starts, ends, sizes = _extents(session, {name: len(found.partitions)}, what=what)
     configs = configs_of_topic(session, name)
-    partitions = [
-        {
-            "partition": part.partition_index,
-            "leader": part.leader_id,
-            "start": starts[place],
-            "end": ends[place],
-            "log_bytes": sizes.get(place, 0),
-        }
-        for part, place in zip(found.partitions, places, strict=True)
-    ]
-    partitions.sort(key=lambda row: int(row["partition"]))
+    partitions = []
+    for part in sorted(found.partitions, key=lambda part: int(part.partition_index)):
+        place = Place(name, part.partition_index)
+        row = {"partition": part.partition_index, "leader": part.leader_id}
+        row |= {"start": starts[place], "end": ends[place], "log_bytes": sizes[place]}
+        partitions.append(row)
     shown = {
         key: value for key, (value, source) in configs.items() if is_all or source == SOURCE_TOPIC
     }
@@ -183,8 +160,8 @@ def show(session: Session, name: str, is_all: bool) -> None:
         "name": name,
         "topic_id": found.topic_id.hex(),
         "is_queue": configs.get(QUEUE_CONFIG, ("false", 0))[0] == "true",
-        "records": sum(ends[place] - starts[place] for place in places),
-        "log_bytes": sum(sizes.get(place, 0) for place in places),
+        "records": sum(ends.values()) - sum(starts.values()),
+        "log_bytes": sum(sizes.values()),
         "configs": shown,
     }
     if not session.out.is_table:
@@ -197,20 +174,14 @@ def show(session: Session, name: str, is_all: bool) -> None:
     ]
     session.out.one(item, columns=columns)
     for key, value in shown.items():
-        session.out.line(f"{key}={value}{_in_words(key, value)}")
+        is_long = key.endswith(".ms") and value and value.isdigit() and int(value) >= 60_000
+        words = f"  ({duration(int(value or 0) / 1_000)})" if is_long else ""
+        session.out.line(f"{key}={value}{words}")
     session.out.line("")
     session.out.many(partitions, columns=_PARTITION_COLUMNS)
 
 
-def _in_words(name: str, value: str | None) -> str:
-    """Return a long time in milliseconds in readable units."""
-    if name.endswith(".ms") and value is not None and value.isdigit() and int(value) >= 60_000:
-        return f"  ({duration(int(value) / 1_000)})"
-    return ""
-
-
 def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
-    """Return value and source of each config."""
     wanted = describe_configs.DescribeConfigsResource(_TOPIC_RESOURCE, name, None)
     request = describe_configs.DescribeConfigsRequest(resources=[wanted])
     (found,) = session.kafka.call(_DESCRIBE_CONFIGS, request).results
@@ -219,11 +190,8 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 
 
 @topic.command("set")
-@click.argument("name")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option(
-    "--unset", "unsets", multiple=True, metavar="NAME", help="config to reset; repeatable"
-)
+@repeatable("--unset unsets", "NAME", "config to reset")
 @click.option("--dry-run", is_flag=True, help="check the request, change nothing")
 def set_configs(
     session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
@@ -256,15 +224,14 @@ def alter_configs(
 
 
 @topic.command()
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+@yes_option
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a topic and all its records."""
     what = f"cannot delete topic '{name}'"
     session.kafka.topic(name, what=what)  # before the prompt: fails if there is no such topic
     confirm_name(name, verb="delete", is_sure=yes)
     request = delete_topics.DeleteTopicsRequest(
-        topic_names=[name], timeout_ms=session.kafka.timeout_ms
+        topic_names=[name], timeout_ms=session.kafka.client.timeout_ms
     )
     (done,) = session.kafka.call(_DELETE_TOPICS, request, version_max=5).responses
     check(what, done.error_code, done.error_message)
@@ -272,7 +239,6 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 @topic.command()
-@click.argument("name")
 @click.argument("count", type=click.IntRange(min=1))
 def partitions(session: Session, name: str, count: int) -> None:
     """Raise the number of partitions of a topic to COUNT. It cannot be lowered.
@@ -292,7 +258,7 @@ def partitions(session: Session, name: str, count: int) -> None:
         )
     wanted = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
     request = create_partitions.CreatePartitionsRequest(
-        topics=[wanted], timeout_ms=session.kafka.timeout_ms
+        topics=[wanted], timeout_ms=session.kafka.client.timeout_ms
     )
     (done,) = session.kafka.call(_CREATE_PARTITIONS, request).results
     check(what, done.error_code, done.error_message)
@@ -300,7 +266,6 @@ def partitions(session: Session, name: str, count: int) -> None:
 
 
 @topic.command("open-as-queue")
-@click.argument("name")
 def open_as_queue(session: Session, name: str) -> None:
     """Open a topic as a queue, so that SQS clients can receive its records.
 

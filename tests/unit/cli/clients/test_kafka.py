@@ -5,14 +5,9 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.cli.kafka_endpoint import KafkaEndpoint
 
-from penstock.cli.clients.kafka import (
-    LATEST,
-    Kafka,
-    Place,
-    connected,
-    refused,
-)
+from penstock.cli.clients.kafka import Kafka, connected, refused
 from penstock.cli.terminal.failure import ExitCode, Failure
+from penstock.net.kafka_client.client import LATEST, Place
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import list_offsets
 

@@ -11,8 +11,8 @@ from tests.unit.cli.conftest import Cli, Endpoint
 from tests.unit.cli.ward import Ward
 from tests.unit.manager.cluster import until
 
-from penstock.cli.clients.session import Session
-from penstock.cli.cluster import waiting
+from penstock.cli.cluster import changes
+from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode
 from penstock.model.levels import Levels
 from penstock.model.troubles import node_dead
@@ -22,8 +22,8 @@ from penstock.model.troubles import node_dead
 def ward(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ward]:
     for name in ("PENSTOCK_TOKEN", "PENSTOCK_ADMIN_TOKEN", "PENSTOCK_ACCOUNT", "PENSTOCK_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(waiting, "POLL_EVERY_S", 0.02)
-    monkeypatch.setattr(waiting, "PRINT_EVERY_S", 0.0)
+    monkeypatch.setattr(changes, "POLL_EVERY_S", 0.02)
+    monkeypatch.setattr(changes, "PRINT_EVERY_S", 0.0)
     ward = Ward(tmp_path)
     monkeypatch.setenv("PENSTOCK_ADMIN", ward.url)
     yield ward
@@ -190,7 +190,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     they take."""
     looks = itertools.count(0, 10)
     clock = SimpleNamespace(monotonic=lambda: next(looks), sleep=lambda _: None)
-    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(changes, "time", clock)
 
 
 class TestWaiting:
@@ -237,7 +237,7 @@ class TestWaiting:
         self, cli: Cli, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The node that is asked may be the one that is being restarted."""
-        monkeypatch.setattr(waiting, "POLL_EVERY_S", 0.02)
+        monkeypatch.setattr(changes, "POLL_EVERY_S", 0.02)
         now = {"leaderless": 0, "below_minimum": 0, "missing": 0, "nodes": []}
         answers = [(503, {}), (200, {"is_safe": False, **now}), (200, {"is_safe": True, **now})]
         endpoint.paths["/api/v1/cluster/safety"] = lambda _: answers.pop(0)

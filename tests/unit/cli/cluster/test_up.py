@@ -14,11 +14,14 @@ import pytest
 from tests.unit.cli.conftest import Cli
 
 from penstock.cli.cluster import processes
-from penstock.cli.cluster.folder import Folder, ProcessId, port_in_use, started_at
 from penstock.cli.cluster.processes import (
+    Folder,
     Process,
+    ProcessId,
     StopSignals,
     in_stop_order,
+    port_in_use,
+    started_at,
     stop_all,
     wait_healthy,
 )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.messages.outgoing import (
+from penstock.cli.messages.message import as_item
+from penstock.cli.messages.sending import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
     Defaults,
@@ -16,9 +17,8 @@ from penstock.cli.messages.outgoing import (
     batches,
     from_json,
     from_text,
+    line_chunks,
 )
-from penstock.cli.messages.receiving import as_item
-from penstock.cli.messages.sending import line_chunks
 from penstock.cli.terminal.failure import ExitCode, Failure
 
 sizes = st.integers(0, 600_000) | st.integers(1_000_000, 1_100_000)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.messages.producing import murmur2, partition_of_key
-from penstock.cli.messages.record_lines import (
+from penstock.cli.messages.producing import (
     OutgoingRecord,
     RecordDefaults,
     as_item,
@@ -19,9 +18,11 @@ from penstock.cli.messages.record_lines import (
     from_json,
     from_text,
     header_from_flag,
+    murmur2,
+    partition_of_key,
 )
+from penstock.cli.messages.sending import Interrupts
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.terminal.interrupts import Interrupts
 from penstock.record.record import RawRecord
 
 NOTHING = RecordDefaults()

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.cli.conftest import Cli, Endpoint
 
 from penstock.cli.clients.contexts import Settings
-from penstock.cli.clients.session import Session
-from penstock.cli.operate import doctor_checks
+from penstock.cli.command import Session
+from penstock.cli.operate import doctor
 from penstock.cli.terminal.failure import ExitCode
 from penstock.model.troubles import disk_full, no_operator
 
@@ -71,7 +71,7 @@ def test_a_running_server_is_asked_for_its_settings(
     cli: Cli, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The answer is made before the question here, however long that takes to be asked.
-    monkeypatch.setattr(doctor_checks, "CLOCK_SKEW_MS_MAX", 60_000)
+    monkeypatch.setattr(doctor, "CLOCK_SKEW_MS_MAX", 60_000)
     row = {"key": "node.data", "value": str(tmp_path), "origin": "flag node.data"}
     endpoint.paths["/api/v1/info"] = server_info(data=str(tmp_path))
     endpoint.paths["/api/v1/config"] = {"settings": [row]}
@@ -105,9 +105,7 @@ def test_no_server_is_wrong_only_where_one_was_named(
     assert checks(named.json)["server"] == "fail"
     monkeypatch.delenv("PENSTOCK_ENDPOINT")
     settings = Settings(endpoint="http://127.0.0.1:1")
-    report = doctor_checks.examine(
-        Session(settings), data=str(tmp_path), config_file=None, is_local=False
-    )
+    report = doctor.examine(Session(settings), data=str(tmp_path), config_file=None, is_local=False)
     assert {item.check: item.status for item in report.findings}["server"] == "ok"
 
 
@@ -151,6 +149,6 @@ def test_the_disk_is_compared_with_the_reserve_that_is_set(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve: str, status: str
 ) -> None:
     monkeypatch.setenv("PENSTOCK_LOG__DISK_RESERVE_BYTES", reserve)
-    monkeypatch.setattr(doctor_checks, "_FREE_WANTED_BYTES", 0)
+    monkeypatch.setattr(doctor, "_FREE_WANTED_BYTES", 0)
     result = cli("doctor", "--local", "--data", str(tmp_path))
     assert checks(result.json)[f"disk {tmp_path}"] == status

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from tests.unit.cli.conftest import Cli
 
-from penstock.cli.operate import expiry
+from penstock.cli.operate import doctor
 from penstock.cli.setup.certificates import Authority
 from penstock.cli.terminal.failure import ExitCode
 
@@ -47,7 +47,7 @@ def test_a_month_ahead_it_is_time_to_renew(
     chain, _ = authority.issue("node", days=100)
     certificate = x509.load_pem_x509_certificate(chain)
     now = datetime.now(UTC) + timedelta(days=days_later, minutes=1)
-    found = expiry.judged("x", certificate, now)
+    found = doctor.judged("x", certificate, now)
     assert found.status == status
     assert detail in found.detail
     assert bool(found.fix) == (status != "ok")
@@ -55,7 +55,7 @@ def test_a_month_ahead_it_is_time_to_renew(
 
 def test_every_certificate_of_a_chain_is_looked_at(authority: Authority, tmp_path: Path) -> None:
     path, _ = issued(authority, tmp_path, 10)
-    node, ca = expiry.in_files({"tls.cert_file": str(path)}, more={})
+    node, ca = doctor.in_files({"tls.cert_file": str(path)}, more={})
     assert (node.check, node.status) == ("certificate tls.cert_file (node)", "warn")
     assert (ca.check, ca.status) == (
         "certificate tls.cert_file (Penstock private authority)",
@@ -67,7 +67,7 @@ def test_a_file_without_a_certificate_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("nothing")
     settings = {"tls.cert_file": str(tmp_path / "gone.pem"), "internal.ca": str(empty)}
-    gone, nothing = expiry.in_files(settings, more={})
+    gone, nothing = doctor.in_files(settings, more={})
     assert (gone.status, nothing.status) == ("fail", "fail")
     assert "gone.pem: No such file" in gone.detail
     assert "has no certificate" in nothing.detail
@@ -90,13 +90,13 @@ def listener(authority: Authority, tmp_path: Path) -> Iterator[str]:
 
 def test_what_a_listener_shows_counts(listener: str) -> None:
     urls = (f"https://{listener}", f"SASL_SSL://{listener}", "http://127.0.0.1:1", "None://None")
-    found = list(expiry.on_listeners(urls))
+    found = list(doctor.on_listeners(urls))
     assert [each.status for each in found] == ["warn", "warn"]
     assert found[0].check == f"certificate https://{listener}"
 
 
 def test_a_listener_without_tls_shows_none() -> None:
-    (found,) = expiry.on_listeners(["https://127.0.0.1:1"])
+    (found,) = doctor.on_listeners(["https://127.0.0.1:1"])
     assert found.status == "fail"
     assert "presents none" in found.detail
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.cli.clients import contexts
-from penstock.cli.operate.masking import MASK, Mask
+from penstock.cli.operate.debug import MASK, Mask
 from penstock.metadata.security.identity_entries import new_secret
 
 SECRET = "k9-_Zq" + "x" * 34

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.cli.conftest import Cli, Endpoint
 
-from penstock.cli.queues import counts
-from penstock.cli.queues.counts import with_rates
-from penstock.cli.terminal import watch
+from penstock.cli.queues import queue
+from penstock.cli.queues.queue import with_rates
+from penstock.cli.terminal import output
 from penstock.cli.terminal.failure import ExitCode
 
 
@@ -221,8 +221,8 @@ def test_watching_gives_a_line_an_interval_and_rates_from_the_second_on(
         now[0] += seconds
 
     clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(counts, "time", clock)
-    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(queue, "time", clock)
+    monkeypatch.setattr(output, "time", clock)
     sent = iter(range(0, 10_000, 100))
 
     def answer(_: dict[str, Any]) -> tuple[int, Any]:

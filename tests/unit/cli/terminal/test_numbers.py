@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.operate.load import Histogram
-from penstock.cli.terminal import quantity
+from penstock.cli.operate.bench import Histogram
+from penstock.cli.terminal import options
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0", 0), ("90", 90), ("90s", 90), ("1.5m", 90), ("12H", 43_200)]
 )
 def test_a_duration_is_a_number_with_or_without_a_unit(text: str, seconds: int) -> None:
-    assert quantity.seconds(0, 43_200).convert(text, None, None) == seconds
+    assert options.seconds(0, 43_200).convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1 2", "13h", "1e3"])
 def test_what_is_no_duration_or_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        quantity.seconds(0, 43_200).convert(text, None, None)
+        options.seconds(0, 43_200).convert(text, None, None)
 
 
 def test_sizes_know_both_kinds_of_thousand() -> None:
-    kind = quantity.bytes_of(1, 10_000_000)
+    kind = options.bytes_of(1, 10_000_000)
     assert [kind.convert(text, None, None) for text in ("1KiB", "1kb", "2M")] == [
         1_024,
         1_000,

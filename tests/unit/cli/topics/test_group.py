@@ -12,7 +12,7 @@ from tests.unit.cli.conftest import Cli
 from tests.unit.cli.kafka_endpoint import KafkaEndpoint
 
 from penstock.cli.terminal.failure import ExitCode, Failure
-from penstock.cli.topics.positions import Target, target_of
+from penstock.cli.topics.offsets import Target, target_of
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.kafka.consumer_records import ConsumerProtocolAssignment, encode_assignment

@@ -1,0 +1,200 @@
+"""``penstock audit`` and ``penstock usage``: read the server's topics ``__audit`` and ``__usage``.
+A record of usage that was written twice counts once; a report lacks the last seconds of a busy
+node."""
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.command import Noun, Session
+from penstock.cli.messages.peeking import TailRequest
+from penstock.cli.messages.topic_tail import Reader
+from penstock.cli.terminal.failure import NotFound
+from penstock.cli.terminal.options import count_option, option, seconds
+from penstock.cli.terminal.output import columns, moment
+from penstock.cli.topics.offsets import Target, time_of
+from penstock.model.units import size
+from penstock.net.kafka_client.client import EARLIEST
+from penstock.wire.facts import audit as audit_facts
+from penstock.wire.facts import usage as usage_facts
+
+_AUDIT, _USAGE = "__audit", "__usage"
+_DAY_S = 86_400
+_MINUTES_PER_HOUR = 60
+_NAMES = ("tenant", "region", "resource", "op")
+_SUMS = (
+    "requests",
+    "messages",
+    "bytes_in",
+    "bytes_out",
+    "units64k",
+    "throttled",
+    "denied",
+    "failed",
+)
+_USAGE_COLUMNS = columns(
+    "tenant, region, resource, op OPERATION, requests#, messages#, bytes_in# IN, bytes_out# OUT,"
+    " throttled#, denied#, failed#, byte_hours# BYTE-HOURS",
+    bytes_in=size,
+    bytes_out=size,
+)
+_CSV_COLUMNS = (*_NAMES, *_SUMS, "stored_bytes", "byte_hours")
+
+
+@click.group(cls=Noun)
+def audit() -> None:
+    """Show the audit trail: which principal did what, and when."""
+
+
+@audit.command()
+@click.option("--action", metavar="NAME", help="action of the entries, such as DeleteQueue")
+@click.option("--user", metavar="NAME", help="user of the entries")
+@option(
+    "--since",
+    seconds(1, 3_660 * _DAY_S),
+    "start of the entries, such as 1d for a day ago [default: 1d; with --follow: now]",
+    metavar="DURATION",
+)
+@click.option("--follow", is_flag=True, help="wait for new entries until Ctrl-C")
+@count_option(None, None, "number of entries to stop after")
+def tail(
+    session: Session,
+    action: str | None,
+    user: str | None,
+    since: int | None,
+    follow: bool,
+    count: int | None,
+) -> None:
+    """Print entries of the audit trail, oldest first."""
+    origin = "latest" if follow and since is None else f"-{since or _DAY_S}s"
+    missing = NotFound(
+        "no audit trail found",
+        f"the server has no topic {_AUDIT}, or you are not allowed to read it",
+        "set audit.enabled = true and restart the server; read it as an operator",
+    )
+    reader = Reader.of_internal(session, _AUDIT, TailRequest(origin, is_following=follow), missing)
+    shown = 0
+    for _, record in (each for found in reader.fetches() for each in found):
+        try:
+            entry = audit_facts.decode(bytes(record.value or b""))
+        except audit_facts.AuditUnreadable as error:
+            session.remark(f"offset {record.offset} cannot be read: {error}")
+            continue
+        full, name = entry.action.lower(), entry.principal.rpartition("/")[2]
+        # An action is given with its service (sqs:DeleteQueue) or without.
+        is_wanted = action is None or action.lower() in (full, full.rpartition(":")[2])
+        if not is_wanted or user not in (None, entry.principal, name):
+            continue
+        item = {
+            key: value
+            for key, value in msgspec.structs.asdict(entry).items()
+            if key not in ("v", "prev_hash") and value not in ("", {})
+        }
+        parts = [moment(entry.at_ms), name or "-", entry.action, entry.resource or "-"]
+        outcome = f"{entry.outcome} {entry.error_code}".rstrip()
+        text = "  ".join([*parts, outcome, entry.source_ip]).rstrip()
+        session.out.streamed(item, text=text, name="action")
+        shown += 1
+        if shown == count:
+            return
+    if not shown and session.out.is_for_people:
+        session.out.line("no matching entries in this time")
+
+
+@click.group(cls=Noun)
+def usage() -> None:
+    """Report the usage of tenants: requests, messages, bytes."""
+
+
+@usage.command()
+@click.option("--tenant", metavar="ACCOUNT", help="AWS account id, 12 digits [default: all]")
+@click.option("--from", "since", metavar="TIME", help="start of the report [default: all]")
+@click.option("--to", "until", metavar="TIME", help="end of the report, exclusive [default: now]")
+@click.option("--csv", "is_csv", is_flag=True, help="print CSV with a header line")
+def report(
+    session: Session, tenant: str | None, since: str | None, until: str | None, is_csv: bool
+) -> None:
+    """Sum the usage by tenant, queue or topic, and operation.
+
+    TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. Operations have the names of
+    policy actions; `storage` is the stored bytes, summed over time as BYTE-HOURS. The resource `-`
+    means no resource; `*` means resources that were too many to be counted separately.
+    """
+    since_ms = time_of(since, what="cannot report", option="--from")
+    until_ms = time_of(until, what="cannot report", option="--to")
+    end_ms = float("inf") if until_ms is None else until_ms
+    totals = _Totals()
+    seen: set[tuple[str, str, int]] = set()
+    for facts in _usage_facts(session, since_ms):
+        is_new = facts.name not in seen
+        seen.add(facts.name)
+        if is_new and (since_ms or 0) <= facts.minute_ms < end_ms:
+            for row in facts.columns.rows():
+                if tenant is None or row.tenant == tenant:
+                    totals.add(row, facts.minute_ms)
+    rows = totals.sorted()
+    if not is_csv:
+        empty = "no usage in this time"
+        session.out.many(rows, columns=_USAGE_COLUMNS, name="resource", empty=empty)
+        return
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_CSV_COLUMNS)
+    writer.writerows([row[name] for name in _CSV_COLUMNS] for row in rows)
+    session.out.line(buffer.getvalue().rstrip("\n"))
+
+
+class _Totals:
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute of the stored bytes
+
+    def add(self, row: usage_facts.UsageRow, minute_ms: int) -> None:
+        key = (row.tenant, row.region, row.resource, row.op)
+        total = self._rows.get(key)
+        if total is None:
+            names = dict(zip(_NAMES, (each or "-" for each in key), strict=True))
+            numbers = dict.fromkeys((*_SUMS, "stored_bytes", "byte_hours"), 0)
+            total = self._rows[key] = {**names, **numbers}
+        for name in _SUMS:
+            total[name] += getattr(row, name)
+        if row.stored_bytes:
+            # The last minute counts: each node reports the partitions that it led in that minute.
+            if minute_ms > self._stored_ms.get(key, -1):
+                self._stored_ms[key] = minute_ms
+                total["stored_bytes"] = 0
+            if minute_ms == self._stored_ms[key]:
+                total["stored_bytes"] += row.stored_bytes
+            total["byte_hours"] += row.stored_bytes / _MINUTES_PER_HOUR
+
+    def sorted(self) -> list[dict[str, Any]]:
+        for row in self._rows.values():
+            row["byte_hours"] = round(row["byte_hours"])
+        return [self._rows[key] for key in sorted(self._rows)]
+
+
+def _usage_facts(session: Session, since_ms: int | None) -> Iterator[usage_facts.UsageFacts]:
+    """Yield all facts written since a time; facts are written after their minute has begun."""
+    request = TailRequest(
+        Target(time=EARLIEST if since_ms is None else since_ms), is_following=False
+    )
+    missing = NotFound(
+        "no usage to report",
+        f"the server has no topic {_USAGE}",
+        "set usage.enabled = true and restart the server; counts appear after some seconds",
+    )
+    unread = 0
+    for found in Reader.of_internal(session, _USAGE, request, missing).fetches():
+        for _, record in found:
+            try:
+                yield usage_facts.decode(record.value or b"")
+            except usage_facts.UsageUnreadable:
+                unread += 1
+    if unread:
+        session.remark(
+            f"{unread} records could not be read: this command may be older than the server"
+        )

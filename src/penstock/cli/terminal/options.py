@@ -1,0 +1,94 @@
+"""Options that take a duration or a size: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
+
+Command = Callable[..., None]
+
+
+class Parsed(click.ParamType[Any]):
+    """A type whose function parses a text, or raises ValueError with the reason."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
+    """A number of seconds or bytes, with or without a unit. ``is_whole``: rounded to an integer."""
+
+    def parse(text: str) -> float:
+        text = text.strip()
+        found = parsed(text, kind, base=base)
+        if found is None:
+            units = ", ".join(kind.units)
+            raise ValueError(f"'{text}' is not a {kind.noun}: write a number and a unit: {units}")
+        why = misfit(text, found, kind, round(low * base), round(high * base))
+        if why is not None:
+            raise ValueError(why)
+        return round(found / base) if is_whole else found / base
+
+    return Parsed(kind.noun, parse)
+
+
+def seconds(low: int, high: int) -> Parsed:
+    return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=True)
+
+
+def some_seconds(low: float, high: float) -> Parsed:
+    """Return a duration that may have fractions of a second."""
+    return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
+
+
+def bytes_of(low: int, high: int) -> Parsed:
+    return _quantity(SIZE, base=1, low=low, high=high, is_whole=True)
+
+
+def option(
+    names: str, kind: Any, text: str, *, default: Any = ..., **more: Any
+) -> Callable[[Any], Any]:
+    """``names``: the flags and, if it is another, the name of the parameter. ``kind``: a type, a
+    list of choices, or the metavar of a text."""
+    if default is not ...:
+        more |= {"default": default, "show_default": default is not None}
+    if isinstance(kind, str):
+        more["metavar"] = kind
+    else:
+        more["type"] = click.Choice(kind) if isinstance(kind, list) else kind
+    return click.option(*names.split(), help=text, **more)
+
+
+def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
+    """Return one decorator that adds these options, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+yes_option = click.option("--yes", is_flag=True, help="do not ask for confirmation")
+
+
+def count_option(most: int | None, default: int | None, text: str) -> Callable[[Any], Any]:
+    return option("-n --count", click.IntRange(1, most), text, default=default)
+
+
+def repeatable(names: str, metavar: str, text: str, kind: Any = None) -> Callable[[Any], Any]:
+    return option(
+        names, kind or click.STRING, f"{text}; repeatable", metavar=metavar, multiple=True
+    )
