@@ -3,8 +3,7 @@
 An ``asyncio.Protocol`` on httptools (llhttp): a framework would cost several times the rest of the
 request path. A handler gets complete requests only, within their size and deadlines, with one Host,
 one length and one of each header in ``_SINGLE``. An invalid request gets an error reply, and its
-connection is closed.
-"""
+connection is closed."""
 
 import asyncio
 from collections import deque
@@ -136,8 +135,8 @@ class _HttpConnection(Connection):
         self._head = self._headers  # the same, once complete
         self._forbidden: str | None = None  # why the guard rejects the request
         self._header_bytes = 0
-        self._counts_headers = False  # not if the bytes just read are fewer than allowed
         self._unparsed_bytes = 0
+        self._counts_headers = False  # not if the bytes just read are fewer than allowed
         self._is_in_head = False
         self._is_in_body = False
         self._is_resuming = False  # a second parser is fed ``_owed_head``
@@ -183,7 +182,9 @@ class _HttpConnection(Connection):
             self._counts_headers = False
             self._enter(HEAD)
         if len(data) > self._config.header_bytes_max or self._unparsed_bytes:
-            self._count_headers()
+            if self._is_in_head and not self._counts_headers:
+                self._header_bytes += sum(len(k) + len(v) + 4 for k, v in self._headers.items())
+            self._counts_headers = True
         try:
             rest = self._feed(data)
             while rest and not self._is_last:
@@ -194,14 +195,8 @@ class _HttpConnection(Connection):
                 raise
             self._refuse(cause.status, str(cause))
         except httptools.HttpParserError as error:
-            if self._is_last:
-                return  # bytes after the last request
-            self._refuse(400, f"malformed request: {error}")
-
-    def _count_headers(self) -> None:
-        if self._is_in_head and not self._counts_headers:
-            self._header_bytes += sum(map(_header_size, self._headers.items()))
-        self._counts_headers = True
+            if not self._is_last:  # else these are bytes after the last request
+                self._refuse(400, f"malformed request: {error}")
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
         """Return the bytes that a second parser must read."""
@@ -265,7 +260,7 @@ class _HttpConnection(Connection):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._counts_headers:
-            self._header_bytes += _header_size((name, value))
+            self._header_bytes += len(name) + len(value) + 4
             if self._header_bytes > self._config.header_bytes_max:
                 raise Refused(431, "request header too large")
         try:
@@ -503,7 +498,3 @@ class _HttpConnection(Connection):
 
 async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:
     return forbid(request, reason)
-
-
-def _header_size(header: tuple[str | bytes, str | bytes]) -> int:
-    return len(header[0]) + len(header[1]) + 4
