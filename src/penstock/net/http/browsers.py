@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.net.http.exchange import Parser
+from httptools import HttpRequestParser as Parser
 
 HOSTS_MAX: Final = 1_024  # accepted Host values remembered by one guard, about 100 bytes each
 

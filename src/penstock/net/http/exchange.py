@@ -6,9 +6,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
+from httptools import HttpRequestParser as Parser
 
 from penstock.net.listener import Peer
 
@@ -41,12 +42,6 @@ class HttpReply(msgspec.Struct, gc=False):
     content_type: str = "application/x-amz-json-1.0"
     headers: tuple[tuple[str, str], ...] = ()
     pieces: tuple[bytes, ...] = ()  # of a large body, after ``body``: joining them takes long
-
-
-class Parser(Protocol):
-    def get_http_version(self) -> str: ...
-    def get_method(self) -> bytes: ...
-    def should_upgrade(self) -> bool: ...
 
 
 class Refused(Exception):

@@ -77,17 +77,15 @@ class KafkaListener(Listener):
         return KafkaConnection(self)
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request in progress, or one whose reply waits for those before it."""
 
-    __slots__ = ("error", "is_done", "is_kept", "reply", "task")
-
-    def __init__(self, *, is_kept: bool) -> None:
-        self.is_kept = is_kept  # completed even if the client disconnects
-        self.is_done = False
-        self.reply: Reply = None
-        self.error: BaseException | None = None
-        self.task: asyncio.Task[Reply] | None = None
+    is_kept: bool  # completed even if the client disconnects
+    is_done: bool = False
+    reply: Reply = None
+    error: BaseException | None = None
+    task: "asyncio.Task[Reply] | None" = None
 
 
 class KafkaConnection(Peer, asyncio.BufferedProtocol):
