@@ -348,8 +348,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """A ``Caller`` of several equivalent nodes. It calls one node until that is unreachable or
-    stopping, then the next. The first is random, so that callers spread over the nodes."""
+    """Calls one of equivalent nodes until that is unreachable or stopping, then the next."""
 
     def __init__(
         self,

@@ -332,8 +332,7 @@ class RemoteListeners:
         return self._serial
 
     def _drop_idle(self, now: float) -> None:
-        """Drop the least recently used counters. One with a waiting call is dropped only if there
-        are too many; the other node calls again when its time is over."""
+        """A counter with a waiting call is dropped only if there are too many."""
         counters = self._counters
         while counters:
             key, oldest = next(iter(counters.items()))

@@ -124,8 +124,7 @@ def plain(status: int, message: str) -> bytes:
 
 
 class PieceWriter:
-    """Writes the pieces of one reply: at most ``TURN_BYTES_MAX`` in one turn of the loop, and
-    nothing while the transport asks for a pause. ``done`` is called after the last piece."""
+    """Writes ``TURN_BYTES_MAX`` in one turn of the loop. ``done`` is called at the end."""
 
     def __init__(
         self,

@@ -61,8 +61,7 @@ class KafkaListener(Listener):
         config: KafkaConfig,
         outlives: Callable[[Buffer], bool] = lambda _frame: False,
     ) -> None:
-        """``outlives``: whether a request is a produce request. Such a request is completed even if
-        the client disconnects, because a producer with acks=0 may send and close."""
+        """``outlives``: a produce request, completed even if the client has disconnected."""
         super().__init__(
             connections_max=config.connections_max,
             # Addresses are counted without a limit too: an operator may set one at any time.

@@ -204,8 +204,7 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
 
 
 class ScramClient:
-    """One login attempt of a client: ``first``, then ``final`` with the server's reply, then
-    ``verify`` with its last message. Each raises ScramRefused if the server cannot be trusted."""
+    """One login attempt: ``first``, ``final``, ``verify``. Each may raise ScramRefused."""
 
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
         """``nonce``: new for each attempt, printable and without commas."""
