@@ -311,8 +311,7 @@ class Bulkhead:
             self._take_share(topic)
 
     def _take_share(self, topic: Topic | None) -> None:
-        """Reject a tenant that uses its whole part of the limit. That needs at least as many calls
-        in progress, so calls are counted by tenant only from then on, until there are fewer."""
+        """Calls are counted by tenant only while as many as a tenant's part are in progress."""
         shares = self.shares
         if not self._is_counting:
             self._is_counting = True

@@ -79,20 +79,17 @@ class Callees:
             )
         return found
 
-    def all(self) -> Sequence[Bulkhead]:
-        return tuple(self._bulkheads.values())
-
     def states(self) -> Sequence[dict[str, str | int]]:
         counts = ("in_use", "calls_max", "parked", "refused_count")
         return [
             {"name": each.name, "state": each.state()}
             | {name: getattr(each, name) for name in counts}
             | {"opened_count": each.breaker.opened_count}
-            for each in self.all()
+            for each in self._bulkheads.values()
         ]
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        for each in self.all():
+        for each in self._bulkheads.values():
             target = (each.name,)
             yield families.BREAKER_STATE, (target, _STATES[each.state()])
             yield families.BULKHEAD_REJECTED, (target, each.refused_count)

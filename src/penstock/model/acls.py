@@ -127,8 +127,6 @@ class _Patterns:
 
 
 class AclIndex:
-    __slots__ = ("_patterns", "_rules")
-
     def __init__(self) -> None:
         self._rules: dict[Acl, None] = {}  # in the order in which they were added
         # By permission, operation, principal and resource type:

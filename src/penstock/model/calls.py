@@ -111,8 +111,7 @@ class Ack(PartitionCall[Results], frozen=True):
 
 
 class Extend(PartitionCall[Results], frozen=True):
-    """Set the time left of each lease (ms; 0 releases). Results: None, NotLeased, InvalidRequest
-    (more than twelve hours) or ExpiredReceipt (FIFO)."""
+    """Set the time left of each lease (ms; 0 releases). Results: None or the error of the lease."""
 
     claims: Sequence[tuple[Claim, int]]
     is_strict: bool = False  # only a lease that still runs
@@ -253,8 +252,7 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Acknowledge records of a share, or reject them for good; returns once that is committed.
-    Results: None, or NotLeased if the lease does not run any more."""
+    """Acknowledge records of a share, or reject them for good. Results: None or NotLeased."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False

@@ -1,6 +1,7 @@
 """A slice of a file in place of its bytes, so that the kernel can send it without a copy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 
@@ -13,13 +14,11 @@ class OpenFile(Protocol):
     def pread(self, count: int, position: int) -> bytes: ...
 
 
+@dataclass(slots=True, eq=False)
 class FileSlice:
-    __slots__ = ("file", "position", "size")
-
-    def __init__(self, file: OpenFile, position: int, size: int) -> None:
-        self.file = file
-        self.position = position
-        self.size = size
+    file: OpenFile
+    position: int
+    size: int
 
     def __len__(self) -> int:
         return self.size

@@ -89,8 +89,7 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """A token with which a program logs in to Kafka as the token's owner, without the owner's
-    password. The secret is derived from the token id and is not stored."""
+    """Logs in to Kafka as its owner. The secret is derived from the id and not stored."""
 
     token_id: str
     account: str

@@ -122,8 +122,7 @@ class GroupLock(msgspec.Struct, frozen=True):
 
 
 class Obstacles(msgspec.Struct, frozen=True):
-    """What keeps messages of a queue from being delivered. Counts the messages that the cursor has
-    read so far; ``QueueStats.visible`` has the others as well."""
+    """What keeps messages from being delivered, of those that the cursor has read so far."""
 
     available: int = 0  # nothing keeps them
     blocked: int = 0  # FIFO: an earlier message of the group is in flight

@@ -91,8 +91,7 @@ class Chunks:
 
 
 class FrameReader:
-    """The frames of one connection. Call ``room``, ``received``, ``next_frame`` until it returns
-    None, then ``settle``; no other reader of the same chunks may be used in between."""
+    """Call ``room``, ``received``, ``next_frame`` until it returns None, then ``settle``."""
 
     __slots__ = ("_at", "_chunk", "_chunks", "_end", "_own", "_whole", "frame_bytes_max")
 

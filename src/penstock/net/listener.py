@@ -47,10 +47,6 @@ class Peer(asyncio.BaseProtocol):
     def abort(self) -> None: ...
 
 
-class Connection(Peer, asyncio.Protocol):
-    pass
-
-
 class Listener:
     def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
         """``per_address_max``: connections of one client address; 0: no limit."""

@@ -21,8 +21,6 @@ class ClockAnchor(msgspec.Struct, frozen=True):
 
 
 class SystemClock:
-    __slots__ = ()
-
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

@@ -502,4 +502,4 @@ async def test_a_real_broker_is_the_same_through_its_bulkheads(tmp_path: Path) -
         assert delivery.record.message.message_id == appended.message_id
         assert (await calls.call(Ends(topic, 1))).high_watermark > 0
         assert (await calls.call(Stats(topic))).in_flight == 1
-        assert [each.in_use for each in callees.all()] == [0, 0]
+        assert [each["in_use"] for each in callees.states()] == [0, 0]

@@ -69,7 +69,6 @@ class _Calling(NodeConnection):
         wanted = self._client.node_id
         if wanted is not None and hello.node_id != wanted:
             raise faults.HelloRefused(f"Node {hello.node_id} replied instead of node {wanted}.")
-        self._end.check_hello(hello)
         self._in_flight_max = min(self._config.in_flight_max, hello.in_flight_max)
         self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
         if not self.ready.done():
@@ -128,8 +127,10 @@ class _Calling(NodeConnection):
 
     @property
     def _has_room(self) -> bool:
-        return len(self._pending) + self._admitted < self._in_flight_max and self.has_write_room(
-            self._admitted_bytes
+        return (
+            len(self._pending) + self._admitted < self._in_flight_max
+            and self._stalled_since is None
+            and self._parts_bytes + self._admitted_bytes <= self._config.write_bytes_high
         )
 
     async def _wait(self, deadline: float, size: int) -> None:
@@ -347,8 +348,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """A ``Caller`` of several equivalent nodes. It calls one node until that is unreachable or
-    stopping, then the next. The first is random, so that callers spread over the nodes."""
+    """Calls one of equivalent nodes until that is unreachable or stopping, then the next."""
 
     def __init__(
         self,

@@ -224,12 +224,12 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if reader.part_bytes:
             raise MalformedFrame("frames before the reply to the hello")
         try:
-            if self.is_tls:
+            if self._transport.get_extra_info("ssl_object") is not None:
                 name_in_certificate(hello.node_id, self._transport.get_extra_info("peercert"))
             self._version = wire.agree(self._own, hello)
             if self._end.secret is not None and not self._has_proved(hello, self._end.secret):
                 return
-            self.check_other(hello)
+            self._end.check_hello(hello)
         except HelloRefused as error:
             self.refuse(error)
             raise
@@ -265,20 +265,12 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self._transport.write(wire.encode_hello(msgspec.structs.replace(self._own, proof=proof)))
         return False
 
-    def check_other(self, hello: Hello) -> None:
-        """Raises HelloRefused, which is sent to the other side."""
-
     def refuse(self, error: HelloRefused) -> None:
         payload = encode_failure(error)
         header = wire.pack_header(
             wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload)
         )
         self._transport.write(header + payload)
-
-    @property
-    def is_tls(self) -> bool:
-        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        return found is not None
 
     # ── Sending ──────────────────────────────────────────────────────────────────────────────
 
@@ -311,12 +303,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     def fits(self, payload: bytes) -> bool:
         return len(payload) <= self._payload_bytes_max
-
-    def has_write_room(self, ahead_bytes: int = 0) -> bool:
-        return (
-            self._stalled_since is None
-            and self._parts_bytes + ahead_bytes <= self._config.write_bytes_high
-        )
 
     def _flush(self) -> None:
         self._is_flush_due = False

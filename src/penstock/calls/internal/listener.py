@@ -7,6 +7,7 @@ at the caller. When a connection is lost, its calls are cancelled.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
 from typing import Any, cast
@@ -48,14 +49,12 @@ class InternalListener(Listener):
             log.warning("hello of another node rejected", extra={"reason": str(error)})
 
 
+@dataclass(slots=True, eq=False)
 class _Running:
-    __slots__ = ("call", "deadline", "has_caller", "task")
-
-    def __init__(self, call: Call[Any, Any], task: "asyncio.Task[Any]", deadline: float) -> None:
-        self.call = call
-        self.task = task
-        self.deadline = deadline
-        self.has_caller = True  # False: cancelled, late, or the connection is lost
+    call: Call[Any, Any]
+    task: "asyncio.Task[Any]"
+    deadline: float
+    has_caller: bool = True  # False: cancelled, late, or the connection is lost
 
 
 class _Served(NodeConnection):
@@ -72,9 +71,6 @@ class _Served(NodeConnection):
         super().connection_made(transport)
         if not self._listener.opened(self):
             cast(asyncio.Transport, transport).abort()
-
-    def check_other(self, hello: Hello) -> None:
-        self._end.check_hello(hello)
 
     def greeted(self, hello: Hello) -> None:
         self._node_id = hello.node_id

@@ -17,6 +17,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -202,17 +203,15 @@ def _claims_of(call: calls.BrokerCall[Any], reply: Any) -> Sequence[Claim]:
 # ── Listeners of other nodes ─────────────────────────────────────────────────────────────────
 
 
+@dataclass(slots=True, eq=False)
 class _Counter:
     """Counts how often records of one partition of a share became available."""
 
-    __slots__ = ("led", "number", "remove", "used_at", "wakers")
-
-    def __init__(self, number: int, led: tuple[int, int] | None) -> None:
-        self.number = number
-        self.led = led
-        self.used_at = 0.0
-        self.remove: Callable[[], None] = lambda: None
-        self.wakers: set[Callable[[], None]] = set()
+    number: int
+    led: tuple[int, int] | None
+    used_at: float = 0.0
+    remove: Callable[[], None] = lambda: None
+    wakers: set[Callable[[], None]] = field(default_factory=set)
 
 
 class RemoteListeners:
@@ -333,8 +332,7 @@ class RemoteListeners:
         return self._serial
 
     def _drop_idle(self, now: float) -> None:
-        """Drop the least recently used counters. One with a waiting call is dropped only if there
-        are too many; the other node calls again when its time is over."""
+        """A counter with a waiting call is dropped only if there are too many."""
         counters = self._counters
         while counters:
             key, oldest = next(iter(counters.items()))

@@ -15,6 +15,7 @@ times a second: when a node dies, thousands of partitions get new leaders.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 
@@ -207,11 +208,11 @@ def place_of(topic: Topic, partition: int) -> str:
 # ── Listeners ────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass
 class _Watched:
-    def __init__(self, topic: Topic, seen: _Seen) -> None:
-        self.topic = topic
-        self.seen = seen
-        self.listeners: dict[object, Listener] = {}
+    topic: Topic
+    seen: _Seen
+    listeners: dict[object, Listener] = field(default_factory=dict)
 
 
 class LeaderChanges:

@@ -13,6 +13,7 @@ if one node says so and no node has a message.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -327,15 +328,13 @@ class _Parked:
 # ── The order of the nodes ───────────────────────────────────────────────────────────────────
 
 
+@dataclass(slots=True)
 class _Queue:
-    __slots__ = ("begin", "every", "here_ms", "since", "stayed")
-
-    def __init__(self, now_s: float) -> None:
-        self.begin = 0  # index of the other node that comes first
-        self.every = EVERY_MIN
-        self.stayed = 0  # how often this node came first since another did
-        self.since = now_s
-        self.here_ms = 0  # age of the messages last found here; 0: none were found
+    since: float
+    begin: int = 0  # index of the other node that comes first
+    every: int = EVERY_MIN
+    stayed: int = 0  # how often this node came first since another did
+    here_ms: int = 0  # age of the messages last found here; 0: none were found
 
 
 class NodeOrder:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.net.http.exchange import Parser
+from httptools import HttpRequestParser as Parser
 
 HOSTS_MAX: Final = 1_024  # accepted Host values remembered by one guard, about 100 bytes each
 
@@ -59,8 +59,7 @@ class BrowserGuard:
         self.served: set[str | None] = {None}
 
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
-        """Return why the request is rejected, or None to serve the request. A request needs no
-        check if its Host is in ``served`` and it has no Origin, Sec-Fetch-Site or query string."""
+        """Return the reason, or None. A Host in ``served`` without other signs needs no check."""
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."

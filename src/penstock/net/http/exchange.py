@@ -6,9 +6,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
+from httptools import HttpRequestParser as Parser
 
 from penstock.net.listener import Peer
 
@@ -41,12 +42,6 @@ class HttpReply(msgspec.Struct, gc=False):
     content_type: str = "application/x-amz-json-1.0"
     headers: tuple[tuple[str, str], ...] = ()
     pieces: tuple[bytes, ...] = ()  # of a large body, after ``body``: joining them takes long
-
-
-class Parser(Protocol):
-    def get_http_version(self) -> str: ...
-    def get_method(self) -> bytes: ...
-    def should_upgrade(self) -> bool: ...
 
 
 class Refused(Exception):
@@ -129,8 +124,7 @@ def plain(status: int, message: str) -> bytes:
 
 
 class PieceWriter:
-    """Writes the pieces of one reply: at most ``TURN_BYTES_MAX`` in one turn of the loop, and
-    nothing while the transport asks for a pause. ``done`` is called after the last piece."""
+    """Writes ``TURN_BYTES_MAX`` in one turn of the loop. ``done`` is called at the end."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from penstock.net.http.exchange import (
     encode,
     plain,
 )
-from penstock.net.listener import Connection, Listener, source_of
+from penstock.net.listener import Listener, Peer, source_of
 
 Handle = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
 Forbid = Callable[[HttpRequest, str], HttpReply]
@@ -108,7 +108,7 @@ class HttpListener(Listener):
         self._request_prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
         self._request_count = 0
 
-    def make_connection(self) -> Connection:
+    def make_connection(self) -> Peer:
         return _HttpConnection(self)
 
     def swept(self) -> None:
@@ -119,7 +119,7 @@ class HttpListener(Listener):
         return f"{self._request_prefix}{self._request_count:012x}"
 
 
-class _HttpConnection(Connection):
+class _HttpConnection(Peer, asyncio.Protocol):
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._config = listener.config

@@ -61,8 +61,7 @@ class KafkaListener(Listener):
         config: KafkaConfig,
         outlives: Callable[[Buffer], bool] = lambda _frame: False,
     ) -> None:
-        """``outlives``: whether a request is a produce request. Such a request is completed even if
-        the client disconnects, because a producer with acks=0 may send and close."""
+        """``outlives``: a produce request, completed even if the client has disconnected."""
         super().__init__(
             connections_max=config.connections_max,
             # Addresses are counted without a limit too: an operator may set one at any time.
@@ -77,17 +76,15 @@ class KafkaListener(Listener):
         return KafkaConnection(self)
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request in progress, or one whose reply waits for those before it."""
 
-    __slots__ = ("error", "is_done", "is_kept", "reply", "task")
-
-    def __init__(self, *, is_kept: bool) -> None:
-        self.is_kept = is_kept  # completed even if the client disconnects
-        self.is_done = False
-        self.reply: Reply = None
-        self.error: BaseException | None = None
-        self.task: asyncio.Task[Reply] | None = None
+    is_kept: bool  # completed even if the client disconnects
+    is_done: bool = False
+    reply: Reply = None
+    error: BaseException | None = None
+    task: "asyncio.Task[Reply] | None" = None
 
 
 class KafkaConnection(Peer, asyncio.BufferedProtocol):

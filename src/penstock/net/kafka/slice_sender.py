@@ -17,8 +17,7 @@ BUFFERS_MAX = 64  # of one system call
 
 
 class SliceSender:
-    """The sender of one connection. For a reply that takes more than one turn, ``moved`` is called
-    after each part, and ``done`` at the end, with the error or None."""
+    """``moved`` is called after each part of a long reply, ``done`` at its end, with the error."""
 
     def __init__(
         self,

@@ -123,8 +123,7 @@ def security_from(properties: Mapping[str, str]) -> Security:
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
-    """Log in; ``call`` sends a request (API key, request). Returns the lifetime of the login in ms;
-    0: that of the connection. Raises KafkaRefused."""
+    """Return the lifetime of the login in ms; 0: that of the connection. Raises KafkaRefused."""
     from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
 
     reply = call(_SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))

@@ -43,20 +43,13 @@ class KafkaNode:
     def __init__(self, host: str, port: int, dialling: Dialling) -> None:
         self.host = host
         self._port = port
+        self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._dialling = dialling
         self._socket: socket.socket | None = None
         self._renew_at = float("inf")
         self._correlation_id = 0
         self._answer_count = 0  # of this connection
         self._versions: dict[int, int] = {}  # API key → the newest both sides speak
-
-    @property
-    def name(self) -> str:
-        return f"[{self.host}]:{self._port}" if ":" in self.host else f"{self.host}:{self._port}"
-
-    @property
-    def is_open(self) -> bool:
-        return self._socket is not None
 
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None

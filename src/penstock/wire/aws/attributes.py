@@ -204,8 +204,7 @@ def _invalid(message: str) -> Fault:
 def select(
     attributes: Mapping[str, Attribute] | None, names: Iterable[str]
 ) -> dict[str, Attribute]:
-    """Return the attributes that ``names`` selects: ``All``, ``.*`` and ``*`` mean every one,
-    ``prefix.*`` those with the prefix. An unknown name is not an error."""
+    """``All``, ``.*`` and ``*`` mean every one, ``prefix.*`` those with the prefix."""
     if not attributes:
         return {}
     selected: set[str] = set()

@@ -16,6 +16,9 @@ _RECEIPT_EXPIRED = "The receipt handle has expired."
 _NOT_AVAILABLE = "Message does not exist or is not available for visibility timeout change."
 
 
+Headers = tuple[tuple[str, str], ...]
+
+
 class FaultSpec(msgspec.Struct, frozen=True):
     shape: str  # JSON __type, without its namespace
     code: str  # query code; also the Code of a batch entry
@@ -32,7 +35,11 @@ class Fault(Exception):
         self.message = message
         # True if the client caused the error: repeating the request will fail again.
         self.is_sender = spec.status < 500
+        self.blame = "Sender" if self.is_sender else "Receiver"
         self.retry_after_s = retry_after_s
+        self.headers: Headers = ()
+        if retry_after_s is not None:
+            self.headers = (("retry-after", str(retry_after_s)),)
 
     def __repr__(self) -> str:
         return f"Fault({self.shape!r}, {self.status}, {self.message!r})"

@@ -16,13 +16,11 @@ from typing import Any
 import msgspec
 
 from penstock.model import limits
-from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.faults import Fault, Headers, fault
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
-
-Headers = tuple[tuple[str, str], ...]
 
 # strict=False: "30" is accepted for 30. A number is never turned into a string.
 _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
@@ -94,13 +92,11 @@ def encode_reply(reply: Reply | None) -> bytes:
 def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
     """Return body and headers. Clients made for the query protocol look for the code in
     ``x-amzn-query-error``: without it one SDK crashes and another reports a different code."""
-    blame = "Sender" if refusal.is_sender else "Receiver"
-    headers: Headers = (("x-amzn-query-error", f"{refusal.code};{blame}"),)
-    if refusal.retry_after_s is not None:
-        headers += (("retry-after", str(refusal.retry_after_s)),)
+    code = ("x-amzn-query-error", f"{refusal.code};{refusal.blame}")
     # The text may echo a rejected value, and half a surrogate pair must not turn a 400 into a 500.
     message = refusal.message.encode(errors="replace").decode()
-    return _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message)), headers
+    body = _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message))
+    return body, (code, *refusal.headers)
 
 
 # ── Large bodies ─────────────────────────────────────────────────────────────────────────────

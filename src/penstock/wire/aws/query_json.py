@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.query_xml import Headers, fault_message, key_name
+from penstock.wire.aws.faults import Fault, Headers
+from penstock.wire.aws.query_xml import fault_message, key_name
 from penstock.wire.aws.shapes import Operation, Reply
 
 CONTENT_TYPE = "application/json"
@@ -34,12 +34,9 @@ def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) 
 
 
 def encode_fault(refusal: Fault, *, request_id: str) -> tuple[bytes, Headers]:
-    blame = "Sender" if refusal.is_sender else "Receiver"
     message = fault_message(refusal).encode(errors="replace").decode()
-    error = {"Code": refusal.code, "Message": message, "Type": blame}
-    retry_after_s = refusal.retry_after_s
-    headers: Headers = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
-    return msgspec.json.encode({"Error": error, "RequestId": request_id}), headers
+    error = {"Code": refusal.code, "Message": message, "Type": refusal.blame}
+    return msgspec.json.encode({"Error": error, "RequestId": request_id}), refusal.headers
 
 
 def _members(struct: msgspec.Struct) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from penstock.wire.aws.faults import QUEUE_DOES_NOT_EXIST, Fault
+from penstock.wire.aws.faults import QUEUE_DOES_NOT_EXIST, Fault, Headers
 from penstock.wire.aws.shapes import (
     OPERATIONS,
     BatchResultErrorEntry,
@@ -29,7 +29,6 @@ CONTENT_TYPE = "text/xml"
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _DECLARATION = '<?xml version="1.0"?>'
 
-Headers = tuple[tuple[str, str], ...]
 Writer = Callable[[Any], str]  # value → markup
 
 # A parser turns a bare carriage return into a line feed, so it is written as a reference.
@@ -129,15 +128,12 @@ def encode_fault(
     refusal: Fault, *, request_id: str, namespace: str = NAMESPACE
 ) -> tuple[bytes, Headers]:
     message = fault_message(refusal)
-    blame = "Sender" if refusal.is_sender else "Receiver"
     document = (
-        f'{_DECLARATION}<ErrorResponse xmlns="{namespace}"><Error><Type>{blame}</Type>'
+        f'{_DECLARATION}<ErrorResponse xmlns="{namespace}"><Error><Type>{refusal.blame}</Type>'
         f"{element('Code', refusal.code)}{element('Message', message)}<Detail/></Error>"
         f"{element('RequestId', request_id)}</ErrorResponse>"
     )
-    retry_after_s = refusal.retry_after_s
-    headers: Headers = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
-    return document.encode(), headers
+    return document.encode(), refusal.headers
 
 
 class _FieldWriter(msgspec.Struct, frozen=True):

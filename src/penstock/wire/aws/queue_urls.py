@@ -36,8 +36,7 @@ class QueueAddress(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=_CACHED_MAX)
 def parse(url: str) -> QueueAddress:
-    """Parse a full URL, the path of one, or a bare queue name. Raises the fault InvalidAddress if
-    it is none of these, QueueDoesNotExist if no queue can have that name."""
+    """Parse a full URL, the path of one, or a bare queue name. Raises a fault."""
     if len(url) > _URL_CHARS_MAX:
         raise fault("InvalidAddress", "The address is too long for a queue.")
     if "/" not in url:

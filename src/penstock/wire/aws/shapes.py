@@ -50,8 +50,7 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """Base of all structures on the wire. They are not tracked by the garbage collector: no shape
-    can be part of a cycle, and a busy node creates tens of thousands of them per second."""
+    """Not tracked by the garbage collector: no shape can be part of a cycle."""
 
 
 class Request(Shape): ...

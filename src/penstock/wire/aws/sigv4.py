@@ -156,8 +156,7 @@ class SignedRequest(Protocol):
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
-    """Check everything about a signature that needs no secret. Returns the signed timestamp. Raises
-    IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
+    """Check everything that needs no secret. Returns the signed timestamp. Raises faults."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
     if scope.is_presigned:

@@ -123,8 +123,7 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield what is wrong with the records of one partition, read in order: (position, reason).
-    Retention may have deleted the records before the first one of each node."""
+    """Yield (position, reason). Retention may have deleted the first records of each node."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:

@@ -26,8 +26,6 @@ _encode = msgspec.msgpack.Encoder().encode
 class Call(Generic[Q, R]):
     """One kind of call. ``errors``: errors it may raise besides those of all calls."""
 
-    __slots__ = ("_decode_reply", "_decode_request", "errors", "is_idempotent", "name", "number")
-
     def __init__(
         self,
         number: int,

@@ -96,8 +96,7 @@ def skip_tags(data: Buffer, position: int) -> int:
 
 
 def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
-    """Skip one of many sections of a message: return ``before`` plus its number of tagged fields,
-    and the position after the section. Raises TooManyEntries."""
+    """Return ``before`` plus the number of fields, and the position after them."""
     count, position = read_uvarint(data, position)
     before += count
     if before > KAFKA_PARTITIONS_MAX:

@@ -138,8 +138,6 @@ def read_client_first(message: bytes) -> ClientFirst:
 class ScramExchange:
     """One login attempt of a client, with one proof: a nonce cannot be used twice."""
 
-    __slots__ = ("_client_first", "_is_over", "_nonce", "_server_first", "iterations", "mechanism")
-
     def __init__(
         self,
         mechanism: str,
@@ -158,19 +156,9 @@ class ScramExchange:
         self._nonce = client_first.nonce + base64.b64encode(entropy).decode("ascii")
         shown = base64.b64encode(salt).decode("ascii")
         self._server_first = f"r={self._nonce},s={shown},i={iterations}"
+        self.server_first = self._server_first.encode()
+        self.user, self.is_token = client_first.user, client_first.is_token
         self._is_over = False
-
-    @property
-    def user(self) -> str:
-        return self._client_first.user
-
-    @property
-    def is_token(self) -> bool:
-        return self._client_first.is_token
-
-    @property
-    def server_first(self) -> bytes:
-        return self._server_first.encode()
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
         """Return the server's last message, if the proof fits. Raises ScramRefused."""
@@ -216,10 +204,7 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
 
 
 class ScramClient:
-    """One login attempt of a client: ``first``, then ``final`` with the server's reply, then
-    ``verify`` with its last message. Each raises ScramRefused if the server cannot be trusted."""
-
-    __slots__ = ("_bare", "_mechanism", "_nonce", "_password", "_verifier")
+    """One login attempt: ``first``, ``final``, ``verify``. Each may raise ScramRefused."""
 
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
         """``nonce``: new for each attempt, printable and without commas."""
@@ -232,11 +217,8 @@ class ScramClient:
         self._password = password.encode()
         written = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={written},r={nonce}"
+        self.first = f"{_GS2_HEADER}{self._bare}".encode()
         self._verifier: bytes | None = None
-
-    @property
-    def first(self) -> bytes:
-        return f"{_GS2_HEADER}{self._bare}".encode()
 
     def final(self, server_first: bytes) -> bytes:
         """Return the proof. Slow on purpose (milliseconds)."""
