@@ -111,10 +111,8 @@ class DecisionWriter:
         puts: list[tuple[str, bytes]] = []
         deletes: list[str] = []
         for decision in decisions:
-            row_at, request_at = (
-                stored.partition_key(decision.key),
-                stored.placement_key(decision.key),
-            )
+            key = decision.key
+            row_at, request_at = stored.partition_key(key), stored.placement_key(key)
             compare.append((row_at, decision.version))
             if decision.request_version is not None:
                 compare.append((request_at, decision.request_version))

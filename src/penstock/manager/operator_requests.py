@@ -159,24 +159,19 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
-        entry = await store.get(stored.placement_key(key))
+        row_at, request_at = stored.partition_key(key), stored.placement_key(key)
+        entry = await store.get(request_at)
         if entry is None:
             raise NotFound(f"{key} is not moving.")
         request = _requested(entry, view)
         original = reassignment(view.row, request).original
         change = cancelled(view, request)
-        puts, deletes = [], [stored.placement_key(key)]
+        puts, deletes = [], [request_at]
         if change is not None:
-            puts = [(stored.partition_key(key), stored.encode_entry(change.row))]
+            puts = [(row_at, stored.encode_entry(change.row))]
         elif view.row.replicas != original:  # not possible yet: the manager moves it back
-            puts, deletes = (
-                [(stored.placement_key(key), stored.encode_entry(PlacementRequest(original)))],
-                [],
-            )
-        compare = [
-            (stored.partition_key(key), view.version),
-            (stored.placement_key(key), entry.version),
-        ]
+            puts, deletes = [(request_at, stored.encode_entry(PlacementRequest(original)))], []
+        compare = [(row_at, view.version), (request_at, entry.version)]
         await store.txn(compare=compare, puts=puts, deletes=deletes)
         return original
 

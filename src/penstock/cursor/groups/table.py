@@ -162,20 +162,18 @@ class GroupTable:
     ) -> None:
         """Change configs of a group; None restores the default. Values have been checked."""
         before = self.configs(group_id)
-        merged = {**before, **changes}
+        merged, bound = {**before, **changes}, self._settings.configs_max
         after = {name: text for name, text in sorted(merged.items()) if text is not None}
         if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
             decision.reply(Reply(ErrorCode.INVALID_GROUP_ID))
-        elif after and not before and not self._has_room_for_configs(group_id):
+        elif (after and not before) and (
+            len(self._configs) >= bound or not self._usage.may_add(group_id, GROUP_CONFIGS, bound)
+        ):
             decision.reply(Reply(ErrorCode.GROUP_MAX_SIZE_REACHED))
         else:
             if after != before:
                 self._put_configs(group_id, ConfigsValue(after) if after else None, decision)
             decision.reply(Reply(), after_commit=True)
-
-    def _has_room_for_configs(self, group_id: str) -> bool:
-        bound = self._settings.configs_max
-        return len(self._configs) < bound and self._usage.may_add(group_id, GROUP_CONFIGS, bound)
 
     def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
