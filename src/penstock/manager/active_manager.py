@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, at most so many seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -62,8 +61,6 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Delays and intervals of the manager."""
-
     settle_ms: int = 3_000  # time without node changes before partitions move
     settle_ms_max: int = 30_000  # limit of the delay if nodes keep changing
     plan_ms_min: int = 1_000  # between two plans
@@ -187,7 +184,6 @@ class ActiveManager:
         self._sent_before = dict(self._sent)
 
     def depose(self) -> None:
-        """Stop managing: another node manages, or none."""
         self._is_deposed = True
         self._wake.set()
 

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 
 class Requested(NamedTuple):
-    """A placement request: the replicas that a partition shall have."""
-
     version: int
     replicas: tuple[int, ...]
 
@@ -60,7 +58,6 @@ class ClusterState:
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
-        """Set all live nodes."""
         before, old_incarnations = self.nodes, self.incarnations
         self.nodes, self.incarnations = dict(nodes), dict(incarnations)
         self._arrange()
@@ -132,7 +129,6 @@ class ClusterState:
         self.is_plan_old = True
 
     def mark(self, keys: Iterable[PartitionKey]) -> None:
-        """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
@@ -147,11 +143,9 @@ class ClusterState:
             self.loads.remove(key.topic_id, replicas)
 
     def on(self, node: int) -> Iterable[PartitionKey]:
-        """Return the partitions whose rows name this node."""
         return self._on.get(node, {})
 
     def missing(self, topics: Iterable[Topic]) -> Iterator[PartitionKey]:
-        """Return the partitions of these topics that have not been created yet."""
         for topic in topics:
             yield from (key for key in stored.partitions_of(topic) if key not in self.rows)
 
@@ -175,7 +169,6 @@ def readable(
 
 
 async def read_nodes(store: Store) -> tuple[Mapping[int, NodeEntry], Mapping[int, int]]:
-    """Return the live nodes and their incarnations."""
     entries, _ = await store.list(stored.NODES_PREFIX)
     found = list(readable(entries, stored.node_of, stored.decode_node))
     return (

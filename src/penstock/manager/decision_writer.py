@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
@@ -65,7 +64,6 @@ class DecisionWriter:
         self._has_room.set()
 
     async def room(self) -> None:
-        """Wait until more decisions may be sent."""
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:

@@ -169,7 +169,6 @@ class Manager(PrefixWatch):
         return self._holder is not None
 
     async def _manage(self, holder: Holder) -> None:
-        """Manage until another node does."""
         log.info("this node became the manager", extra={"node": self._node})
         self.active = self._activate(manager_created=holder.created)
         self._managed = holder

@@ -51,8 +51,6 @@ class Reassignment(NamedTuple):
 
 
 class Refused(Enum):
-    """Why an election changes nothing."""
-
     NOT_NEEDED = "no election is needed"
     UNAVAILABLE = "no eligible replica is available"
 

@@ -23,16 +23,12 @@ _Shared: TypeAlias = dict[int, dict[int, dict[PartitionKey, None]]]
 
 
 class Host(NamedTuple):
-    """A live node."""
-
     node: int
     rack: str = ""
     is_open: bool = True  # can give and take replicas: neither leaving nor draining
 
 
 class Placed(NamedTuple):
-    """The present or future replicas of a partition."""
-
     replicas: tuple[int, ...]
     wanted: int  # requested number of replicas
     is_fixed: bool = False  # not to be moved for balance now
@@ -112,12 +108,10 @@ class _Racks:
         return self._of.get(node, node)
 
     def shared(self, node: int, others: Iterable[int]) -> int:
-        """Return how many of the others are in the node's rack."""
         rack = self.of(node)
         return sum(self.of(other) == rack for other in others)
 
     def fewest(self, others: Iterable[int], racks: Collection[str | int]) -> int:
-        """Return the lowest number of the others per rack, among these racks."""
         counts = Counter(self.of(other) for other in others)
         return 0 if len(racks) > len(counts) else min(counts[rack] for rack in racks)
 
@@ -351,7 +345,6 @@ class _Plan:
                 shared[first].setdefault(node, {})[key] = None
 
     def _chain(self, shared: _Shared, led: dict[int, int]) -> list[int] | None:
-        """Return the shortest chain from a node with most leaders to one with fewest, or None."""
         least_of_all = min(led.values(), default=0)
         in_vain: set[int] = set()  # no chain: nodes reachable from one of these have none either
         for giving in sorted(led, key=lambda node: (-led[node], node)):

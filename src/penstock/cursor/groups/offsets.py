@@ -169,7 +169,6 @@ class Offsets:
         return ErrorCode.NONE
 
     def complete(self, producer_id: int, decision: Decision, *, is_commit: bool) -> None:
-        """Commit or drop the producer's pending offsets, at the end of its transaction."""
         for partition, pending in list(self._pending.get(producer_id, {}).items()):
             self._put_pending(decision, producer_id, partition, None)
             if is_commit:

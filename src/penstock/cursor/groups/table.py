@@ -129,7 +129,6 @@ class GroupTable:
             self._remove(group)
 
     def loaded(self, decision: Decision) -> None:
-        """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
             if isinstance(group.members, AssignedGroup):
                 group.members.set_times(self.configs(group.id))
@@ -153,7 +152,6 @@ class GroupTable:
             self._put_configs(group_id, value, decision)
 
     def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
-        """Delete the rows of configs that the metadata store has."""
         for group_id in group_ids:
             self._put_configs(group_id, None, decision)
 
@@ -201,7 +199,6 @@ class GroupTable:
         return self._add(group_id), ErrorCode.NONE
 
     def _no_group(self, group_id: str, code: ErrorCode, kind: str) -> str:
-        """Return why there is no such group, in one line for clients."""
         if code is not ErrorCode.GROUP_MAX_SIZE_REACHED:
             return f"There is no {kind} group of this name."
         account, bound = self._usage.account_of(group_id), self._settings.groups_max

@@ -147,7 +147,6 @@ class _Program:
 
 
 def _holding(name: str, at: int) -> int:
-    """Return the assertions that hold before the character at ``at``."""
     before, after = name[at - 1 : at] if at else "", name[at : at + 1]
     holds = (0 if before else BEGIN_TEXT) | (0 if after else END_TEXT)
     holds |= BEGIN_LINE if before in ("", "\n") else 0

@@ -103,8 +103,6 @@ class LeaveReply(Reply, frozen=True):
 
 
 class Member(msgspec.Struct):
-    """A member's row, and the tickets of its parked requests."""
-
     row: ClassicMember
     join_ticket: int | None = None
     sync_ticket: int | None = None
@@ -119,7 +117,6 @@ class Member(msgspec.Struct):
 
 
 def shared_protocols(members: Collection[Member]) -> set[str]:
-    """Return the protocols that all members support."""
     counts = Counter(name for member in members for name in {n for n, _ in member.row.protocols})
     return {name for name, count in counts.items() if count == len(members)}
 
@@ -280,7 +277,6 @@ class Rebalance:
         self.state = state
 
     def _rebalance(self, decision: Decision) -> None:
-        """Make all members join again."""
         if self.state is State.COMPLETING:
             for member in self._members.values():
                 if member.sync_ticket is not None:  # it was alive while it waited
@@ -342,7 +338,6 @@ class Rebalance:
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
     def _refusal(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Return the error code if the member id or the instance id is wrong."""
         if instance_id is not None:
             known_id = self._static.get(instance_id)
             if known_id is not None and known_id != member_id:

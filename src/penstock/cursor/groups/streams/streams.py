@@ -167,7 +167,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Partitions of the topics in use, by name."""
         return {name: count for name, _, count in self.value.topics}
 
     def describe(self) -> Description:
@@ -247,7 +246,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return tuple(status for status in found if status is not None)
 
     def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> Reply | None:
-        """Return an error if the member is unknown or has a wrong epoch or topology."""
         if request.member_epoch != JOIN:
             return self._epoch_refusal(request, owned)
         members_max = self._settings.members_max
