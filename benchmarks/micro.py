@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from penstock.cursor.leases.open import open_cursor
+from penstock.cursor.leases.fifo import open_cursor
 from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.log.log import Log, LogConfig
 from penstock.model.limits import IN_FLIGHT_MAX

@@ -11,8 +11,8 @@ from tests.sim.violation import Violation
 
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import Event, LeaseEvent, TrimEvent, clipped
+from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.topic import DedupScope
 

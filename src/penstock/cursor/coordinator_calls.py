@@ -73,8 +73,6 @@ class Join(GroupCall[JoinReply], frozen=True):
 
 
 class Sync(GroupCall[SyncReply], frozen=True):
-    """Wait until the assignment of the leader is committed."""
-
     request: SyncRequest
 
 
@@ -256,6 +254,5 @@ _FAILED: Final[dict[type[CoordinatorCall[Any]], Callable[[Any, ErrorCode], Any]]
 
 
 def failed(call: CoordinatorCall[R], code: ErrorCode) -> R:
-    """Return the reply of a call that failed with this code."""
     reply: R = _FAILED[type(call)](call, code)
     return reply

@@ -160,7 +160,6 @@ class Producers:
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
     def seen(self, *, wall_ms: int) -> list[ProducerSeen]:
-        """Return all known producers, longest silent first."""
         return [
             ProducerSeen(
                 producer_id,
@@ -200,7 +199,6 @@ class Producers:
     def marked(
         self, header: BatchHeader, *, is_commit: bool, coordinator_epoch: int, at_ms: int
     ) -> None:
-        """Apply a transaction marker of the log."""
         assert header.is_control, "a marker must be a control batch"
         assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
         self.next_offset = header.next_offset

@@ -15,8 +15,6 @@ from penstock.model.quotas import NO_LIMIT, Quota, most_of
 
 
 class CoordinatorUsage:
-    """How much of each quota the tenants have used at this node."""
-
     def __init__(self, identities: Identities | None, *, own_account: str) -> None:
         """``identities`` None: no tenant has a quota."""
         self.own_account = own_account
@@ -48,8 +46,6 @@ class CoordinatorUsage:
 
 
 class PartitionUsage:
-    """What each tenant holds in one coordinator partition."""
-
     __slots__ = ("_counts", "_node")
 
     def __init__(self, node: CoordinatorUsage) -> None:
@@ -90,7 +86,6 @@ class PartitionUsage:
         self._node.note_refused(account, quota)
 
     def reason(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
-        """Return why there is no room, in one line for clients."""
         most, used = self._node.most(account, quota), self._node.used(account, quota)
         if used < most:
             most, used = self._node.most(account, quota, bound), self.used(account, quota)

@@ -131,7 +131,6 @@ class Transactions:
         self._markers: list[Marker] = []
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Apply a row of the log. Raises ValueError for an unknown row."""
         _, (transactional_id,), txn = CODEC.decode(key, value)
         self._apply(transactional_id, txn)
 
@@ -382,7 +381,6 @@ class Transactions:
         self._put(transactional_id, value)
 
     def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
-        """Abort the transactions whose timeout has passed."""
         while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:
             self._fence(transactional_id, self._txns[transactional_id], wall_ms)
         return self._outcome(TxnReply())

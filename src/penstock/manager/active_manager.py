@@ -31,18 +31,9 @@ from penstock.manager.decision_writer import (
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, Topics, due
 from penstock.manager.placement import Placed
 from penstock.membership.cluster_view import ClusterView
+from penstock.metadata import cluster_entries as stored
 from penstock.metadata.cache import Cache
-from penstock.metadata.cluster_entries import (
-    DRAINS_PREFIX,
-    PLACEMENTS_PREFIX,
-    PartitionKey,
-    PlacementRequest,
-    decode_placement,
-    node_of,
-    partition_of,
-    partitions_of,
-    placement_key,
-)
+from penstock.metadata.cluster_entries import PartitionKey, PlacementRequest
 from penstock.metadata.store import Store
 from penstock.model.errors import Damaged
 from penstock.model.ports import Clock
@@ -62,7 +53,6 @@ log = logging.getLogger(__name__)
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, at most so many seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -71,8 +61,6 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Delays and intervals of the manager."""
-
     settle_ms: int = 3_000  # time without node changes before partitions move
     settle_ms_max: int = 30_000  # limit of the delay if nodes keep changing
     plan_ms_min: int = 1_000  # between two plans
@@ -118,10 +106,10 @@ class ActiveManager:
             self.state, ask_standings, on_reply=self._replied, ask_ms=times.ask_ms
         )
         self._drains = Cache(
-            store, DRAINS_PREFIX, decode=lambda _: True, on_change=self._on_drain_change
+            store, stored.DRAINS_PREFIX, decode=lambda _: True, on_change=self._on_drain_change
         )
         self._places = Cache(
-            store, PLACEMENTS_PREFIX, decode=_decode_place, on_change=self._on_place_change
+            store, stored.PLACEMENTS_PREFIX, decode=_decode_place, on_change=self._on_place_change
         )
         # Decisions in progress, by partition: the revision that must be seen before the partition
         # is checked again, or 0 until the store has replied.
@@ -196,7 +184,6 @@ class ActiveManager:
         self._sent_before = dict(self._sent)
 
     def depose(self) -> None:
-        """Stop managing: another node manages, or none."""
         self._is_deposed = True
         self._wake.set()
 
@@ -223,7 +210,7 @@ class ActiveManager:
         """Called also for a tombstone, as ``before``."""
         topic = after or before
         if topic is not None:
-            self.state.mark(partitions_of(topic))
+            self.state.mark(stored.partitions_of(topic))
             self.state.is_plan_old = True
             self._wake.set()
 
@@ -232,7 +219,7 @@ class ActiveManager:
         self._look_again(self.state.rows)
 
     def _on_drain_change(self, path: str, _before: bool | None, after: bool | None) -> None:
-        node = _key_in(path, node_of)
+        node = _key_in(path, stored.node_of)
         if node is not None:
             draining = self.state.draining
             self.state.see_draining(draining | {node} if after else draining - {node})
@@ -241,7 +228,7 @@ class ActiveManager:
     def _on_place_change(
         self, path: str, _before: PlacementRequest | None, after: PlacementRequest | None
     ) -> None:
-        key = _key_in(path, partition_of)
+        key = _key_in(path, stored.partition_of)
         if key is None:
             return
         if after is UNREADABLE:
@@ -315,7 +302,7 @@ class ActiveManager:
             )
         if decision.request is not None or decision.is_request_dropped:
             request = None if decision.request is None else PlacementRequest(decision.request)
-            self._places.apply(placement_key(key), request, version=revision)
+            self._places.apply(stored.placement_key(key), request, version=revision)
         if decision.change is not None or decision.is_row_dropped:
             self._await(decision, revision)
         self.state.mark((key,))
@@ -417,6 +404,6 @@ def _key_in(path: str, key_of: Callable[[str], T]) -> T | None:
 
 def _decode_place(value: bytes) -> PlacementRequest:
     try:
-        return decode_placement("", value)
+        return stored.decode_placement("", value)
     except Damaged:
         return UNREADABLE

@@ -13,20 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from penstock.manager.placement import Host, Loads
-from penstock.metadata.cluster_entries import (
-    DRAINS_PREFIX,
-    NODES_PREFIX,
-    PARTITIONS_PREFIX,
-    PLACEMENTS_PREFIX,
-    NodeEntry,
-    PartitionKey,
-    decode_node,
-    decode_placement,
-    decode_row,
-    node_of,
-    partition_of,
-    partitions_of,
-)
+from penstock.metadata import cluster_entries as stored
+from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.metadata.store import Entry, Store
 from penstock.model.errors import Damaged
 from penstock.model.topic import Topic
@@ -39,8 +27,6 @@ log = logging.getLogger(__name__)
 
 
 class Requested(NamedTuple):
-    """A placement request: the replicas that a partition shall have."""
-
     version: int
     replicas: tuple[int, ...]
 
@@ -72,7 +58,6 @@ class ClusterState:
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
-        """Set all live nodes."""
         before, old_incarnations = self.nodes, self.incarnations
         self.nodes, self.incarnations = dict(nodes), dict(incarnations)
         self._arrange()
@@ -144,7 +129,6 @@ class ClusterState:
         self.is_plan_old = True
 
     def mark(self, keys: Iterable[PartitionKey]) -> None:
-        """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
@@ -159,13 +143,11 @@ class ClusterState:
             self.loads.remove(key.topic_id, replicas)
 
     def on(self, node: int) -> Iterable[PartitionKey]:
-        """Return the partitions whose rows name this node."""
         return self._on.get(node, {})
 
     def missing(self, topics: Iterable[Topic]) -> Iterator[PartitionKey]:
-        """Return the partitions of these topics that have not been created yet."""
         for topic in topics:
-            yield from (key for key in partitions_of(topic) if key not in self.rows)
+            yield from (key for key in stored.partitions_of(topic) if key not in self.rows)
 
     def is_led(self, row: PartitionRow) -> bool:
         return is_led(row, self.incarnations)
@@ -187,24 +169,25 @@ def readable(
 
 
 async def read_nodes(store: Store) -> tuple[Mapping[int, NodeEntry], Mapping[int, int]]:
-    """Return the live nodes and their incarnations."""
-    entries, _ = await store.list(NODES_PREFIX)
-    found = list(readable(entries, node_of, decode_node))
+    entries, _ = await store.list(stored.NODES_PREFIX)
+    found = list(readable(entries, stored.node_of, stored.decode_node))
     return (
         {node: entry for node, entry, _ in found},
-        {node: stored.create_revision for node, _, stored in found},
+        {node: made.create_revision for node, _, made in found},
     )
 
 
 async def read_draining(store: Store) -> frozenset[int]:
-    entries, _ = await store.list(DRAINS_PREFIX)
-    return frozenset(node for node, _, _ in readable(entries, node_of, lambda _key, _value: None))
+    entries, _ = await store.list(stored.DRAINS_PREFIX)
+    return frozenset(
+        node for node, _, _ in readable(entries, stored.node_of, lambda _key, _value: None)
+    )
 
 
 async def read_requests(store: Store) -> Requests:
     draining = await read_draining(store)
-    entries, _ = await store.list(PLACEMENTS_PREFIX)
-    placements = readable(entries, partition_of, decode_placement)
+    entries, _ = await store.list(stored.PLACEMENTS_PREFIX)
+    placements = readable(entries, stored.partition_of, stored.decode_placement)
     return Requests(
         draining,
         {key: Requested(entry.version, request.replicas) for key, request, entry in placements},
@@ -231,12 +214,12 @@ async def read_cluster_state(store: Store) -> ClusterState:
     """Read everything. Rows are decoded in a thread: they may be a million."""
     nodes, incarnations = await read_nodes(store)
     requests = await read_requests(store)
-    entries, revision = await store.list(PARTITIONS_PREFIX)
+    entries, revision = await store.list(stored.PARTITIONS_PREFIX)
 
     def read() -> ClusterState:
         rows = {
             key: View(revision, entry.version, row)
-            for key, row, entry in readable(entries, partition_of, decode_row)
+            for key, row, entry in readable(entries, stored.partition_of, stored.decode_row)
         }
         return arrange(nodes, incarnations, rows, requests)
 

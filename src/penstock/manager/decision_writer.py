@@ -16,15 +16,8 @@ from typing import Final, NamedTuple
 
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Decision
-from penstock.metadata.cluster_entries import (
-    MANAGER_KEY,
-    PartitionKey,
-    PlacementRequest,
-    encode_entry,
-    node_key,
-    partition_key,
-    placement_key,
-)
+from penstock.metadata import cluster_entries as stored
+from penstock.metadata.cluster_entries import PartitionKey, PlacementRequest
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import PenstockError, VersionConflict
 from penstock.replication.election import Standing
@@ -38,7 +31,6 @@ log = logging.getLogger(__name__)
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
@@ -72,7 +64,6 @@ class DecisionWriter:
         self._has_room.set()
 
     async def room(self) -> None:
-        """Wait until more decisions may be sent."""
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:
@@ -114,22 +105,23 @@ class DecisionWriter:
 
     async def _txn(self, decisions: Sequence[Decision]) -> int:
         compare: list[tuple[str, int]] = []
-        created = {MANAGER_KEY: self._manager_created}
+        created = {stored.MANAGER_KEY: self._manager_created}
         puts: list[tuple[str, bytes]] = []
         deletes: list[str] = []
         for decision in decisions:
-            row_at, request_at = partition_key(decision.key), placement_key(decision.key)
+            key = decision.key
+            row_at, request_at = stored.partition_key(key), stored.placement_key(key)
             compare.append((row_at, decision.version))
             if decision.request_version is not None:
                 compare.append((request_at, decision.request_version))
             if decision.change is not None:
-                puts.append((row_at, encode_entry(decision.change.row)))
+                puts.append((row_at, stored.encode_entry(decision.change.row)))
                 for node, incarnation in decision.change.incarnations.items():
-                    created[node_key(node)] = incarnation
+                    created[stored.node_key(node)] = incarnation
             if decision.is_row_dropped:
                 deletes.append(row_at)
             if decision.request is not None:
-                puts.append((request_at, encode_entry(PlacementRequest(decision.request))))
+                puts.append((request_at, stored.encode_entry(PlacementRequest(decision.request))))
             if decision.is_request_dropped:
                 deletes.append(request_at)
         return await self._store.txn(
@@ -138,7 +130,7 @@ class DecisionWriter:
 
     async def _refused(self, decisions: Sequence[Decision]) -> None:
         try:
-            entry = await self._store.get(MANAGER_KEY)
+            entry = await self._store.get(stored.MANAGER_KEY)
         except PenstockError as error:
             self._fail(decisions, error)
             return
@@ -158,7 +150,7 @@ class DecisionWriter:
         )
         for at, decision in enumerate(decisions):
             try:
-                entry = await self._store.get(partition_key(decision.key))
+                entry = await self._store.get(stored.partition_key(decision.key))
             except PenstockError as again:
                 self._fail(decisions[at:], again)
                 return

@@ -81,8 +81,6 @@ class Ask(NamedTuple):
 
 
 class Topics(Protocol):
-    """The part of the catalog that decisions need."""
-
     def find_id(self, topic_id: str) -> Topic | None: ...
 
     def tombstone(self, topic_id: str) -> Topic | None: ...
@@ -97,7 +95,6 @@ class Wanted(NamedTuple):
 
 
 def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
-    """Return the settings of this partition: the topic's, or the cluster's defaults."""
     factor = factor_of(topic, index, policy.replication_factor)
     in_sync_min = policy.in_sync_min
     if policy.topics_in_sync_min is not None and not is_internal(topic.name):
@@ -353,8 +350,6 @@ def _version(state: ClusterState, key: PartitionKey) -> int:
 
 
 class _Room:
-    """The remaining room under the limits, given the copies in progress."""
-
     def __init__(self, state: ClusterState, policy: Policy) -> None:
         self._policy = policy
         self._pairs: Counter[tuple[int, int]] = Counter()

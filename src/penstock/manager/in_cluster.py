@@ -20,15 +20,9 @@ from penstock.manager.cluster_state import read_nodes
 from penstock.manager.decision_writer import AskStandings, cancelled
 from penstock.manager.decisions import DecisionKind, Policy
 from penstock.membership.cluster_view import ClusterLevel, ClusterView
+from penstock.metadata import cluster_entries as stored
 from penstock.metadata.cache import PrefixWatch
-from penstock.metadata.cluster_entries import (
-    LEVEL_KEY,
-    MANAGER_KEY,
-    LevelEntry,
-    ManagerEntry,
-    decode_manager,
-    encode_entry,
-)
+from penstock.metadata.cluster_entries import LevelEntry, ManagerEntry
 from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
 from penstock.model.ports import Clock
@@ -69,7 +63,7 @@ class Manager(PrefixWatch):
     ) -> None:
         """``lease`` returns the lease of this node's registration, 0 while it has none. ``view``,
         ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
-        super().__init__(store, MANAGER_KEY)
+        super().__init__(store, stored.MANAGER_KEY)
         self._node = node
         self._lease = lease
         self._level = level
@@ -116,7 +110,8 @@ class Manager(PrefixWatch):
             return
         try:
             await self._store.txn(
-                compare_created=((MANAGER_KEY, holder.created),), deletes=(MANAGER_KEY,)
+                compare_created=((stored.MANAGER_KEY, holder.created),),
+                deletes=(stored.MANAGER_KEY,),
             )
         except PenstockError as error:  # the entry disappears with the lease
             log.info("manager entry not removed", extra={"reason": str(error)})
@@ -159,10 +154,10 @@ class Manager(PrefixWatch):
         lease = self._lease()
         if not lease:
             return False
-        entry = encode_entry(ManagerEntry(self._node))
+        entry = stored.encode_entry(ManagerEntry(self._node))
         try:
             created = await self._store.txn(
-                compare=((MANAGER_KEY, 0),), puts=((MANAGER_KEY, entry),), lease=lease
+                compare=((stored.MANAGER_KEY, 0),), puts=((stored.MANAGER_KEY, entry),), lease=lease
             )
         except (VersionConflict, OutcomeUnknown, DeadlineExceeded):
             await self._fill()
@@ -173,7 +168,6 @@ class Manager(PrefixWatch):
         return self._holder is not None
 
     async def _manage(self, holder: Holder) -> None:
-        """Manage until another node does."""
         log.info("this node became the manager", extra={"node": self._node})
         self.active = self._activate(manager_created=holder.created)
         self._managed = holder
@@ -191,13 +185,13 @@ class Manager(PrefixWatch):
         await self._fill()
 
     async def _fill(self) -> None:
-        entries, revision = await self._store.list(MANAGER_KEY)
+        entries, revision = await self._store.list(stored.MANAGER_KEY)
         if revision < self.revision:
             return
         self.revision = revision
         self._holder = None
         for entry in entries:
-            if entry.key == MANAGER_KEY:
+            if entry.key == stored.MANAGER_KEY:
                 self._holder = Holder(_node(entry.value), entry.create_revision)
         self._tell()
 
@@ -206,7 +200,7 @@ class Manager(PrefixWatch):
             if change.version <= self.revision:
                 continue
             self.revision = change.version
-            if change.key != MANAGER_KEY:
+            if change.key != stored.MANAGER_KEY:
                 continue
             if change.kind is ChangeKind.DELETE:
                 self._holder = None
@@ -225,7 +219,7 @@ class Manager(PrefixWatch):
 def _node(value: bytes) -> int:
     """Return the node of the entry; an unreadable entry still counts as held."""
     try:
-        return decode_manager(MANAGER_KEY, value).node
+        return stored.decode_manager(stored.MANAGER_KEY, value).node
     except Damaged:
         return NO_NODE
 
@@ -256,9 +250,9 @@ async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) 
         behind = sorted(node for node, one in nodes.items() if entry.wanted not in one.levels)
         raised = LevelEntry(entry.level if behind else entry.wanted)
         await store.txn(
-            compare=((LEVEL_KEY, version),),
-            compare_created=((MANAGER_KEY, manager_created),),
-            puts=((LEVEL_KEY, encode_entry(raised)),),
+            compare=((stored.LEVEL_KEY, version),),
+            compare_created=((stored.MANAGER_KEY, manager_created),),
+            puts=((stored.LEVEL_KEY, stored.encode_entry(raised)),),
         )
     except (VersionConflict, OutcomeUnknown):
         return False  # the watch reports the new entry; retry in any case

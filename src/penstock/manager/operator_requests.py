@@ -17,19 +17,8 @@ import msgspec
 from penstock.manager.cluster_state import is_led, read_cluster_state, read_nodes
 from penstock.manager.decisions import preferred
 from penstock.membership.cluster_view import write_row
-from penstock.metadata.cluster_entries import (
-    PARTITIONS_PREFIX,
-    PartitionKey,
-    PlacementRequest,
-    decode_placement,
-    decode_row,
-    drain_key,
-    encode_entry,
-    node_key,
-    partition_key,
-    partition_of,
-    placement_key,
-)
+from penstock.metadata import cluster_entries as stored
+from penstock.metadata.cluster_entries import PartitionKey, PlacementRequest
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
 from penstock.model.errors import (
     Conflict,
@@ -62,8 +51,6 @@ class Reassignment(NamedTuple):
 
 
 class Refused(Enum):
-    """Why an election changes nothing."""
-
     NOT_NEEDED = "no election is needed"
     UNAVAILABLE = "no eligible replica is available"
 
@@ -128,11 +115,11 @@ async def drain(store: Store, node: int) -> None:
     state = await read_cluster_state(store)
     if node not in state.nodes and not any(state.on(node)):
         raise NotFound(f"There is no node {node}.")
-    await store.put(drain_key(node), b"")
+    await store.put(stored.drain_key(node), b"")
 
 
 async def undrain(store: Store, node: int) -> None:
-    await store.delete(drain_key(node))
+    await store.delete(stored.drain_key(node))
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
@@ -148,19 +135,19 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
     for node in replicas:
         if node not in nodes and node not in view.row.replicas:
             raise InvalidRequest(f"There is no node {node}.")
-    entry = await store.get(placement_key(key))
+    entry = await store.get(stored.placement_key(key))
     before = view.row.replicas
     if entry is not None:  # without the replicas that a move in progress adds
         before = reassignment(view.row, _requested(entry, view)).original
     request = PlacementRequest(tuple(replicas), before)
     # The row's version is not compared: most changes of a row do not matter here.
-    await store.put(placement_key(key), encode_entry(request))
+    await store.put(stored.placement_key(key), stored.encode_entry(request))
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
     """Return the placement request of a partition; an unreadable one moves nothing."""
     try:
-        return decode_placement(entry.key, entry.value)
+        return stored.decode_placement(entry.key, entry.value)
     except Damaged:
         return PlacementRequest(view.row.replicas, view.row.replicas)
 
@@ -170,18 +157,19 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
-        entry = await store.get(placement_key(key))
+        row_at, request_at = stored.partition_key(key), stored.placement_key(key)
+        entry = await store.get(request_at)
         if entry is None:
             raise NotFound(f"{key} is not moving.")
         request = _requested(entry, view)
         original = reassignment(view.row, request).original
         change = cancelled(view, request)
-        puts, deletes = [], [placement_key(key)]
+        puts, deletes = [], [request_at]
         if change is not None:
-            puts = [(partition_key(key), encode_entry(change.row))]
+            puts = [(row_at, stored.encode_entry(change.row))]
         elif view.row.replicas != original:  # not possible yet: the manager moves it back
-            puts, deletes = [(placement_key(key), encode_entry(PlacementRequest(original)))], []
-        compare = [(partition_key(key), view.version), (placement_key(key), entry.version)]
+            puts, deletes = [(request_at, stored.encode_entry(PlacementRequest(original)))], []
+        compare = [(row_at, view.version), (request_at, entry.version)]
         await store.txn(compare=compare, puts=puts, deletes=deletes)
         return original
 
@@ -200,9 +188,12 @@ async def create(
             text = f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
             raise InvalidRequest(text)
     keys = {PartitionKey(topic_id, index): tuple(places[index]) for index in sorted(places)}
-    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    entries, _ = await store.list(f"{stored.PARTITIONS_PREFIX}{topic_id}/")
     for entry in entries:
-        key, there = partition_of(entry.key), decode_row(entry.key, entry.value).replicas
+        key, there = (
+            stored.partition_of(entry.key),
+            stored.decode_row(entry.key, entry.value).replicas,
+        )
         if keys.pop(key, there) != there:
             raise Conflict(f"Partition {key.index} exists already, on nodes {list(there)}.")
     changes = [
@@ -215,15 +206,17 @@ async def create(
         some = changes[start : start + count]
         counted_on = dict(pair for _, change in some for pair in change.incarnations.items())
         await store.txn(
-            compare=[(partition_key(key), change.version) for key, change in some],
-            compare_created=[(node_key(node), made) for node, made in counted_on.items()],
-            puts=[(partition_key(key), encode_entry(change.row)) for key, change in some],
+            compare=[(stored.partition_key(key), change.version) for key, change in some],
+            compare_created=[(stored.node_key(node), made) for node, made in counted_on.items()],
+            puts=[
+                (stored.partition_key(key), stored.encode_entry(change.row)) for key, change in some
+            ],
         )
 
 
 async def discard(store: Store, topic_id: str) -> None:
     """Remove the rows that ``create`` made for a topic that was not created."""
-    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    entries, _ = await store.list(f"{stored.PARTITIONS_PREFIX}{topic_id}/")
     for entry in entries:
         with contextlib.suppress(VersionConflict):
             await store.txn(compare=((entry.key, entry.version),), deletes=(entry.key,))
@@ -281,10 +274,10 @@ async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = 
 
 
 async def _row(store: Store, key: PartitionKey) -> View:
-    entry = await store.get(partition_key(key))
+    entry = await store.get(stored.partition_key(key))
     if entry is None:
         raise NotFound(f"There is no partition {key}.")
-    return View(entry.version, entry.version, decode_row(entry.key, entry.value))
+    return View(entry.version, entry.version, stored.decode_row(entry.key, entry.value))
 
 
 async def _retried(key: PartitionKey, step: Callable[[], Awaitable[T]]) -> T:

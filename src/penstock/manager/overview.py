@@ -15,8 +15,6 @@ NAMED_MAX: Final = 100  # names per kind; the count includes partitions that are
 
 
 class Named(msgspec.Struct, frozen=True):
-    """The number of partitions, and the names of the first ones."""
-
     count: int = 0
     partitions: tuple[PartitionKey, ...] = ()
 

@@ -23,16 +23,12 @@ _Shared: TypeAlias = dict[int, dict[int, dict[PartitionKey, None]]]
 
 
 class Host(NamedTuple):
-    """A live node."""
-
     node: int
     rack: str = ""
     is_open: bool = True  # can give and take replicas: neither leaving nor draining
 
 
 class Placed(NamedTuple):
-    """The present or future replicas of a partition."""
-
     replicas: tuple[int, ...]
     wanted: int  # requested number of replicas
     is_fixed: bool = False  # not to be moved for balance now
@@ -112,12 +108,10 @@ class _Racks:
         return self._of.get(node, node)
 
     def shared(self, node: int, others: Iterable[int]) -> int:
-        """Return how many of the others are in the node's rack."""
         rack = self.of(node)
         return sum(self.of(other) == rack for other in others)
 
     def fewest(self, others: Iterable[int], racks: Collection[str | int]) -> int:
-        """Return the lowest number of the others per rack, among these racks."""
         counts = Counter(self.of(other) for other in others)
         return 0 if len(racks) > len(counts) else min(counts[rack] for rack in racks)
 
@@ -222,23 +216,20 @@ class _Plan:
         replicas = self._places[key]
         wanted = self._partitions[key].wanted
         kept = [node for node in replicas if node not in self._draining]
+        weak, shared, on = self._partitions[key].weak, self._racks.shared, self._on
         while len(kept) > wanted:
-            kept.remove(self._least_needed(key, kept))
+            worst = max(kept, key=lambda n: (n in weak, shared(n, kept), len(on.get(n, ())), n))
+            kept.remove(worst)
         if len(kept) == wanted:
             return tuple(kept)
         loads = self._loads()
         chosen: list[int] = []
         while len(kept) + len(chosen) < wanted:
-            others = [*kept, *chosen]
+            others, has = [*kept, *chosen], self._partitions[key].has
             if all(host.node in others for host in self._open):
                 break
-            has = self._partitions[key].has
             chosen.append(_least(self._open, self._racks, loads, others, has=has))
         return self._substituted(replicas, kept, chosen, wanted)
-
-    def _least_needed(self, key: PartitionKey, kept: Sequence[int]) -> int:
-        weak, shared, on = self._partitions[key].weak, self._racks.shared, self._on
-        return max(kept, key=lambda n: (n in weak, shared(n, kept), len(on.get(n, ())), n))
 
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
@@ -338,7 +329,11 @@ class _Plan:
         steps = 0
         while steps != self._steps_max and (chain := self._chain(shared, led)) is not None:
             for giving, taking in pairwise(chain):
-                self._hand_over(shared, giving, taking)
+                key = next(iter(shared[giving][taking]))
+                for keys in shared[giving].values():
+                    keys.pop(key, None)
+                self._put(key, (taking, *_replaced(self._places[key][1:], taking, giving)))
+                self._share(shared, key)
             led[chain[0]] -= 1
             led[chain[-1]] += 1
             steps += 1
@@ -349,15 +344,7 @@ class _Plan:
             if node in shared:
                 shared[first].setdefault(node, {})[key] = None
 
-    def _hand_over(self, shared: _Shared, giving: int, taking: int) -> None:
-        key = next(iter(shared[giving][taking]))
-        for keys in shared[giving].values():
-            keys.pop(key, None)
-        self._put(key, (taking, *_replaced(self._places[key][1:], taking, giving)))
-        self._share(shared, key)
-
     def _chain(self, shared: _Shared, led: dict[int, int]) -> list[int] | None:
-        """Return the shortest chain from a node with most leaders to one with fewest, or None."""
         least_of_all = min(led.values(), default=0)
         in_vain: set[int] = set()  # no chain: nodes reachable from one of these have none either
         for giving in sorted(led, key=lambda node: (-led[node], node)):

@@ -17,8 +17,8 @@ from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal, Replication
 from penstock.cursor.leases.dedup import dedup_key
+from penstock.cursor.leases.fifo import open_cursor
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.open import open_cursor
 from penstock.log.compaction import Unreadable
 from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable

@@ -27,8 +27,8 @@ from penstock.cursor.leases.events import (
     is_shared_type,
     split_shared,
 )
+from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.cursor.producers import Producers
 from penstock.log.compaction import Aborted
 from penstock.log.log import Log

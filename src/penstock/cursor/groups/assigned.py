@@ -51,8 +51,6 @@ TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings)
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """The base of all heartbeats of groups that the coordinator assigns."""
-
     member_id: str
     member_epoch: int
 
@@ -64,7 +62,6 @@ class Heartbeat(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def merged_into(self, old: MemberT, rebalance_ms_max: int, **fields: Any) -> MemberT:
-        """Return a member's row with the changes of this request."""
         names = frozenset(old.__struct_fields__).intersection(self.__struct_fields__)
         changes = {name: getattr(self, name) for name in names} | fields
         for name in ("client_id", "client_host"):
@@ -96,8 +93,6 @@ class MemberAssignment(msgspec.Struct, frozen=True):
 
 
 class Kinds(NamedTuple):
-    """The kinds of a group's rows."""
-
     group: RowKind
     member: RowKind
     target: RowKind
@@ -229,7 +224,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     def _put(
         self, decision: Decision, kind: RowKind, value: msgspec.Struct | None, *member_id: str
     ) -> None:
-        """Write a row and apply it."""
         key = (self.group_id, *member_id)
         decision.rows.append(CODEC.encode(kind, key, value))
         self.apply(kind, key, value)
@@ -296,7 +290,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
     def _epoch_refusal(self, request: Heartbeat, owned: Partitions | None) -> Reply | None:
-        """Return the error if the member is unknown or has another epoch than it should."""
         member_id, epoch = request.member_id, request.member_epoch
         current = self._currents.get(member_id)
         if current is None or member_id not in self._members:
@@ -347,7 +340,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             self._remove(name[1], decision)
 
     def arm(self, now_ms: int) -> None:
-        """Restart the timers of all members, after replay."""
         self._deadlines.clear()
         for member_id in self._members:
             self._arm_session(member_id, now_ms)

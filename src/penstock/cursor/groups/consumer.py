@@ -237,7 +237,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
 
     def _refusal(self, request: ConsumerHeartbeat) -> Reply | None:
-        """Return an error if the member's id, instance id or epoch is wrong."""
         member_id, is_join = request.member_id, request.member_epoch == JOIN
         known_id = self._static.get(request.instance_id or "", member_id)
         if known_id != member_id:

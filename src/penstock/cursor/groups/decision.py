@@ -121,6 +121,5 @@ class Description(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, group: Any, **fields: Any) -> "Description":
-        """Describe a group of any kind, with the fields of its kind."""
         head = (group.group_id, group.kind, group.state, group.protocol_type)
         return cls(ErrorCode.NONE, *head, **fields)

@@ -142,7 +142,6 @@ class Groups(GroupTable):
         topics: Topics,
         visibility: TopicVisibility | None,
     ) -> tuple[frozenset[str], str]:
-        """Call ``ConsumerGroup.due_patterns`` of a group that may not exist yet."""
         members = self._members(group_id)
         if not isinstance(members, ConsumerGroup):
             members = ConsumerGroup(group_id, self._settings)
@@ -305,7 +304,6 @@ class Groups(GroupTable):
         return group.members.describe()
 
     def forget_topics(self, topic_ids: frozenset[str], decision: Decision) -> None:
-        """Drop the offsets of deleted topics."""
         for group in list(self._groups.values()):
             group.offsets.erase(decision, topic_ids)
             self._finish(group)

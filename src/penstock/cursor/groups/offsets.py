@@ -137,32 +137,24 @@ class Offsets:
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
             code = self._refusal(commit, entries_max)
-            value = OffsetValue(
-                commit.offset, commit.leader_epoch, commit.metadata, decision.wall_ms
-            )
+            given = (commit.offset, commit.leader_epoch, commit.metadata)
+            value = OffsetValue(*given, decision.wall_ms)
             if not code and bytes_max != NO_LIMIT:
-                growth = _size_of(value) - self._size_at(partition, producer)
+                known = self._pending.get(producer[0], {}) if producer else self._committed
+                growth = _size_of(value) - _size_of(known.get(partition))
                 if growth > bytes_max:
                     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
                     self._usage.note_refused(self._account, OFFSET_BYTES)
                 else:
                     bytes_max -= max(0, growth)
             results.append((*partition, code))
-            if code:
-                continue
-            if producer is not None:
+            if not code and producer is not None:
                 pending = PendingValue(producer[1], value)
                 self._put_pending(decision, producer[0], partition, pending)
-                continue
-            self._put(decision, partition, value)
-            self._drop_pending(decision, partition)
+            elif not code:
+                self._put(decision, partition, value)
+                self._drop_pending(decision, partition)
         return CommitReply(partitions=tuple(results))
-
-    def _size_at(self, partition: TopicPartition, producer: tuple[int, int] | None) -> int:
-        """Return the size of the offset that a commit replaces."""
-        if producer is None:
-            return _size_of(self._committed.get(partition))
-        return _size_of(self._pending.get(producer[0], {}).get(partition))
 
     def _refusal(self, commit: PartitionCommit, entries_max: int) -> ErrorCode:
         # A character is at least a byte: the cheap test first.
@@ -177,7 +169,6 @@ class Offsets:
         return ErrorCode.NONE
 
     def complete(self, producer_id: int, decision: Decision, *, is_commit: bool) -> None:
-        """Commit or drop the producer's pending offsets, at the end of its transaction."""
         for partition, pending in list(self._pending.get(producer_id, {}).items()):
             self._put_pending(decision, producer_id, partition, None)
             if is_commit:

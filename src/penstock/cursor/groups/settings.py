@@ -68,8 +68,6 @@ CONFIGS_OF_ROWS = frozenset(
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, gc=False):
-    """Settings of one consumer group: its configs, and the node's defaults for the rest."""
-
     session_ms: int
     heartbeat_ms: int
     assignment_ms: int = 0  # minimum time between two assignments
@@ -83,8 +81,6 @@ def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> Con
 
 
 class StreamsSettings(ConsumerSettings, frozen=True, gc=False):
-    """Settings of one streams group."""
-
     delay_ms: int = 0  # how long an empty group waits for more members after the first
     standbys: int = 0  # copies of each task with state
 
@@ -100,8 +96,6 @@ def streams_settings(configs: Mapping[str, str], default: GroupSettings) -> Stre
 
 
 class ShareSettings(msgspec.Struct, frozen=True, gc=False):
-    """Settings of one share group: its configs, and defaults for the rest."""
-
     session_ms: int = 45 * SECOND_MS
     heartbeat_ms: int = 5 * SECOND_MS
     lock_ms: int = 30 * SECOND_MS  # how long a record is leased to a member

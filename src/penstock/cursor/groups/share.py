@@ -195,7 +195,6 @@ class ShareGroup:
         return None
 
     def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
-        """Add or update the member; return it and whether a new assignment is needed."""
         is_new = request.member_id not in self._members
         member = self._members.setdefault(request.member_id, ShareMember(request.member_id))
         if request.member_epoch == JOIN:
@@ -210,7 +209,6 @@ class ShareGroup:
         return member, is_new or member.topic_names != before
 
     def tick(self, decision: Decision) -> None:
-        """Remove members that timed out; make an assignment that was delayed."""
         while (member_id := self._deadlines.pop_due(decision.now_ms)) is not None:
             if member_id == _ASSIGNMENT:
                 self._assign(decision)
@@ -233,7 +231,6 @@ class ShareGroup:
             self._assign_in_time(decision)
 
     def _assign_in_time(self, decision: Decision) -> None:
-        """Assign now, or when the last assignment is old enough."""
         at_ms = self._assigned_at_ms
         if at_ms is None or decision.now_ms >= at_ms + self.times.assignment_ms or not self.epoch:
             self._assign(decision)

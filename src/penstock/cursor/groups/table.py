@@ -129,7 +129,6 @@ class GroupTable:
             self._remove(group)
 
     def loaded(self, decision: Decision) -> None:
-        """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
             if isinstance(group.members, AssignedGroup):
                 group.members.set_times(self.configs(group.id))
@@ -153,7 +152,6 @@ class GroupTable:
             self._put_configs(group_id, value, decision)
 
     def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
-        """Delete the rows of configs that the metadata store has."""
         for group_id in group_ids:
             self._put_configs(group_id, None, decision)
 
@@ -162,20 +160,18 @@ class GroupTable:
     ) -> None:
         """Change configs of a group; None restores the default. Values have been checked."""
         before = self.configs(group_id)
-        merged = {**before, **changes}
+        merged, bound = {**before, **changes}, self._settings.configs_max
         after = {name: text for name, text in sorted(merged.items()) if text is not None}
         if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
             decision.reply(Reply(ErrorCode.INVALID_GROUP_ID))
-        elif after and not before and not self._has_room_for_configs(group_id):
+        elif (after and not before) and (
+            len(self._configs) >= bound or not self._usage.may_add(group_id, GROUP_CONFIGS, bound)
+        ):
             decision.reply(Reply(ErrorCode.GROUP_MAX_SIZE_REACHED))
         else:
             if after != before:
                 self._put_configs(group_id, ConfigsValue(after) if after else None, decision)
             decision.reply(Reply(), after_commit=True)
-
-    def _has_room_for_configs(self, group_id: str) -> bool:
-        bound = self._settings.configs_max
-        return len(self._configs) < bound and self._usage.may_add(group_id, GROUP_CONFIGS, bound)
 
     def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
@@ -203,7 +199,6 @@ class GroupTable:
         return self._add(group_id), ErrorCode.NONE
 
     def _no_group(self, group_id: str, code: ErrorCode, kind: str) -> str:
-        """Return why there is no such group, in one line for clients."""
         if code is not ErrorCode.GROUP_MAX_SIZE_REACHED:
             return f"There is no {kind} group of this name."
         account, bound = self._usage.account_of(group_id), self._settings.groups_max

@@ -16,7 +16,6 @@ from penstock.model.topic import DedupScope
 
 
 def dedup_key(message: Message, scope: DedupScope) -> bytes | None:
-    """Return the message's key, or None if the message has no deduplication id."""
     dedup_id = message.dedup_id
     if dedup_id is None:
         return None
@@ -65,7 +64,6 @@ class DedupTable:
         self._order.append((appended_at_ms, key))
 
     def forget_below(self, offset: int) -> None:
-        """Forget the messages that a purge removed."""
         kept = [(at, key) for at, key in self._order if self._found[key][0] >= offset]
         self._order = deque(kept)
         self._found = {key: self._found[key] for _, key in kept}

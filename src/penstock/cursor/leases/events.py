@@ -32,8 +32,6 @@ class AckReason(IntEnum):
 
 
 class LeaseDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The rarely used fields of a lease."""
-
     skipped: tuple[int, ...] = ()  # newly skipped: delayed, group locked, noisy group
     held: tuple[int, ...] = ()  # leased while they are copied to the dead-letter queue
     expired: tuple[int, ...] = ()  # known records found to be past their retention

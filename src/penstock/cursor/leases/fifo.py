@@ -1,5 +1,5 @@
 """The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
-one of its records is in flight.
+one of its records is in flight. And the creation of cursors of both kinds.
 
 Groups wait in a line in the order in which they became available, so a group that fails repeatedly
 does not starve the others. A receive takes as many records as it can from the first group before
@@ -22,7 +22,8 @@ from itertools import islice
 
 from penstock.cursor.leases.events import Selection
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.cursor.leases.parts import LEASED, READY, TAKEN, UNKNOWN, Entry
+from penstock.cursor.leases.parts import LEASED, READY, TAKEN, UNKNOWN, Entry, decode_snapshot
+from penstock.cursor.leases.standard import StandardCursor
 from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
@@ -240,3 +241,16 @@ class FifoCursor(LeaseCursor):
 
 def _key_of(group: str | None, offset: int) -> GroupKey:
     return offset if group is None else group
+
+
+def open_cursor(*, is_fifo: bool) -> LeaseCursor:
+    return FifoCursor() if is_fifo else StandardCursor()
+
+
+def restore_cursor(data: bytes, *, now_ms: int, elapsed_ms: int) -> LeaseCursor:
+    """Return the cursor as it was ``elapsed_ms`` ago. Apply the log's events after the snapshot,
+    then hydrate. Raises Damaged: then replay the whole log instead."""
+    state = decode_snapshot(data)
+    cursor = open_cursor(is_fifo=state.is_fifo)
+    cursor.load(state, now_ms=now_ms, elapsed_ms=elapsed_ms)
+    return cursor

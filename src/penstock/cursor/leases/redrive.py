@@ -19,7 +19,6 @@ HELD_PER_LEASE_MAX = 100
 
 
 def is_dead(attempts: int, attempts_max: int | None) -> bool:
-    """Return whether the next lease would exceed the maximum."""
     return attempts_max is not None and attempts >= attempts_max
 
 

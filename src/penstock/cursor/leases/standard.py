@@ -85,7 +85,6 @@ class FairShare:
         return None if best is None else best[2]
 
     def unpark(self, group: str) -> int:
-        """Remove and return the first parked offset of a group."""
         offsets = self._parked[group]
         offset = offsets.popleft()
         self._parked_count -= 1
@@ -167,7 +166,6 @@ class StandardCursor(LeaseCursor):
         return False
 
     def _take_fresh(self, selection: Selection, head: int) -> int:
-        """Take records that no lease has examined. Returns the new head."""
         window = self._window
         picked, take, bound_ms = selection.picked, selection.take, selection.bound_ms
         # Usually nothing in the window is delayed or acked: then a record needs only the retention

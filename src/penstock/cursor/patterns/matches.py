@@ -24,8 +24,6 @@ PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 
 
 class _Row(msgspec.Struct):
-    """Results of a pattern."""
-
     upto: int = 0  # number of the tenant's names that it was matched against
     found: set[str] = set()
     as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
@@ -43,7 +41,6 @@ class Matches:
         self._found_count = 0
 
     def check(self, regex: str) -> None:
-        """Compile a pattern. Raises InvalidPattern."""
         self._row(regex)
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:

@@ -8,22 +8,9 @@ and a match is done in steps between which other requests are served. The whole 
 
 from collections.abc import Generator, Iterable
 
+from penstock.cursor.patterns import pattern_syntax as syntax
 from penstock.cursor.patterns.pattern_classes import Test, is_word
-from penstock.cursor.patterns.pattern_syntax import (
-    BEGIN_LINE,
-    BEGIN_TEXT,
-    END_LINE,
-    END_TEXT,
-    NO_WORD_BOUNDARY,
-    WORD_BOUNDARY,
-    Assertion,
-    Char,
-    Choice,
-    InvalidPattern,
-    Node,
-    Sequence,
-    Syntax,
-)
+from penstock.cursor.patterns.pattern_syntax import InvalidPattern, Node, Syntax
 from penstock.model.limits import PATTERN_STATES_MAX
 
 STEP_STATES = 2_000  # visited in one step, about a millisecond
@@ -37,9 +24,9 @@ class Pattern:
     """A compiled pattern. Raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
-        syntax, program = Syntax(text), _Program()
-        self._start = program.add(syntax.tree, _END)
-        self._tests = syntax.tests
+        parsed, program = Syntax(text), _Program()
+        self._start = program.add(parsed.tree, _END)
+        self._tests = parsed.tests
         self._chars, self._leads, self._needs = program.chars, program.leads, program.needs
         self._has_assertions = any(program.needs)
 
@@ -115,15 +102,15 @@ class _Program:
         self._visits += 1
         if self._visits > PATTERN_STATES_MAX:  # an empty repetition adds no state
             raise InvalidPattern(_TOO_LARGE)
-        if isinstance(node, Char):
+        if isinstance(node, syntax.Char):
             return self._state(node.test, (then,))
-        if isinstance(node, Assertion):
+        if isinstance(node, syntax.Assertion):
             return self._state(_FORK, (then,), node.needs)
-        if isinstance(node, Sequence):
+        if isinstance(node, syntax.Sequence):
             for item in reversed(node.items):
                 then = self.add(item, then)
             return then
-        if isinstance(node, Choice):
+        if isinstance(node, syntax.Choice):
             leads = tuple([self.add(branch, then) for branch in node.branches])
             return self._state(_FORK, leads)
         end = then
@@ -147,10 +134,9 @@ class _Program:
 
 
 def _holding(name: str, at: int) -> int:
-    """Return the assertions that hold before the character at ``at``."""
     before, after = name[at - 1 : at] if at else "", name[at : at + 1]
-    holds = (0 if before else BEGIN_TEXT) | (0 if after else END_TEXT)
-    holds |= BEGIN_LINE if before in ("", "\n") else 0
-    holds |= END_LINE if after in ("", "\n") else 0
+    holds = (0 if before else syntax.BEGIN_TEXT) | (0 if after else syntax.END_TEXT)
+    holds |= syntax.BEGIN_LINE if before in ("", "\n") else 0
+    holds |= syntax.END_LINE if after in ("", "\n") else 0
     is_boundary = is_word(before) is not is_word(after)
-    return holds | (WORD_BOUNDARY if is_boundary else NO_WORD_BOUNDARY)
+    return holds | (syntax.WORD_BOUNDARY if is_boundary else syntax.NO_WORD_BOUNDARY)

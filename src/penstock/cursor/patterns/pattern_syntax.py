@@ -305,7 +305,6 @@ class Syntax:
         return test
 
     def _escape(self) -> str:
-        """Read what follows a backslash: one character."""
         mark = self._peek()
         if not mark:
             raise InvalidPattern("trailing backslash at end of expression")

@@ -12,9 +12,9 @@ import msgspec
 from tests.cursor_state import state_hash
 
 from penstock.cursor.leases.events import AckReason, Event, LeaseOutcome, Pick, decode, encode
+from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor, RecordState
 from penstock.cursor.leases.obstacles import QueueTerms
-from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.model.message import Claim, Message, Record
 from penstock.model.topic import Obstacles
 

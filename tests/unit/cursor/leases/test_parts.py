@@ -21,7 +21,7 @@ from penstock.cursor.leases.events import (
     encode,
     is_event_type,
 )
-from penstock.cursor.leases.open import open_cursor, restore_cursor
+from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.parts import BUCKETS_MAX, DelayBuckets, decode_snapshot
 from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.cursor.leases.redrive import dead_letter

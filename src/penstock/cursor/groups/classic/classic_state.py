@@ -103,8 +103,6 @@ class LeaveReply(Reply, frozen=True):
 
 
 class Member(msgspec.Struct):
-    """A member's row, and the tickets of its parked requests."""
-
     row: ClassicMember
     join_ticket: int | None = None
     sync_ticket: int | None = None
@@ -119,7 +117,6 @@ class Member(msgspec.Struct):
 
 
 def shared_protocols(members: Collection[Member]) -> set[str]:
-    """Return the protocols that all members support."""
     counts = Counter(name for member in members for name in {n for n, _ in member.row.protocols})
     return {name for name, count in counts.items() if count == len(members)}
 
@@ -242,20 +239,19 @@ class Rebalance:
             if name == _JOIN:
                 self._on_join_deadline(decision)
             elif name == _SYNC:
-                self._on_sync_deadline(decision)
+                # Members that sent no sync: without the leader, others would wait for ever.
+                is_late = self.state in (State.COMPLETING, State.STABLE)
+                self._remove_all(sorted(self._unsynced) if is_late else (), decision)
             elif kind == PENDING:
                 self._pending.discard(member_id)
                 self._maybe_complete_join(decision)
             else:
-                self._on_session_end(self._members[member_id], decision)
-
-    def _on_session_end(self, member: Member, decision: Decision) -> None:
-        is_waiting = member.join_ticket is not None or member.sync_ticket is not None
-        if is_waiting and not member.is_new:
-            self._arm_session(member, decision.now_ms)
-            return
-        self._remove(member, decision)
-        self._go_on(decision)
+                member = self._members[member_id]
+                is_waiting = member.join_ticket is not None or member.sync_ticket is not None
+                if is_waiting and not member.is_new:
+                    self._arm_session(member, decision.now_ms)
+                else:
+                    self._remove_all((member_id,), decision)
 
     def _on_join_deadline(self, decision: Decision) -> None:
         if self._is_delaying and self._has_newcomers and self._delay_left_ms > 0:
@@ -266,13 +262,11 @@ class Rebalance:
             return
         self._complete_join(decision)
 
-    def _on_sync_deadline(self, decision: Decision) -> None:
-        """Remove members that sent no sync: without the leader, others would wait for ever."""
-        if self.state not in (State.COMPLETING, State.STABLE) or not self._unsynced:
-            return
-        for member_id in sorted(self._unsynced):
+    def _remove_all(self, member_ids: Collection[str], decision: Decision) -> None:
+        for member_id in member_ids:
             self._remove(self._members[member_id], decision)
-        self._go_on(decision)
+        if member_ids:
+            self._go_on(decision)
 
     def _arm_session(self, member: Member, now_ms: int) -> None:
         self._deadlines.set((SESSION, member.id), now_ms + member.row.session_ms)
@@ -283,7 +277,6 @@ class Rebalance:
         self.state = state
 
     def _rebalance(self, decision: Decision) -> None:
-        """Make all members join again."""
         if self.state is State.COMPLETING:
             for member in self._members.values():
                 if member.sync_ticket is not None:  # it was alive while it waited
@@ -345,7 +338,6 @@ class Rebalance:
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
     def _refusal(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Return the error code if the member id or the instance id is wrong."""
         if instance_id is not None:
             known_id = self._static.get(instance_id)
             if known_id is not None and known_id != member_id:

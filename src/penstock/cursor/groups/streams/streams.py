@@ -32,20 +32,8 @@ from penstock.cursor.groups.records import (
     TopologyValue,
 )
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
-from penstock.cursor.groups.streams.streams_requests import (
-    NEW_MEMBER,
-    Configured,
-    Endpoint,
-    Status,
-    StatusCode,
-    StreamsHeartbeat,
-    StreamsReply,
-    configure,
-    invalid_topology,
-    read_by,
-    readers_of,
-    topic_names,
-)
+from penstock.cursor.groups.streams import streams_requests as requests
+from penstock.cursor.groups.streams.streams_requests import Status, StatusCode, StreamsHeartbeat
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
     Assignment,
@@ -89,7 +77,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         # Memory of this coordinator, which a restart loses.
         self.pending: AssignmentInput | None = None  # of an assignment under way
         self._assigns_from_ms = 0  # the first assignment waits for more members
-        self._configured = Configured()
+        self._configured = requests.Configured()
         self._rows: tuple[tuple[str, str, int], ...] = ()  # name, id, partitions
         self._shut_down_by: str | None = None  # the member that requested a shutdown
         self._endpoint_epoch = 0
@@ -167,7 +155,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Partitions of the topics in use, by name."""
         return {name: count for name, _, count in self.value.topics}
 
     def describe(self) -> Description:
@@ -180,7 +167,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def subscribed(self) -> frozenset[str]:
         if self.topology is None or not self._members:
             return frozenset()
-        return frozenset(name for part in self.topology.subtopologies for name in read_by(part))
+        return frozenset(
+            name for part in self.topology.subtopologies for name in requests.read_by(part)
+        )
 
     def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
@@ -193,7 +182,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._shut_down_by = member_id
         if request.member_epoch == LEAVE:
             self._remove(member_id, decision)
-            decision.reply(StreamsReply(member_epoch=LEAVE), after_commit=True)
+            decision.reply(requests.StreamsReply(member_epoch=LEAVE), after_commit=True)
             return
         was_empty = not self._members
         before = None if request.member_epoch == JOIN else self._currents.get(member_id)
@@ -218,7 +207,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         is_news |= owned not in (None, current.assigned)
         is_news |= before is not None and request.member_epoch != before.epoch
         has_endpoints = request.endpoint_epoch == self._endpoint_epoch
-        reply = StreamsReply(
+        reply = requests.StreamsReply(
             member_epoch=current.epoch,
             heartbeat_ms=self.times.heartbeat_ms,
             statuses=self._statuses(member_id, delayed),
@@ -247,7 +236,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return tuple(status for status in found if status is not None)
 
     def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> Reply | None:
-        """Return an error if the member is unknown or has a wrong epoch or topology."""
         if request.member_epoch != JOIN:
             return self._epoch_refusal(request, owned)
         members_max = self._settings.members_max
@@ -257,7 +245,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         topology, known = request.topology, self.topology
         assert topology is not None, "a join must have a topology"
         if known is None:
-            return invalid_topology(request, topology)
+            return requests.invalid_topology(request, topology)
         if topology.epoch >= known.epoch and topology != known:
             text = "Topology updates are not supported yet."
             return request.refused(ErrorCode.INVALID_REQUEST, text)
@@ -280,7 +268,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         old = self._members.get(request.member_id)
         epoch = None if request.topology is None else request.topology.epoch
         rebalance_ms_max = self._settings.rebalance_ms_max
-        new = request.merged_into(old or NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch)
+        new = request.merged_into(
+            old or requests.NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch
+        )
         if new == old:
             return False
         self._put(decision, RowKind.STREAMS_MEMBER, new, request.member_id)
@@ -304,10 +294,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         assert self.topology is not None
         if topics.epoch != self._seen_topics:
             self._seen_topics = topics.epoch
-            names = topic_names(self.topology) & topics.by_name.keys()
+            names = requests.topic_names(self.topology) & topics.by_name.keys()
             self._rows = tuple((name, *topics.by_name[name]) for name in sorted(names))
             existing = {name: count for name, _, count in self._rows}
-            self._configured = configure(self.topology, existing)
+            self._configured = requests.configure(self.topology, existing)
             self._read = None
             self.pending = None  # its tasks may no longer exist
         is_ready, standbys = self._configured.is_ready, self.times.standbys
@@ -359,16 +349,18 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         if self._members[member_id].endpoint is not None:
             self._endpoint_epoch += 1
 
-    def _all_endpoints(self) -> tuple[Endpoint, ...]:
+    def _all_endpoints(self) -> tuple[requests.Endpoint, ...]:
         assert self.topology is not None, "members must have a topology"
         if self._read is None:
             counts = self.counts
             self._read = {
-                part.subtopology_id: [(name, counts.get(name, 0)) for name in read_by(part)]
+                part.subtopology_id: [
+                    (name, counts.get(name, 0)) for name in requests.read_by(part)
+                ]
                 for part in self.topology.subtopologies
             }
         return tuple(
-            Endpoint(*member.endpoint, self._currents[member_id].assigned, self._read)
+            requests.Endpoint(*member.endpoint, self._currents[member_id].assigned, self._read)
             for member_id, member in self._members.items()
             if member.endpoint is not None and member_id in self._currents
         )
@@ -387,7 +379,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         ):
             return code
         assert self.topology is not None, "members must have a topology"
-        readers = readers_of(self.topology)
+        readers = requests.readers_of(self.topology)
         parts = {topic_id: readers.get(name, "") for name, topic_id, _ in self.value.topics}
         since = self._since[request.member_id]
         for each in request.partitions:

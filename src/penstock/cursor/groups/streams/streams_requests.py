@@ -190,8 +190,6 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
 
 
 class Configured(msgspec.Struct, frozen=True):
-    """A topology together with the topics that exist."""
-
     tasks: Mapping[str, int] = {}  # subtopology id → number of tasks; empty until it is ready
     counts: Mapping[str, int] = {}  # internal topic → number of partitions; empty if unknown
     missing: tuple[InternalTopic, ...] = ()  # to be created, with their number of partitions
@@ -203,7 +201,6 @@ class Configured(msgspec.Struct, frozen=True):
 
 
 def topic_names(topology: TopologyValue) -> frozenset[str]:
-    """Return all topics of a topology, including internal ones."""
     names: set[str] = set()
     for part in topology.subtopologies:
         names.update(part.sources, part.repartition_sinks)
@@ -309,7 +306,6 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
 
 
 def _fixed_counts(topology: TopologyValue) -> dict[str, int]:
-    """Return the repartition topics whose number of partitions is given."""
     found = (topic for part in topology.subtopologies for topic in part.repartition_sources)
     return {topic.name: topic.partition_count for topic in found if topic.partition_count}
 
@@ -317,7 +313,6 @@ def _fixed_counts(topology: TopologyValue) -> dict[str, int]:
 def _widths_of(
     part: Subtopology, counts: Mapping[str, int], sources: Mapping[str, int]
 ) -> Iterable[int]:
-    """Yield the known numbers of partitions of the topics that a subtopology reads."""
     for name in read_by(part):
         count = counts.get(name) or sources.get(name)
         if count is not None:

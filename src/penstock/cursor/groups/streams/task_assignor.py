@@ -58,8 +58,6 @@ class StreamsMemberSpec(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The tasks that one member shall have."""
-
     active: Tasks = frozenset()
     standby: Tasks = frozenset()
 
@@ -154,7 +152,6 @@ class _Assignment:
         return () if owner is None else (owner,)
 
     def _give(self, task: Task, candidates: Iterable[str]) -> bool:
-        """Give the task to the first of the members that has room."""
         for member_id in candidates:
             count = self._counts[member_id]
             if count < self._each or (count == self._each and self._more):
@@ -221,8 +218,6 @@ class _Assignment:
 
 
 class AssignmentInput(msgspec.Struct, frozen=True):
-    """Everything that an assignment depends on."""
-
     group_id: str
     epoch: int  # of the group
     tasks: Mapping[str, int]  # subtopology id → number of tasks
