@@ -27,7 +27,7 @@ from penstock.wire.internal.backup_calls import (
     PositionsReply,
     PositionsRequest,
 )
-from penstock.wire.internal.calls import CallerInfo, CallHandlers
+from penstock.wire.internal.calls import CallHandlers
 
 
 class Stage(IntEnum):
@@ -54,8 +54,8 @@ class BackupPositions:
         self._clock = clock
 
     def register(self, handlers: CallHandlers) -> None:
-        handlers.add(HOLD, self._serve_hold)
-        handlers.add(POSITIONS, self._serve_positions)
+        handlers.add(HOLD, lambda request, _caller: HoldReply(self.hold(request)))
+        handlers.add(POSITIONS, lambda request, _caller: self.take_held(request))
 
     def hold(self, request: HoldRequest) -> bool:
         self._hold.keep_segments(request.segments_ms, now_ms=self._clock.mono_ms())
@@ -98,9 +98,3 @@ class BackupPositions:
         if request.stage not in STAGES:
             raise InvalidRequest(f"Backup stage {request.stage} does not exist.")
         return PositionsReply(is_held=True, positions=self.take(Stage(request.stage)))
-
-    def _serve_hold(self, request: HoldRequest, _caller: CallerInfo) -> HoldReply:
-        return HoldReply(self.hold(request))
-
-    def _serve_positions(self, request: PositionsRequest, _caller: CallerInfo) -> PositionsReply:
-        return self.take_held(request)

@@ -85,7 +85,7 @@ class Broker:
         self.shares.all_brokers = brokers
         self._redriver.broker = brokers
         self._mover.broker = brokers
-        self.partitions.set_stats_of_all(lambda topic: brokers.call(Stats(topic)))
+        self.partitions.stats_of_all = lambda topic: brokers.call(Stats(topic))
 
     async def start(self) -> None:
         await self.partitions.start()
@@ -215,36 +215,28 @@ class Broker:
         return await owner.append_batches(batches, acks=call.acks, is_append_time=is_append_time)
 
     async def _append_marker(self, call: calls.AppendMarker) -> None:
-        await (await self._of(call)).append_marker(call.marker)
+        await (await self._of(call)).stream.append_marker(call.marker).committed.wait()
 
     async def _is_in_transaction(self, call: calls.IsInTransaction) -> bool:
-        stream = (await self._of(call)).stream
-        return stream.is_in_transaction(call.producer_id, call.producer_epoch)
+        producers = (await self._of(call)).stream.producers
+        return producers.is_in_transaction(call.producer_id, call.producer_epoch)
 
     async def _producers(self, call: calls.Producers) -> Sequence[ProducerSeen]:
-        return (await self._of(call)).stream.producers()
+        producers = (await self._of(call)).stream.producers
+        return producers.seen(wall_ms=self._context.clock.wall_ms())
 
     async def _ends(self, call: calls.Ends) -> StreamEnds:
         return (self._opened(call) or await self._of(call)).ends()
 
     async def _fetch(self, call: calls.Fetch) -> Fetched:
-        owner = self._opened(call) or await self._of(call)
-        return owner.fetch(
-            call.offset,
-            bytes_max=call.bytes_max,
-            is_committed=call.is_committed,
-            as_slices=call.as_slices,
-        )
+        return (self._opened(call) or await self._of(call)).fetch(call)
 
     async def _find_time(self, call: calls.FindTime) -> tuple[int, int]:
-        owner = await self._of(call)
-        return await owner.stream.find_time(
-            call.timestamp_ms, start_offset=owner.start_offset, tenant=call.topic.account
-        )
+        return await (await self._of(call)).find_time(call.timestamp_ms)
 
     async def _max_timestamp(self, call: calls.MaxTimestamp) -> tuple[int, int]:
         owner = await self._of(call)
-        return await owner.stream.newest(start_offset=owner.start_offset, tenant=call.topic.account)
+        return await owner.find_time(owner.log.last_timestamp_ms)
 
     async def _delete_records(self, call: calls.DeleteRecords) -> int:
         return await (await self._of(call)).delete_records(call.before)

@@ -79,11 +79,8 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 def read_clean_offset(log: Log) -> int:
     """Return the clean offset of the checkpoint. Without a valid one, everything is dirty."""
-    data = log.read_checkpoint(CHECKPOINT_NAME)
-    if data is None:
-        return log.start_offset
     try:
-        clean = _decode(data)
+        clean = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return log.start_offset
     if clean.version != CHECKPOINT_VERSION or clean.offset > log.end_offset:
@@ -92,8 +89,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, before the log is truncated. Safe in a
-    thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before a truncation, in a thread."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -213,9 +209,8 @@ class Compaction:
             for key, offset in keys_of(batch):
                 keys[_hash(key)] = offset
         producers, producer_id = self._last_batches, header.producer_id
-        if producer_id != NO_PRODUCER and (
-            producer_id in producers or len(producers) < PRODUCERS_MAX
-        ):
+        has_room = producer_id in producers or len(producers) < PRODUCERS_MAX
+        if producer_id != NO_PRODUCER and has_room:
             producers[producer_id] = header.base_offset
         return True
 
@@ -315,7 +310,7 @@ def _walk(
     position, offset, ordinal = 0, segment.base_offset, 0
     while position < segment.bytes:
         window = disk.pread(fd, min(STEP_BYTES, segment.bytes - position), position)
-        wanted = _first_bytes(window)
+        wanted = parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0
         if wanted > len(window):
             window = disk.pread(fd, min(wanted, BATCH_BYTES_MAX), position)
         batches: list[Batch] = []
@@ -344,7 +339,3 @@ def _walk(
         yield batches
     if offset != segment.end_offset:
         raise Unreadable(path, offset, "records are missing at the end of the file")
-
-
-def _first_bytes(window: bytes) -> int:
-    return parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0

@@ -59,11 +59,11 @@ class PartitionSummary:
 def summarize(place: PartitionFolder) -> PartitionSummary:
     """Summarize a partition without reading all of it: only the last segment may need a scan."""
     disk = ReadOnlyDisk()
-    bases = segment_bases(place.folder)
+    segments = segments_of(place)
     point = read_point(place.folder, disk) or RecoveryPoint(0)
-    size_bytes, end_offset, max_timestamp = 0, bases[-1], -1
+    size_bytes, end_offset, max_timestamp = 0, segments[-1][0], -1
     was_clean = False
-    for base_offset, next_base in _with_next(bases):
+    for base_offset, next_base in segments:
         segment = _segment(place.folder, base_offset)
         try:
             file_bytes = disk.size(segment.files.log_fd)
@@ -76,15 +76,16 @@ def summarize(place: PartitionFolder) -> PartitionSummary:
                 max_timestamp = max(max_timestamp, segment.max_timestamp)
             elif next_base is None:
                 scan = Scanner(segment).run()
-                end_offset, max_timestamp = scan.offset, max(max_timestamp, scan.max_timestamp)
+                end_offset = scan.offset
+                max_timestamp = max(max_timestamp, scan.max_timestamp)
         finally:
             segment.close()
     return PartitionSummary(
         place=place,
-        start_offset=bases[0],
+        start_offset=segments[0][0],
         end_offset=end_offset,
         size_bytes=size_bytes,
-        segments=len(bases),
+        segments=len(segments),
         max_timestamp=max_timestamp,
         was_clean=was_clean,
         damage=load_damage(place.folder, disk),
@@ -196,10 +197,7 @@ def _segment(folder: Path, base_offset: int) -> Segment:
     return Segment(folder, base_offset, interval_bytes=INDEX_INTERVAL_BYTES, disk=ReadOnlyDisk())
 
 
-def _with_next(bases: list[int]) -> Iterator[tuple[int, int | None]]:
-    for at, base_offset in enumerate(bases):
-        yield base_offset, bases[at + 1] if at + 1 < len(bases) else None
-
-
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    return list(_with_next(segment_bases(place.folder)))
+    """Return the base offset of each segment, and that of the next one."""
+    bases = segment_bases(place.folder)
+    return list(zip(bases, (*bases[1:], None), strict=True))

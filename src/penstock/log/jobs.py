@@ -16,17 +16,6 @@ class SyncJob:
     """A sync of everything that was dirty at one moment, run once in any thread, between
     ``Log.begin_sync`` and ``Log.finish_sync``."""
 
-    __slots__ = (
-        "_disk",
-        "_fds",
-        "_folder",
-        "_log",
-        "_point",
-        "end_offset",
-        "is_point_owed",
-        "sealed_offset",
-    )
-
     def __init__(
         self,
         log: "Log",
@@ -57,30 +46,21 @@ class SyncJob:
             self._log.refuse_appends(f"sync failed: {error}")
             raise
         finally:
-            self._close_fds()
+            while self._fds:
+                self._disk.close(self._fds.pop())
         if self._point is not None:
-            self._write_point(self._point)
-
-    def _write_point(self, point: RecoveryPoint) -> None:
-        try:
-            write_point(self._log.folder, point, self._disk)
-        except OSError as error:
-            if not is_full(error):
-                self._log.refuse_appends(f"writing the recovery point failed: {error}")
-                raise
-            self.is_point_owed = True
-
-    def _close_fds(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            self._disk.close(fd)
+            try:
+                write_point(self._log.folder, self._point, self._disk)
+            except OSError as error:
+                if not is_full(error):
+                    self._log.refuse_appends(f"writing the recovery point failed: {error}")
+                    raise
+                self.is_point_owed = True
 
 
 class Detached:
     """Segments removed from a log, oldest first. If a crash comes before they are unlinked, they
     are part of the log again; their records stay finished."""
-
-    __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -25,15 +25,7 @@ from penstock.log.replacement import (
     remove_segments,
 )
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
-from penstock.log.storage.files import (
-    DISK,
-    EPOCHS_CHECKPOINT,
-    LOG_SUFFIX,
-    SIDE_SUFFIXES,
-    Disk,
-    is_full,
-    segment_path,
-)
+from penstock.log.storage.files import DISK, EPOCHS_CHECKPOINT, Disk, is_full, segment_paths
 from penstock.log.storage.headers import find_cut
 from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
@@ -60,9 +52,8 @@ class LogConfig:
     segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     tail_bytes_max: int = TAIL_BYTES_MAX
-    batch_cache_budget: BatchCacheBudget | None = (
-        None  # shared by all logs of a node; None: a separate budget
-    )
+    # Shared by all logs of a node; None: a separate budget.
+    batch_cache_budget: BatchCacheBudget | None = None
 
 
 class Log(ReadableLog):
@@ -105,8 +96,6 @@ class Log(ReadableLog):
     def has_unsynced_sealed(self) -> bool:
         """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
-
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
 
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
@@ -173,8 +162,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append as many batches as one segment takes. Returns the index of the next, and the
-        bytes."""
+        """Append what one segment takes. Returns the index of the next batch, and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -242,8 +230,6 @@ class Log(ReadableLog):
             self.refuse_appends(f"{action} failed: {error}")
             raise
 
-    # ── Sync ─────────────────────────────────────────────────────────────────────────────────
-
     def begin_sync(self) -> SyncJob | None:
         """Return a job that syncs what is dirty now, if anything. One at a time: the recovery point
         of a later job would cover what an earlier one has not synced yet."""
@@ -281,8 +267,6 @@ class Log(ReadableLog):
         self._is_rolled = self._is_rolled or job.is_point_owed
         if not job.is_point_owed:
             self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
-
-    # ── Cut ──────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, to: int) -> int:
         """Cut off everything from the batch that holds ``to`` on, durably. Returns the new end
@@ -387,21 +371,15 @@ class Log(ReadableLog):
             epoch = each.last_epoch
         return epoch
 
-    # ── Drop, close ──────────────────────────────────────────────────────────────────────────
-
-    def drop_before(self, offset: int) -> int:
-        """Remove closed segments that end at or before ``offset``. Returns the bytes freed."""
-        return self.detach_before(offset).remove()
-
     def detach_before(self, offset: int) -> "Detached":
-        """Take the segments out of the log; a thread may unlink them, which is slow."""
+        """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
+        (``Detached.remove``) is slow, so a thread may do that."""
         detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
             # Batches are removed first: orphaned side files are removed at the next opening.
-            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
+            detached.paths += segment_paths(self.folder, segment.base_offset)
         detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
             gone = {segment.path.name for segment in taken}

@@ -7,10 +7,13 @@ from disk and verified.
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from penstock.log.batch_cache import BatchCache
-from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of
+from penstock.log.storage.batch_buffers import BatchBuffers, buffers_of, read_buffers
 from penstock.log.storage.checkpoint import (
     Damage,
     DamagedRange,
@@ -20,7 +23,7 @@ from penstock.log.storage.checkpoint import (
     write_checkpoint,
     write_low_watermark,
 )
-from penstock.log.storage.files import Disk, is_full
+from penstock.log.storage.files import EPOCHS_CHECKPOINT, Disk, is_full
 from penstock.log.storage.headers import Epochs, epochs_of
 from penstock.log.storage.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.model.errors import DiskFull, OffsetOutOfRange
@@ -31,8 +34,6 @@ OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four
 class Segments:
     """The segments of a log in order. The last one is active and stays open. Of the others, only
     those read last are open, and unsynced ones, whose descriptors a sync needs."""
-
-    __slots__ = ("_all", "_bases", "_open")
 
     def __init__(self, segments: list[Segment]) -> None:
         self._all = segments
@@ -171,10 +172,6 @@ class ReadableLog:
         return self._segments.last.last_epoch
 
     @property
-    def segment_count(self) -> int:
-        return len(self._segments)
-
-    @property
     def damage(self) -> Sequence[Damage]:
         """Damage found at opening and since."""
         return self._damage
@@ -187,8 +184,7 @@ class ReadableLog:
         return [segment.info for segment in self._segments]
 
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Return whole batches from the one that holds ``start`` on, up to ``up_to`` or the
-        segment's end; at least one, if there is any."""
+        """Return whole batches from the one that holds ``start`` on; at least one, if any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -204,28 +200,23 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def read_buffers(
-        self,
-        start: int,
-        *,
-        bytes_max: int,
-        up_to: int | None = None,
-        as_slice: bool = False,
-        with_empty: bool = False,
+        self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each
-        (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file. ``with_empty``: include
-        empty batches, as replicas need."""
+        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each,
+        without empty ones (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
         if self._cache.holds(start):
             batches = self._cache.read(start, bytes_max=bytes_max, up_to=end)
-            return buffers_of(batches, start, with_empty=with_empty)
+            return buffers_of(batches, start)
         segment = self._segments.holding(start)
         try:
-            return segment.read_buffers(
-                start, bytes_max=bytes_max, up_to=end, as_slice=as_slice, with_empty=with_empty
-            )
+            found = read_buffers(segment, start, bytes_max=bytes_max, up_to=end, as_slice=as_slice)
+            if found is None:
+                batches = segment.read(start, bytes_max=bytes_max, up_to=end)
+                found = buffers_of(batches, start)
+            return found
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])
             raise
@@ -297,3 +288,53 @@ class ReadableLog:
     def drop_batch_cache(self) -> None:
         """Free recent batches, on the thread that appends: the budget is shared with other logs."""
         self._cache.clear()
+
+
+# ``Log.truncate`` and ``Log.restart`` remove this checkpoint. After a crash that took the end of a
+# log: no leader resumes an epoch, so if the log's last batch before the checkpoint's end has its
+# last epoch, both have the same history up to there.
+CHECKPOINT_VERSION = 1
+
+
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    offset: int
+    entries: list[tuple[int, int]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: int) -> None:
+    """Save the epochs below ``offset``, durably. Safe in a thread, one at a time."""
+    saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
+    log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
+
+
+def read_epochs(log: ReadableLog) -> Epochs:
+    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
+    start, end = log.start_offset, log.end_offset
+    if start == end:
+        return []
+    saved = _read_saved(log)
+    if saved is not None and start < saved.offset <= end and saved.entries[0][1] <= start:
+        last = saved.entries[-1][0], saved.offset - 1
+        since = log.epochs(saved.offset - 1)
+        if since and since[0] == last:
+            found = [(epoch, max(offset, start)) for epoch, offset in saved.entries]
+            while len(found) > 1 and found[1][1] == start:
+                del found[0]  # the epoch that holds ``start`` begins there
+            return found + since[1:]
+    return log.epochs(start)
+
+
+def _read_saved(log: ReadableLog) -> Saved | None:
+    try:
+        saved = _decode(log.read_checkpoint(EPOCHS_CHECKPOINT) or b"")
+    except msgspec.MsgspecError:
+        return None
+    entries = [*saved.entries, (2**63, saved.offset)]
+    is_growing = all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(entries))
+    is_good = saved.version == CHECKPOINT_VERSION and saved.entries and is_growing
+    return saved if is_good else None

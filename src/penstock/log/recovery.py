@@ -7,7 +7,7 @@ files that are missing, short or wrong are rebuilt.
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.replacement import finish_replacements, finish_restart
+from penstock.log.replacement import finish_replacements, finish_restart, remove_segments
 from penstock.log.storage.checkpoint import (
     DOUBT_CRASHED,
     DOUBT_GARBAGE,
@@ -28,7 +28,6 @@ from penstock.log.storage.files import (
     FORMAT_PREFIX,
     FORMAT_VERSION,
     LOG_SUFFIX,
-    SIDE_SUFFIXES,
     TMP_SUFFIX,
     Disk,
     base_offset_of,
@@ -49,18 +48,17 @@ class FormatUnsupported(PenstockError):
     """The log was written by a newer version, or is not a Penstock log."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecoveryReport:
-    was_clean: bool
-    segments: int
-    scanned_bytes: int
-    truncated_bytes: int
-    position: int  # where the last segment was cut; its end if it was not
-    reason: str | None  # why it was cut
-    end_offset: int
-    recovery_point: int  # records below this offset were synced before the stop
-    damage: tuple[Damage, ...]
-    doubts: int  # DOUBT flags since the log was last settled
+    was_clean: bool = False
+    scanned_bytes: int = 0
+    truncated_bytes: int = 0
+    position: int = 0  # where the last segment was cut; its end if it was not
+    reason: str | None = None  # why it was cut
+    end_offset: int = 0
+    recovery_point: int = 0  # records below this offset were synced before the stop
+    damage: tuple[Damage, ...] = ()
+    doubts: int = 0  # DOUBT flags since the log was last settled
     is_low_watermark_damaged: bool = False
 
     @property
@@ -70,8 +68,7 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Return whether non-zero bytes followed the last whole batch: an unfinished write, or a
-        batch that has changed."""
+        """Non-zero bytes followed the last whole batch: an unfinished write, or a changed batch."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
@@ -82,10 +79,6 @@ class RecoveryReport:
     def was_stopped(self) -> bool:
         """Return whether every stop was clean; ``was_clean`` covers only the last one."""
         return self.doubts & DOUBT_CRASHED == 0
-
-    @property
-    def lost_offsets(self) -> int:
-        return max(0, self.recovery_point - self.end_offset)
 
 
 class Recovery:
@@ -99,13 +92,9 @@ class Recovery:
         self.sealed_offset = 0  # closed segments below this need no scan at the next opening
         self._point = RecoveryPoint(0)
         self._damage: list[Damage] = []
-        self._scanned_bytes = 0
-        self._truncated_bytes = 0
-        self._reason: str | None = None
-        self._doubts = 0
+        self.report = RecoveryReport()
         self._epoch = NO_EPOCH  # of the last batch so far
         self.low_watermark = 0
-        self._is_low_watermark_damaged = False
         self._has_stale_checks = False  # checks of the last segment were removed but not synced
 
     def run(self) -> RecoveryReport:
@@ -128,12 +117,14 @@ class Recovery:
             self._point = point
             self.sealed_offset = point.offset
             was_clean = point.is_clean and self._is_as_left(point, bases)
-        self._doubts = DOUBT_NEW if point is None else point.doubts
-        self._doubts |= 0 if was_clean else DOUBT_CRASHED
-        for at, base_offset in enumerate(bases):
-            next_base = bases[at + 1] if at + 1 < len(bases) else None
+        report = self.report
+        report.was_clean, report.recovery_point = was_clean, self._point.offset
+        report.doubts = DOUBT_NEW if point is None else point.doubts
+        report.doubts |= 0 if was_clean else DOUBT_CRASHED
+        for at, base_offset in enumerate(bases, 1):
+            next_base = bases[at] if at < len(bases) else None
             if not self._open_segment(base_offset, next_base, was_clean=was_clean):
-                self._remove(bases[at + 1 :])
+                self._remove(bases[at:])
                 break
         if not self.segments:
             self.segments.append(self._segment(0))
@@ -142,23 +133,13 @@ class Recovery:
         damage = merge_damage([one for one in known if self._is_there(one)], self._damage)
         if damage != known:
             save_damage(self.folder, damage, self.disk)
-        self._doubts |= DOUBT_SHORT if last.end_offset < self._point.offset else 0
+        report.damage = tuple(damage)
+        report.position, report.end_offset = last.bytes, last.end_offset
+        report.doubts |= DOUBT_SHORT if last.end_offset < self._point.offset else 0
         self._read_low_watermark(last.end_offset)
-        if not was_clean or self._truncated_bytes:
+        if not was_clean or report.truncated_bytes:
             self._make_durable(last)
-        return RecoveryReport(
-            was_clean=was_clean,
-            segments=len(self.segments),
-            scanned_bytes=self._scanned_bytes,
-            truncated_bytes=self._truncated_bytes,
-            position=last.bytes,
-            reason=self._reason,
-            end_offset=last.end_offset,
-            recovery_point=self._point.offset,
-            damage=tuple(damage),
-            doubts=self._doubts,
-            is_low_watermark_damaged=self._is_low_watermark_damaged,
-        )
+        return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
         """Read the low watermark, and lower it to the log's end: later records must not be hidden.
@@ -166,8 +147,8 @@ class Recovery:
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
-            self._is_low_watermark_damaged = True
-            self._doubts |= DOUBT_GARBAGE
+            self.report.is_low_watermark_damaged = True
+            self.report.doubts |= DOUBT_GARBAGE
         if self.low_watermark > end_offset:
             write_low_watermark(self.folder, end_offset, self.disk)
             self.low_watermark = end_offset
@@ -224,22 +205,24 @@ class Recovery:
                     self._doubt(DOUBT_GARBAGE)
             finally:
                 self.disk.close(fd)
-            self._truncated_bytes += size
-            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                self.disk.unlink(segment_path(self.folder, base_offset, suffix))
+            self.report.truncated_bytes += size
+            remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
         """Record a doubt on disk, before the repair removes its cause."""
-        if self._doubts & doubt:
-            return
-        self._doubts |= doubt
+        if not self.report.doubts & doubt:
+            self.report.doubts |= doubt
+            self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))
+
+    def _write_point(self, point: RecoveryPoint) -> bool:
+        """Return False if the disk is full: the log still opens, and this is tried again later."""
         try:
-            point = self._point._replace(is_clean=False, doubts=self._doubts)
             write_point(self.folder, point, self.disk)
         except OSError as error:
-            # A log on a full disk still opens; this is tried again once the torn end is cut.
             if not is_full(error):
                 raise
+            return False
+        return True
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
@@ -256,9 +239,9 @@ class Recovery:
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
         is_whole = True
         if not (is_synced and open_quickly(segment, next_base, epoch=self._epoch)):
-            start, number, timestamp = (START, 0, -1) if is_synced else self._resume(segment)
+            resume = (START, 0, -1) if is_synced else self._resume(segment)
             may_cut = next_base is None or not is_synced
-            is_whole = self._scan(segment, next_base, start, number, timestamp, may_cut=may_cut)
+            is_whole = self._scan(segment, next_base, resume, may_cut=may_cut)
         self._epoch = segment.last_epoch
         if next_base is not None and is_whole:
             segment.close()
@@ -280,19 +263,18 @@ class Recovery:
         self,
         segment: Segment,
         next_base: int | None,
-        start: BatchStart,
-        number: int,
-        timestamp: int,
+        resume: tuple[BatchStart, int, int],
         *,
         may_cut: bool,
     ) -> bool:
         """Scan a segment and rebuild its side files. False if a torn end has been cut off."""
+        start, number, timestamp = resume
         scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
             start, number = START, 0  # the index led to no valid batch: scan all
             scan = Scanner(segment, epoch=self._epoch).run()
         size = scan.size
-        self._scanned_bytes += size - start.position
+        self.report.scanned_bytes += size - start.position
         self._damage += scan.damage
         is_whole = scan.position == size and next_base in (None, scan.offset)
         if may_cut:
@@ -300,11 +282,11 @@ class Recovery:
             if scan.position < size:
                 if scan.tail_reason != ZEROS_REASON:
                     self._doubt(DOUBT_GARBAGE)
-                self._reason = scan.tail_reason
-                self._truncated_bytes += size - scan.position
+                self.report.reason = scan.tail_reason
+                self.report.truncated_bytes += size - scan.position
                 self.disk.truncate(segment.files.log_fd, scan.position)
             elif not is_whole:
-                self._reason = f"records up to offset {next_base} were never synced"
+                self.report.reason = f"records up to offset {next_base} were never synced"
         else:
             assert next_base is not None, "only the last segment may be cut"
             segment.bytes, segment.end_offset = size, next_base
@@ -317,9 +299,8 @@ class Recovery:
                 is_whole = True
         if next_base is not None:
             scan.seal()
-        self._has_stale_checks = segment.rebuild(
-            scan, from_place=number, from_ordinal=start.ordinal
-        )
+        is_stale = segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
+        self._has_stale_checks = is_stale
         segment.last_epoch, segment.batch_count = scan.epoch, scan.ordinal
         segment.max_timestamp, segment.last = scan.max_timestamp, scan.last or START
         segment.first_timestamp = _first_timestamp(segment)
@@ -338,14 +319,7 @@ class Recovery:
                 if segment is not last:
                     segment.close()
         self.disk.sync_folder(self.folder)
-        try:
-            point = RecoveryPoint(last.end_offset, doubts=self._doubts)
-            write_point(self.folder, point, self.disk)
-        except OSError as error:
-            # A log on a full disk still opens: the point only saves time at the next start.
-            if not is_full(error):
-                raise
-        else:
+        if self._write_point(RecoveryPoint(last.end_offset, doubts=self.report.doubts)):
             self.sealed_offset = last.end_offset
 
 

@@ -1,20 +1,12 @@
 """Replacing segments by a rewritten one, and restarting a log empty at another offset. A crash at
-any point leaves the old or the new segments, never some of each: an empty file, the mark, is
-created first, and from then on opening the log finishes the change.
-
-To replace segments, the new files are made in a separate folder:
+any point leaves the old or the new segments: an empty file, the mark, is created first, and from
+then on opening the log finishes the change.
 
     rewritten/<base>.log .index .time .check     written and synced
     <base>-<end>.swap                            made, folder synced: the decision
     rewritten/<base>.* renamed over <base>.*     in any order, nothing synced in between
-    segments that start after base and before end are removed, likewise
-    folder synced
+    segments that start after base and before end are removed, likewise; folder synced
     <base>-<end>.swap                            removed, folder synced: done
-
-Until the mark is gone, the side files of the segment are not trusted: they may belong to the
-batches before or after the swap. Opening the log removes and rebuilds them.
-
-To restart a log:
 
     <at>.restart                    made, folder synced: the decision
     segments, side files, rewritten segments, checkpoints, list of damage    removed
@@ -22,8 +14,9 @@ To restart a log:
     recovery-point                  replaced: this offset
     <at>.restart                    removed, folder synced: done
 
-While the mark exists, each opening performs the restart from its beginning: nothing is appended to
-the new log before the mark is gone.
+Until the swap's mark is gone, the side files of the segment may belong to the batches before or
+after it: opening the log rebuilds them. While the restart's mark exists, each opening performs the
+restart from its beginning: nothing is appended before the mark is gone.
 """
 
 import re
@@ -34,13 +27,13 @@ from penstock.log.storage.checkpoint import DOUBT_NEW, RecoveryPoint, read_point
 from penstock.log.storage.files import (
     CHECKPOINT_SUFFIX,
     DAMAGE_FILE,
-    LOG_SUFFIX,
     RESTART_SUFFIX,
     SIDE_SUFFIXES,
     Disk,
     base_offset_of,
     replace_durably,
     segment_path,
+    segment_paths,
 )
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -86,15 +79,14 @@ def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: in
 
 
 def move_in(disk: Disk, folder: Path, base_offset: int) -> None:
-    for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-        source = segment_path(rewritten_folder(folder), base_offset, suffix)
-        disk.rename(source, segment_path(folder, base_offset, suffix))
+    for path in segment_paths(folder, base_offset):
+        disk.rename(rewritten_folder(folder) / path.name, path)
 
 
 def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
     for base_offset in bases:
-        for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-            disk.unlink(segment_path(folder, base_offset, suffix))
+        for path in segment_paths(folder, base_offset):
+            disk.unlink(path)
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:

@@ -1,17 +1,9 @@
-"""RecordBatch v2: the unit that is stored, replicated and sent.
+"""RecordBatch v2: the unit that is stored, replicated and sent. Big-endian (docs/formats/log.md):
 
-    byte  0        8          12            16      17    21           23                27
-          ┌────────┬──────────┬─────────────┬───────┬─────┬────────────┬─────────────────┬──
-          │ base   │ length   │ leader      │ magic │ crc │ attributes │ last offset     │ …
-          │ offset │ = rest   │ epoch       │ = 2   │     │            │ delta           │
-          │ i64    │ i32      │ i32         │ i8    │ u32 │ i16        │ i32             │
-          └────────┴──────────┴─────────────┴───────┴─────┴────────────┴─────────────────┴──
-    byte 27          35          43         51         53         57      61
-        ──┬──────────┬───────────┬──────────┬──────────┬──────────┬───────┬───────────┐
-        … │ base     │ max       │ producer │ producer │ base     │ count │ records,  │
-          │ time     │ time      │ id       │ epoch    │ sequence │       │ one blob  │
-          │ i64      │ i64       │ i64      │ i16      │ i32      │ i32   │           │
-        ──┴──────────┴───────────┴──────────┴──────────┴──────────┴───────┴───────────┘
+    byte  0 base offset i64 · 8 length i32 · 12 leader epoch i32 · 16 magic i8 = 2 · 17 crc u32
+         21 attributes i16 · 23 last offset delta i32 · 27 base time i64 · 35 max time i64
+         43 producer id i64 · 51 producer epoch i16 · 53 base sequence i32 · 57 count i32
+         61 records, one blob
 
 ``length`` counts from byte 12 on. ``crc`` is CRC-32C of everything from byte 21 to the end, so a
 broker may set base offset and leader epoch without touching the records; the log protects the bytes
@@ -21,9 +13,6 @@ that the CRC leaves out with a separate file (``log/storage/side_files.py``).
                  · 13 produced: a producer's batch that got its append time here
                  · 14 sealed: on disk only; no consumer sees it
                  No producer may set bit 3, 13 or 14.
-
-``is_server_batch`` distinguishes message batches of the server from those of producers: only the
-server's have append time without the produced bit.
 """
 
 import struct
@@ -115,7 +104,7 @@ def is_server_batch(header: BatchHeader) -> bool:
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """Return the fields without checking them; see ``check``."""
+    """Return the fields without checking them; see ``check_header``."""
     if len(buffer) - position < HEADER_BYTES or position < 0:
         raise MalformedBatch(f"{len(buffer) - position} bytes are too few for a batch header")
     return tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
@@ -134,23 +123,6 @@ def check_header(header: BatchHeader) -> None:
         raise MalformedBatch(
             f"{header.count} records in a batch that spans {header.last_offset_delta + 1} offsets"
         )
-
-
-def check(
-    buffer: bytes | bytearray | memoryview, position: int = 0, header: BatchHeader | None = None
-) -> BatchHeader:
-    """Return the header. Raises MalformedBatch unless a whole, intact batch is at ``position``."""
-    if header is None:
-        header = parse_header(buffer, position)
-    check_header(header)
-    end = position + header.total_bytes
-    if end > len(buffer):
-        raise MalformedBatch(f"the batch is truncated by {end - len(buffer)} bytes")
-    with memoryview(buffer) as view:
-        crc = crc32c(view[position + CRC_FROM : end])
-    if crc != header.crc:
-        raise MalformedBatch(f"the CRC is {crc:#010x}, the header has {header.crc:#010x}")
-    return header
 
 
 def split_batches(pieces: Sequence[Piece]) -> Iterator[bytes]:

@@ -68,8 +68,7 @@ def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """Decompress without the last copy, which takes 10 ms for 32 MiB. In a thread, all other work
-    here leaves the event loop free."""
+    """Decompress without the last copy, which takes 10 ms for 32 MiB; else in a thread."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)

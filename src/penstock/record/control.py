@@ -55,8 +55,7 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """Return the end of a transaction, as Kafka clients read it. The append sets its offset and
-    leader epoch; it takes no sequence."""
+    """Return the end of a transaction, as Kafka clients read it. The append sets its place."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,

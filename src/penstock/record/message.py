@@ -8,20 +8,15 @@
     header 1…      one per message attribute: name, raw value; and, when its data type is not
                    exactly ``String``, right after it ``penstock.type.<name>`` with the type
 
-Only the first header can be Penstock's and a type directly follows its attribute, so an attribute
-may itself be called ``penstock``. If any attribute's name starts with that, every attribute gets
-its type written, which keeps decoding unambiguous.
+If any attribute's name starts with ``penstock``, every attribute gets its type written, which keeps
+decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
+(``is_server_batch``); any other record gets its message id from its position in the log, and its
+headers become attributes. To add a field: append it to ``_System`` with a default.
 
-The ``penstock`` header is trusted only in batches that the server wrote (``is_server_batch``); any
-other record gets its message id from its position in the log, and its headers become attributes. A
-producer that copies a queue's records sends the header too: there it is skipped. To add a field:
-append it to ``_System`` with a default; old readers ignore it, old records lack it.
-
-A sealed message (``Message.is_sealed``) has, instead of its body, body and attributes in a form
-that only a frontend can open; the ``penstock`` header marks it. A producer's sealed record has no
-headers; or no value and one header, ``penstock.sealed``, because compaction depends on which values
-are null. A record counts as sealed only if its batch has the sealed bit: any producer can write a
-header, and none can set that bit. The sealed content:
+A sealed message has, instead of its body, body and attributes in a form that only a frontend can
+open. A producer's sealed record has no headers; or no value and one header, ``penstock.sealed``,
+because compaction depends on which values are null. A record counts as sealed only if its batch has
+the sealed bit, which no producer can set. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 

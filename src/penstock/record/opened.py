@@ -75,8 +75,7 @@ class OpenedBatch:
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """Yield the records from an offset on, a few at a time. Raises MalformedBatch at the
-        end."""
+        """Yield the records from an offset on, a few at a time. Raises MalformedBatch."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -159,8 +158,7 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Return offset and time of the first record from ``start_offset`` on with this time or a later
-    one. Raises MalformedBatch."""
+    """Return offset and time of the first record with this time or a later one."""
     base_ms, is_append_time = header.base_timestamp, header.is_append_time
     for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

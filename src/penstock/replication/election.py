@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.replication.row import NO_NODE, Change, PartitionRow, View
 
@@ -56,12 +56,11 @@ def declare_loss(view: View, node: int) -> Change | None:
     row = view.row
     if node not in row.whole:
         return None
-    return Change(view.version, msgspec.structs.replace(row, lost=row.lost | {node}))
+    return Change(view.version, replace(row, lost=row.lost | {node}))
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition: all replicas are in sync, and must be alive, for nothing commits without
-    them."""
+    """Create a partition: all replicas are in sync, and must be alive."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -77,8 +76,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica that has everything committed (R7), if possible none of
-    ``avoiding``. Safe at any time."""
+    """Elect the first live replica with everything committed (R7), if possible not ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -104,12 +102,9 @@ def elect_uncleanly(view: View, node: int, incarnations: Mapping[int, int]) -> C
     row = view.row
     if node not in row.replicas or node not in incarnations:
         return None
-    alone = msgspec.structs.replace(
-        row, in_sync=frozenset((node,)), lost=frozenset(), watermark_floor=0
-    )
-    return _led_by(
-        view._replace(row=alone), node, incarnations, compared=(node,), found=frozenset()
-    )
+    alone = replace(row, in_sync=frozenset((node,)), lost=frozenset(), watermark_floor=0)
+    view = view._replace(row=alone)
+    return _led_by(view, node, incarnations, compared=(node,), found=frozenset())
 
 
 def _led_by(
@@ -120,7 +115,7 @@ def _led_by(
     compared: Sequence[int],
     found: frozenset[int],
 ) -> Change:
-    row = msgspec.structs.replace(
+    row = replace(
         view.row,
         leader=node,
         leader_incarnation=incarnations[node],
@@ -138,14 +133,14 @@ def place(view: View, replicas: Sequence[int]) -> Change | None:
     assert target, "a partition needs at least one replica"
     missing = [node for node in target if node not in row.replicas]
     if missing:
-        more = msgspec.structs.replace(row, replicas=(*row.replicas, *missing))
+        more = replace(row, replicas=(*row.replicas, *missing))
         return Change(view.version, more)
     if row.replicas == target:
         return None
     kept = row.in_sync & set(target)
     if not set(target) <= row.whole or row.leader not in target or len(kept) < row.in_sync_min:
         return None
-    less = msgspec.structs.replace(row, replicas=target, in_sync=kept, lost=frozenset())
+    less = replace(row, replicas=target, in_sync=kept, lost=frozenset())
     return Change(view.version, less)
 
 
@@ -180,9 +175,9 @@ def next_step(
 def resign(view: View, node: int) -> Change:
     """Stop leading, and be marked lost if other replicas have everything."""
     row = view.row
-    changed = msgspec.structs.replace(row, epoch=row.epoch + 1)
+    changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:
-        changed = msgspec.structs.replace(changed, leader=NO_NODE, leader_incarnation=0)
+        changed = replace(changed, leader=NO_NODE, leader_incarnation=0)
     if is_spare(row, node):
-        changed = msgspec.structs.replace(changed, lost=row.lost | (row.in_sync & {node}))
+        changed = replace(changed, lost=row.lost | (row.in_sync & {node}))
     return Change(view.version, changed)

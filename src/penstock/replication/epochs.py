@@ -12,8 +12,6 @@ NO_EPOCH = -1  # of an empty log
 class EpochHistory:
     """Epochs in log order with the offset where each begins; both only grow."""
 
-    __slots__ = ("_epochs", "_starts")
-
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
@@ -40,8 +38,7 @@ class EpochHistory:
         self._starts.append(start)
 
     def end_of(self, epoch: int, *, end_offset: int) -> tuple[int, int]:
-        """Return the log's largest epoch up to this one (or NO_EPOCH), and where the next
-        begins."""
+        """Return the largest epoch up to this one (or NO_EPOCH), and where the next begins."""
         at = bisect_right(self._epochs, epoch)
         end = self._starts[at] if at < len(self._starts) else end_offset
         return (self._epochs[at - 1] if at else NO_EPOCH), end

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.messages import B, Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
+from penstock.replication.messages import B, Behind, Data, Fenced, Fetch, NotYet, Reply
 
 
 class Append(NamedTuple, Generic[B]):
@@ -62,21 +62,9 @@ class Follower:
     ) -> Fetch:
         """Return the next request; a request in progress is abandoned."""
         self._number += 1
-        self._fetch = Fetch(
-            self.node,
-            self.incarnation,
-            self.epoch,
-            end_offset,
-            durable_offset,
-            last_epoch,
-            self._number,
-            low_watermark,
-        )
+        own, log = (self.node, self.incarnation, self.epoch), (end_offset, durable_offset)
+        self._fetch = Fetch(*own, *log, last_epoch, self._number, low_watermark)
         return self._fetch
-
-    @property
-    def is_waiting(self) -> bool:
-        return self._fetch is not None
 
     def take(
         self,
@@ -103,33 +91,13 @@ class Follower:
         if isinstance(reply, NotYet):
             return Ignore()
         if isinstance(reply, Behind):
-            return self._restart(reply, high_watermark)
-        return self._truncate(
-            reply,
-            history,
-            start_offset=start_offset,
-            end_offset=end_offset,
-            high_watermark=high_watermark,
-        )
-
-    def _restart(self, reply: Behind, high_watermark: int) -> Restart | Halt:
-        """Restart at the leader's start: all that is committed is before it."""
-        at = reply.start_offset
-        if at < high_watermark:
-            return Halt(f"restart at {at} requested, but {high_watermark} is committed")
-        return Restart(at)
-
-    def _truncate(
-        self,
-        reply: Diverge,
-        history: EpochHistory,
-        *,
-        start_offset: int,
-        end_offset: int,
-        high_watermark: int,
-    ) -> Truncate | Restart | Halt:
-        """Cut the log to where both agree, by their epochs (R17), perhaps in several rounds. Never
-        to the high watermark, which lags."""
+            # All that is committed is before the leader's start.
+            at = reply.start_offset
+            if at < high_watermark:
+                return Halt(f"restart at {at} requested, but {high_watermark} is committed")
+            return Restart(at)
+        # Cut the log to where both agree, by their epochs (R17), perhaps in several rounds. Never
+        # to the high watermark, which lags.
         _, own_end = history.end_of(reply.epoch, end_offset=end_offset)
         to = min(reply.end_offset, own_end)
         if to >= end_offset:

@@ -3,10 +3,11 @@ which belong to the in-sync set. Pure, and for one epoch: a follower may have cu
 an earlier one (R8). A record is committed when every member of the in-sync set has it on disk, and,
 while the set is being changed, of the new set (R12). Likewise for a low watermark (R25)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
@@ -20,23 +21,14 @@ class Serve(NamedTuple):
     fetch: Fetch
 
 
+@dataclass(slots=True)
 class _Peer:
-    __slots__ = (
-        "caught_up_at_ms",
-        "durable_offset",
-        "end_then",
-        "fetched_at_ms",
-        "incarnation",
-        "low_watermark",
-    )
-
-    def __init__(self, incarnation: int, now_ms: int) -> None:
-        self.incarnation = incarnation
-        self.durable_offset = 0
-        self.low_watermark = 0
-        self.fetched_at_ms = now_ms
-        self.end_then = 0  # end of the leader's log at the follower's last fetch
-        self.caught_up_at_ms = now_ms
+    incarnation: int
+    fetched_at_ms: int
+    caught_up_at_ms: int
+    durable_offset: int = 0
+    low_watermark: int = 0
+    end_then: int = 0  # end of the leader's log at the follower's last fetch
 
 
 class Leader:
@@ -102,7 +94,8 @@ class Leader:
         if apart is not None:
             return apart
         if peer is None or fetch.incarnation > peer.incarnation:
-            peer = self._peers[fetch.node] = _Peer(fetch.incarnation, self._since_ms)
+            since_ms = self._since_ms
+            peer = self._peers[fetch.node] = _Peer(fetch.incarnation, since_ms, since_ms)
         # Requests may overtake each other; what is on disk stays there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
         peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
@@ -132,13 +125,17 @@ class Leader:
 
     def advance(self, durable_offset: int) -> int:
         """Return the high watermark, given what this node has on disk (R13). It never falls."""
-        committed = durable_offset
-        for member in self._counted():
-            if member != self.node:
-                peer = self._peers.get(member)
-                committed = min(committed, peer.durable_offset if peer is not None else 0)
+        committed = self._least(durable_offset, self._counted())
         self.high_watermark = max(self.high_watermark, committed)
         return self.high_watermark
+
+    def _least(self, durable_offset: int, nodes: Iterable[int]) -> int:
+        """Return what this node and these have on disk: 0 if one has sent no fetch."""
+        for node in nodes:
+            if node != self.node:
+                peer = self._peers.get(node)
+                durable_offset = min(durable_offset, 0 if peer is None else peer.durable_offset)
+        return durable_offset
 
     @property
     def low_watermark_held(self) -> int:
@@ -209,9 +206,7 @@ class Leader:
         row = self.row
         assert member != self.node, "a leader cannot leave its own in-sync set"
         assert len(row.in_sync) > row.in_sync_min, "the in-sync set must not fall below its minimum"
-        left = msgspec.structs.replace(
-            row, in_sync=row.in_sync - {member}, lost=row.lost - {member}
-        )
+        left = replace(row, in_sync=row.in_sync - {member}, lost=row.lost - {member})
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
@@ -225,20 +220,13 @@ class Leader:
         ):
             return None
         row = self.row
-        more = msgspec.structs.replace(
-            row, in_sync=row.in_sync | {member}, lost=row.lost - {member}
-        )
+        more = replace(row, in_sync=row.in_sync | {member}, lost=row.lost - {member})
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
         """Return what every replica, in sync or not, has on disk; 0 if one has sent no fetch. The
         log below may be dropped without a trace."""
-        held = durable_offset
-        for node in self.row.replicas:
-            if node != self.node:
-                peer = self._peers.get(node)
-                held = min(held, 0 if peer is None else peer.durable_offset)
-        return held
+        return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
         """Return the most records that a replica lacks, and the most ms since one had all."""
@@ -252,6 +240,3 @@ class Leader:
                     least = min(least, peer.durable_offset)
                     since_ms = min(since_ms, peer.caught_up_at_ms)
         return end_offset - max(least, start_offset), now_ms - since_ms
-
-    def durable_offsets(self) -> Mapping[int, int]:
-        return {node: peer.durable_offset for node, peer in self._peers.items()}

@@ -1,6 +1,7 @@
 """One partition on one node: its role according to the row, and its offsets. Pure: the broker owns
 the log, the store's watch and the network, and reports what happened."""
 
+from copy import copy
 from enum import Enum
 from typing import NamedTuple
 
@@ -99,6 +100,14 @@ class Replica:
         else:
             self.role = Role.FOLLOWER
             self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
+
+    def reincarnated(self, incarnation: int) -> "Replica":
+        """Return the replica of another registration of this node, with the same log."""
+        fresh = copy(self)
+        fresh.incarnation = fresh._registered_at = incarnation
+        fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
+        fresh.leader = fresh.follower = fresh.view = None
+        return fresh
 
     def halt(self, reason: str) -> None:
         """Stop this replica: after such an event nothing may be done here any more."""

@@ -221,7 +221,7 @@ class Owned:
             try:
                 self._check_any(queue.topic)
             except NotLeader as error:
-                queue.waits.fail(error)
+                queue.waits.end(error)
 
 
 class Node:

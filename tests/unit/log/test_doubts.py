@@ -111,10 +111,10 @@ def test_r5_an_end_below_the_recovery_point_is_short(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: -len(written[11])])
     log = opened(tmp_path)
     assert doubts(log.recovery) == {"crashed", "short"}
-    assert log.recovery.lost_offsets == 1
+    assert log.recovery.recovery_point - log.recovery.end_offset == 1
     log.close(clean=False)
     log = opened(tmp_path)
-    assert log.recovery.lost_offsets == 0
+    assert log.recovery.end_offset >= log.recovery.recovery_point
     assert "short" in doubts(log.recovery), "it still has to be told"
 
 

@@ -15,8 +15,8 @@ from tests.unit.log.stage import (
     sync,
 )
 
-from penstock.log.epochs import read_epochs, write_epochs
 from penstock.log.log import Log, LogConfig
+from penstock.log.readable import read_epochs, write_epochs
 
 CONFIG = LogConfig(
     segment_bytes_max=2_000, segment_age_ms_max=10**9, index_interval_bytes=300, tail_bytes_max=0
@@ -63,7 +63,7 @@ def test_epochs_are_those_of_the_batches(
     if saved_at <= len(epochs):
         write_epochs(log, expected, saved_at)
     assert read_epochs(log) == expected
-    log.drop_before(dropped)
+    log.detach_before(dropped).remove()
     start = log.start_offset
     kept = dict.fromkeys(epochs[start:])
     expected = [(epoch, max(offset, start)) for epoch, offset in expected if epoch in kept]

@@ -32,7 +32,7 @@ def open_fds() -> int:
 
 def test_a_new_log_is_empty_and_clean(tmp_path: Path) -> None:
     log = open_log(tmp_path / "topic" / "0")
-    assert (log.start_offset, log.end_offset, log.size_bytes, log.segment_count) == (0, 0, 0, 1)
+    assert (log.start_offset, log.end_offset, log.size_bytes, len(log.segments())) == (0, 0, 0, 1)
     assert log.recovery.was_clean
     assert log.read(0, bytes_max=1) == []
     assert log.last_timestamp_ms == -1
@@ -76,7 +76,7 @@ def test_offsets_outside_of_the_log_are_refused(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     for _ in range(20):
         append(log)
-    log.drop_before(10)
+    log.detach_before(10).remove()
     with pytest.raises(OffsetOutOfRange) as caught:
         log.read(0, bytes_max=1)
     assert caught.value.start_offset == log.start_offset > 0
@@ -107,7 +107,7 @@ def test_segments_roll_by_size_and_by_age(tmp_path: Path) -> None:
     log = closed_later(Log.open(tmp_path, config, now_ms=0))
     log.append(make_batch(0), now_ms=0)
     log.append(make_batch(1), now_ms=999)
-    assert log.segment_count == 1
+    assert len(log.segments()) == 1
     log.append(make_batch(2), now_ms=1_000)
     assert [info.base_offset for info in log.segments()] == [0, 2]
     log.append(make_batch(3), now_ms=1_001)
@@ -138,13 +138,13 @@ def test_dropping_removes_whole_segments_but_never_the_active_one(tmp_path: Path
     for _ in range(30):
         append(log)
     infos = log.segments()
-    assert log.drop_before(infos[0].end_offset - 1) == 0
+    assert log.detach_before(infos[0].end_offset - 1).remove() == 0
     before = log.size_bytes
-    assert log.drop_before(infos[1].end_offset) == infos[0].bytes + infos[1].bytes
+    assert log.detach_before(infos[1].end_offset).remove() == infos[0].bytes + infos[1].bytes
     assert log.size_bytes == before - infos[0].bytes - infos[1].bytes
     assert log.start_offset == infos[2].base_offset
-    log.drop_before(10**9)
-    assert log.segment_count == 1
+    log.detach_before(10**9).remove()
+    assert len(log.segments()) == 1
     names = {path.name for path in tmp_path.iterdir() if path.name[0] == "0"}
     assert len(names) == 4
     sync(log)
@@ -191,7 +191,7 @@ def test_a_sync_in_a_thread_copes_with_rolls_and_drops_meanwhile(tmp_path: Path)
     assert disk.started.wait(10)
     for _ in range(30):
         append(log)
-    log.drop_before(30)
+    log.detach_before(30).remove()
     log.close(clean=False)
     disk.go_on.set()
     thread.join(10)
@@ -204,7 +204,7 @@ def test_descriptors_of_closed_segments_are_bounded(tmp_path: Path) -> None:
     before = open_fds()
     log = open_log(tmp_path)
     written = append_many(log, 150)
-    assert log.segment_count > 20
+    assert len(log.segments()) > 20
     sync(log)
     assert read_all(log)[0] == written
     assert read_all(log)[0] == written
@@ -306,7 +306,7 @@ def test_time_leads_to_the_first_batch_that_reaches_it(tmp_path: Path) -> None:
     stamps = [100, 90, 300, 200, 250, 300, 500, 400, 700, 700, 650, 900]
     for timestamp in stamps:
         log.append(make_batch(log.end_offset, timestamp=timestamp), now_ms=0)
-    assert log.segment_count > 1
+    assert len(log.segments()) > 1
     for wanted in range(0, 1_000, 10):
         first = next((at for at, stamp in enumerate(stamps) if stamp >= wanted), len(stamps))
         assert log.find_time(wanted) == first, wanted
@@ -377,7 +377,7 @@ def test_damage_met_while_reading_is_remembered(tmp_path: Path) -> None:
     found, damages = read_all(third)
     assert found == {base: batch for base, batch in written.items() if base != 1}
     assert len(damages) == 1
-    third.drop_before(6)
+    third.detach_before(6).remove()
     assert third.damage == []
 
 

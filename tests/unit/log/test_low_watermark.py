@@ -42,7 +42,7 @@ def test_a_log_begins_at_the_file_or_at_its_first_segment(tmp_path: Path, clean:
     written(tmp_path, low_watermark=7, clean=clean)
     log = reopened(tmp_path)
     assert (log.start_offset, log.low_watermark, log.end_offset) == (0, 7, 30)
-    log.drop_before(20)
+    log.detach_before(20).remove()
     assert log.start_offset > 7
     assert log.low_watermark == log.start_offset
 

@@ -5,12 +5,12 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.record.checks import check
 
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_CONTROL,
     HEADER_BYTES,
-    check,
     encode_batch,
     is_server_batch,
     parse_header,

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.record.checks import check
 
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
@@ -10,7 +11,6 @@ from penstock.record.batch import (
     ATTR_DELETE_HORIZON,
     ATTR_TRANSACTIONAL,
     HEADER_BYTES,
-    check,
     encode_batch,
     parse_header,
 )

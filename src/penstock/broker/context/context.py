@@ -1,5 +1,5 @@
-"""What all partitions of a node share: clock, threads, disk budget, defaults (built in node/),
-opened batches, and what backups in progress require: segments are kept, and crossings wait.
+"""What all partitions of a node share: clock, threads, disk budget, defaults (built in node/), how
+logs are opened, opened batches, and what backups in progress require.
 
 A message that crosses from one log to another (a dead letter, a message moved back, the end of a
 transaction) is written in one log before it is acked in the other. The positions of several nodes
@@ -12,20 +12,21 @@ case the client is gone. A node with a low disk drops segments anyway (``partiti
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.broker.context.disk import DiskBudget
-from penstock.log.log import LogConfig
+from penstock.log.log import Log, LogConfig
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model import limits
 from penstock.model.limits import OPENED_BYTES_MAX
 from penstock.model.ports import Clock
-from penstock.model.stream import TopicDefaults
-from penstock.model.topic import Fsync
+from penstock.model.stream import TopicDefaults, settings_of
+from penstock.model.topic import Fsync, Topic
 from penstock.record.opened import OpenedBatch
 
 HOLDERS_MAX: Final = 16  # backups that begin at the same time
@@ -100,10 +101,9 @@ class OpenedBatches:
         self._drop(key)
         self.kept[key] = opened
         self._size_bytes += opened.size_bytes
-        while len(self.kept) > 1 and (
-            self._size_bytes > self._bytes_max or len(self.kept) > BATCHES_MAX
-        ):
-            self._drop(next(iter(self.kept)))
+        kept = self.kept
+        while len(kept) > 1 and (self._size_bytes > self._bytes_max or len(kept) > BATCHES_MAX):
+            self._drop(next(iter(kept)))
 
     def forget(self, owner: object) -> None:
         for key in [key for key in self.kept if key[0] is owner]:
@@ -149,3 +149,39 @@ class BrokerContext:
     hold: BackupHold = field(default_factory=BackupHold)  # of backups in progress
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
+
+
+log_ = logging.getLogger(__name__)
+
+
+def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
+    """Return the node's settings for a log, or those of the topic where they are stricter."""
+    stream, node = settings_of(topic, context.defaults), context.log
+    age_ms_max = stream.segment_ms
+    if stream.is_compacted:
+        # Only closed segments are compacted, so this closes the last one in time.
+        age_ms_max = min(age_ms_max, stream.compaction_lag_ms_max)
+    return replace(
+        node,
+        segment_bytes_max=min(node.segment_bytes_max, stream.segment_bytes),
+        segment_age_ms_max=min(node.segment_age_ms_max, age_ms_max),
+    )
+
+
+def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> Log:
+    """``topics``: the folder of all topics. Safe in a thread."""
+    folder = topics / topic.topic_id / str(index)
+    log = Log.open(folder, log_config(topic, context), now_ms=context.clock.wall_ms())
+    report = log.recovery
+    fields = {"topic": topic.name, "partition": index}
+    if report.truncated_bytes:
+        truncated = {"bytes": report.truncated_bytes, "reason": report.reason}
+        log_.warning("torn tail truncated", extra=fields | truncated)
+    if report.is_low_watermark_damaged:
+        log_.error(
+            "low watermark damaged: deleted records of kept segments are readable again",
+            extra=fields | {"folder": str(folder)},
+        )
+    for damage in report.damage:
+        log_.error("damage found", extra=fields | {"reason": str(damage)})
+    return log

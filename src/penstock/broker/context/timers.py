@@ -1,14 +1,22 @@
-"""Timers: an alarm on the node's clock, and the interval of a periodic job."""
+"""Timers: an alarm on the node's clock, the interval of a periodic job, the end of tasks."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.model.ports import Clock
 
 
+async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Cancel tasks, and return when they have ended."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
+
+
 class Alarm:
-    """One timer on the node's monotonic clock. It may ring too early, never too late: the callback
-    looks at the clock, and sets the alarm again."""
+    """One timer on the node's clock. It may ring early: the callback looks, and sets it again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -32,7 +40,7 @@ class Alarm:
     def clear(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None
 
     def _rings(self) -> None:
         self._timer = None

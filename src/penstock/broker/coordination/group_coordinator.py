@@ -8,22 +8,79 @@ waiting requests fail, and clients retry. The listener bounds the requests in pr
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
-from penstock.cursor.groups.decision import Decision, TicketReply
+from penstock.cursor.groups.decision import Decision, Reply, TicketReply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
-from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
-from penstock.model.errors import InvalidRequest, PenstockError
-from penstock.model.ports import Clock
+from penstock.cursor.tenants import CoordinatorUsage
+from penstock.metadata.topics.resource_configs import GROUP, Configs, Resource, ResourceConfigs
+from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded
+from penstock.model.levels import GROUP_CONFIGS_STORED
+from penstock.model.limits import RESOURCE_CONFIGS_MAX
+from penstock.model.names import split_scoped
+from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
+
+
+@dataclass
+class GroupConfigs:
+    """Group configs in the metadata store, where every node reads them from memory. Below feature
+    level 3 they are rows of the coordinator, which moves them to the store from that level on."""
+
+    configs: ResourceConfigs
+    usage: CoordinatorUsage
+    level: Callable[[], int]  # the feature level in force
+
+    @property
+    def is_in_force(self) -> bool:
+        return self.level() >= GROUP_CONFIGS_STORED
+
+    def of(self, group_id: str) -> Configs:
+        return self.configs.get(self._resource(group_id))
+
+    async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        """Change configs, whose values were checked. None: back to the default."""
+        resource = self._resource(group_id)
+        is_new = any(text is not None for text in changes.values()) and not self.of(group_id)
+        if is_new and not self._has_room(resource.account):
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        try:
+            await self.configs.change(resource, changes)
+        except QuotaExceeded:
+            return Reply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        except InvalidRequest:
+            return Reply(ErrorCode.INVALID_GROUP_ID)
+        except PenstockError:
+            return Reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return Reply()
+
+    async def take_over(self, group_id: str, configs: Configs) -> None:
+        """Store the configs of a row; values set since then win. Raises PenstockError."""
+        await self.configs.add_missing(self._resource(group_id), configs)
+
+    def _has_room(self, account: str) -> bool:
+        most = self.usage.most(account, GROUP_CONFIGS, RESOURCE_CONFIGS_MAX)
+        if len(self.configs.names(account, GROUP)) < most:
+            return True
+        self.usage.note_refused(account, GROUP_CONFIGS)
+        return False
+
+    def _resource(self, group_id: str) -> Resource:
+        account, name = split_scoped(group_id, own_account=self.usage.own_account)
+        return Resource(account, GROUP, name)
+
 
 log_ = logging.getLogger(__name__)
 
@@ -37,17 +94,14 @@ Decide = Callable[[Groups, Decision], None]
 class GroupCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        *,
         open_log: Callable[[], Awaitable[RowLog]],
-        settings: GroupSettings,
-        clock: Clock,
+        setup: "CoordinatorSetup",
         label: str,
-        usage: CoordinatorUsage = NO_QUOTAS,
-        configs: GroupConfigs | None = None,
+        settings: GroupSettings,
+        configs: GroupConfigs | None,
     ) -> None:
         """``configs``: group configs in the metadata store; None: they stay rows."""
-        super().__init__(open_log=open_log, clock=clock, label=label)
-        self._usage = usage
+        super().__init__(open_log, setup, label)
         self._configs = configs
         self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
         self._settings = settings
@@ -59,16 +113,13 @@ class GroupCoordinator(CoordinatorRuntime):
         self._held: set[int] = set()  # tickets whose reply waits for the log
 
     def end_waits(self) -> None:
-        """Fail the requests that wait for other members; those that wait for the log get a
-        reply."""
+        """Fail the requests that wait for other members, not those that wait for the log."""
         for ticket in self._waiters:
             if ticket not in self._held:
                 self._fail(ticket)
 
     async def stop(self) -> None:
-        if self._move is not None:
-            self._move.cancel()
-            await asyncio.gather(self._move, return_exceptions=True)
+        await cancel_all((self._move,))
         await super().stop()
         self._fail_all()
 
@@ -76,10 +127,8 @@ class GroupCoordinator(CoordinatorRuntime):
         stored = None if self._configs is None else self._configs.of
         self._groups = Groups(self._settings, self._usage.start(self._label), stored=stored)
 
-    def replay(self, rows: Iterable[Row]) -> None:
-        now_ms = self._clock.mono_ms()
-        for key, value in rows:
-            self._groups.replay(key, value, now_ms=now_ms)
+    def replay(self, row: Row) -> None:
+        self._groups.replay(row.key, row.value, now_ms=self._clock.mono_ms())
 
     def loaded(self) -> None:
         self._carry_out(self._decide(Groups.loaded))
@@ -124,19 +173,16 @@ class GroupCoordinator(CoordinatorRuntime):
             try:
                 await self._store_configs(configs, group_id, row)
             except InvalidRequest as error:
-                log_.error(
-                    "group configs not moved", extra={"group": group_id, "reason": str(error)}
-                )
+                fields = {"group": group_id, "reason": str(error)}
+                log_.error("group configs not moved", extra=fields)
             else:
                 moved.append(group_id)
-        if self._groups is not groups:
-            return
-        self.note(lambda groups, decision: groups.drop_configs(moved, decision), is_divisible=True)
-        log_.info("group configs moved", extra={"coordinator": self._label, "groups": len(moved)})
+        if self._groups is groups:
+            self.note(lambda now, decision: now.drop_configs(moved, decision), is_divisible=True)
+            done: dict[str, object] = {"coordinator": self._label, "groups": len(moved)}
+            log_.info("group configs moved", extra=done)
 
-    async def _store_configs(
-        self, configs: GroupConfigs, group_id: str, row: Mapping[str, str]
-    ) -> None:
+    async def _store_configs(self, configs: GroupConfigs, group_id: str, row: Configs) -> None:
         """Retry until the store is reachable. Raises InvalidRequest."""
         while True:
             try:
@@ -144,10 +190,8 @@ class GroupCoordinator(CoordinatorRuntime):
             except InvalidRequest:
                 raise
             except PenstockError as error:
-                log_.warning(
-                    "group configs not moved yet",
-                    extra={"coordinator": self._label, "reason": str(error)},
-                )
+                fields = {"coordinator": self._label, "reason": str(error)}
+                log_.warning("group configs not moved yet", extra=fields)
             await asyncio.sleep(MOVE_RETRY_SECONDS)
 
     async def request(self, failed: ReplyT, decide: Decide) -> ReplyT:
@@ -200,9 +244,7 @@ class GroupCoordinator(CoordinatorRuntime):
 
     def _forget(self, topic_ids: frozenset[str]) -> None:
         """The ids are kept until the log has the decision: until then it may be read again."""
-        self.note(
-            lambda groups, decision: groups.forget_topics(topic_ids, decision), is_divisible=True
-        )
+        self.note(lambda now, decision: now.forget_topics(topic_ids, decision), is_divisible=True)
         self.when_committed(
             lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None
         )
@@ -234,11 +276,9 @@ class GroupCoordinator(CoordinatorRuntime):
     def _carry_out(self, decision: Decision, *, is_divisible: bool = False) -> None:
         self.append(decision.rows, is_divisible=is_divisible)
         self._alarm.set(self._groups.next_wake_ms())
-        held: list[TicketReply] = []
+        held = [each for each in decision.replies if each.after_commit]
         for each in decision.replies:
-            if each.after_commit:
-                held.append(each)
-            else:
+            if not each.after_commit:
                 self._reply(each.ticket, each.reply)
         if held:
             self._held.update(each.ticket for each in held)

@@ -1,18 +1,19 @@
 """The host of the group coordinators of this node. Their rows (``cursor/groups/records.py``) are in
 the internal topic ``__groups``. A group sees a change of topics with the next heartbeat of any
 member; when a topic is deleted, so are the offsets committed for it. A group reads topics of its
-own tenant, which its id names (``model/names.py``)."""
+own tenant, which its id names (``model/names.py``).
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from penstock.broker.coordination.group_configs import GroupConfigs
-from penstock.broker.coordination.group_coordinator import GroupCoordinator
-from penstock.broker.coordination.group_topics import GroupTopics, match_patterns
+from penstock.broker.context.timers import cancel_all
+from penstock.broker.coordination.group_coordinator import GroupConfigs, GroupCoordinator
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
 from penstock.broker.coordination.row_log import RowLog
 from penstock.cursor import coordinator_calls as calls
@@ -25,13 +26,64 @@ from penstock.cursor.groups.offsets import FetchReply
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.groups.streams.streams_assignment import AssignmentInput, compute_assignment
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
-from penstock.cursor.patterns.matches import Topics
+from penstock.cursor.patterns.matches import Matches, Topics
+from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.visibility import TopicVisibility
 from penstock.model.call_times import FETCH_HERE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS
-from penstock.model.names import scoped_id, split_share
+from penstock.model.names import is_internal, scoped_id, split_scoped, split_share
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+
+SEEN_AT_ONCE = 32  # topics; authorizing one takes up to 50 µs
+_NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
+_NO_TOPICS = Topics(0, {})
+
+
+class GroupTopics:
+    """The topics of this node as groups see them: by account and name, with an epoch that rises
+    with every change that matters to a group."""
+
+    def __init__(self, own_account: str, region: str) -> None:
+        self._own_account = own_account
+        self._region = region
+        # By account; changed in place, which the epoch shows.
+        self._by_name: dict[str, dict[str, tuple[str, int]]] = {}
+        self._topics: dict[str, Topics] = {}
+        self._epoch = 0
+
+    def of(self, group_id: str) -> Topics:
+        account, _ = split_scoped(group_id, own_account=self._own_account)
+        return self._topics.get(account, _NO_TOPICS)
+
+    def id_of(self, group_id: str, name: str) -> str | None:
+        entry = self.of(group_id).by_name.get(name)
+        return None if entry is None else entry[0]
+
+    def changed(self, before: Topic | None, after: Topic | None) -> None:
+        """Follow a change of the catalog. Groups cannot subscribe to shares and internal topics."""
+        topic = after or before
+        assert topic is not None
+        if topic.is_share or topic.region != self._region or is_internal(topic.name):
+            return
+        by_name = self._by_name.setdefault(topic.account, {})
+        if after is None:
+            by_name.pop(topic.name, None)
+        else:
+            entry = (after.topic_id, after.partition_count)
+            # With another policy, other members may see the topic.
+            is_same = before is None or before.settings.policy == after.settings.policy
+            if by_name.get(after.name) == entry and is_same:
+                return
+            by_name[after.name] = entry
+        self._epoch += 1
+        known = self._topics.get(topic.account)
+        matches = Matches() if known is None else known.matches
+        self._topics[topic.account] = Topics(self._epoch, by_name, matches)
+        if not by_name:
+            del self._by_name[topic.account], self._topics[topic.account]
+
 
 log_ = logging.getLogger(__name__)
 
@@ -62,10 +114,7 @@ class TaskAssignments:
             log_.error("task assignment failed", exc_info=error, extra={"group": group_id})
 
     async def stop(self) -> None:
-        jobs = list(self._jobs.values())
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        await cancel_all(self._jobs.values())
 
 
 TOPIC_NAME = "__groups"
@@ -154,14 +203,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     def _new_coordinator(
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> GroupCoordinator:
-        return GroupCoordinator(
-            open_log=open_log,
-            settings=self._settings,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
-            configs=self._configs,
-        )
+        return GroupCoordinator(open_log, self._setup, label, self._settings, self._configs)
 
     def level_changed(self) -> None:
         for coordinator in self._coordinators:
@@ -202,15 +244,44 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return failed(call, UNAVAILABLE) if self._is_draining else await self._decide(call)
 
     async def _beat_consumer(self, call: calls.BeatConsumer) -> ConsumerReply:
-        group_id = call.group_id
-        visibility = await match_patterns(
-            self._at(group_id),
-            group_id,
-            call.request,
-            call.visibility,
-            topics_of=lambda: self._topics.of(group_id),
-        )
+        visibility = await self._matched(call)
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
+
+    async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
+        """Match the patterns of the group and find out which topics the member may see, before the
+        decision, which cannot be interrupted. Each step takes about a millisecond. Returns the
+        visibility with the results in memory."""
+        coordinator, visibility = self._at(call.group_id), call.visibility
+        seen: dict[str, bool] = {}
+        has_waited = True
+        while has_waited:
+            has_waited = False
+            topics = self._topics.of(call.group_id)
+            patterns, seen_by = coordinator.peek(
+                _NO_PATTERNS,
+                partial(Groups.due_patterns, **msgspec.structs.asdict(call), topics=topics),
+            )
+            try:
+                for regex in patterns:
+                    for _ in topics.matches.catch_up(regex, topics.by_name, topics.epoch):
+                        await asyncio.sleep(0)
+                        has_waited = True
+                if visibility is None or not seen_by or has_waited:
+                    continue
+                unseen = topics.matches.of(seen_by, topics.by_name, topics.epoch) - seen.keys()
+            except InvalidPattern:
+                break  # the decision reports it
+            for number, name in enumerate(unseen, 1):
+                seen[name] = visibility.may_see(name)
+                if number % SEEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    has_waited = True
+        if visibility is None or not seen:
+            return visibility
+        may_see = visibility.may_see
+        return TopicVisibility(
+            visibility.version, lambda name: seen[name] if name in seen else may_see(name)
+        )
 
     async def _beat_streams(self, call: calls.BeatStreams) -> StreamsReply:
         if self._level() < STREAMS_GROUPS:
@@ -221,8 +292,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return reply
 
     def share_settings(self, group_id: str) -> ShareSettings:
-        if self._configs is not None and self._configs.is_in_force:
-            return share_settings(self._configs.of(group_id))
+        if self._stored is not None:
+            return share_settings(self._stored.of(group_id))
         if not self._coordinators:
             return share_settings(_NO_CONFIGS)  # the node is starting
         found = self._at(group_id).peek(_NO_CONFIGS, lambda groups: groups.configs(group_id))
@@ -235,20 +306,25 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return self.share_settings(group_id)
 
     @property
+    def _stored(self) -> GroupConfigs | None:
+        """The metadata store, once configs are there."""
+        return self._configs if self._configs is not None and self._configs.is_in_force else None
+
+    @property
     def has_stored_configs(self) -> bool:
         return self._configs is None or self._configs.is_in_force
 
     async def _read_configs(self, call: calls.ReadConfigs) -> tuple[ErrorCode, Mapping[str, str]]:
         group_id = call.group_id
-        if self._configs is not None and self._configs.is_in_force:
-            return ErrorCode.NONE, self._configs.of(group_id)
+        if self._stored is not None:
+            return ErrorCode.NONE, self._stored.of(group_id)
         return await self._at(group_id).read(
             failed(call, UNAVAILABLE), lambda groups: (ErrorCode.NONE, groups.configs(group_id))
         )
 
     async def _change_configs(self, call: calls.ChangeConfigs) -> Reply:
-        if self._configs is not None and self._configs.is_in_force:
-            return await self._configs.change(call.group_id, call.changes)
+        if self._stored is not None:
+            return await self._stored.change(call.group_id, call.changes)
         return await self._decide(call)
 
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
@@ -286,13 +362,11 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: list[Listing] = []
+        fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():
             code, listings = await coordinator.read(
                 failed(call, UNAVAILABLE),
-                lambda groups: (
-                    ErrorCode.NONE,
-                    groups.list_groups(states=call.states, kinds=call.kinds),
-                ),
+                lambda groups: (ErrorCode.NONE, groups.list_groups(**fields)),
             )
             if code:
                 return failed(call, UNAVAILABLE)

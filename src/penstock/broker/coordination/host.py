@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.remote_calls import RemoteCoordinators
 from penstock.broker.coordination.row_log import RowLog, RowUnreadable
 from penstock.broker.coordination.runtime import CoordinatorRuntime
@@ -81,14 +82,12 @@ class CoordinatorHost(ABC, Generic[C]):
         if self._led is None:
             await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
         else:
-            for partition, coordinator in enumerate(self._coordinators):
-                coordinator.take_over() if partition in self._led else coordinator.stand_by()
+            for partition in range(topic.partition_count):
+                self.led(partition, partition in self._led)
         self._job = asyncio.create_task(self._expire_forever(), name=f"expire {self._topic_name}")
 
     async def stop(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
-            await asyncio.gather(self._job, return_exceptions=True)
+        await cancel_all((self._job,))
         for coordinator in self._coordinators:
             await coordinator.stop()
 
@@ -100,21 +99,14 @@ class CoordinatorHost(ABC, Generic[C]):
             coordinator.take_over() if is_led else coordinator.stand_by()
 
     def _own_coordinators(self) -> list[C]:
-        return [
-            coordinator
-            for partition, coordinator in enumerate(self._coordinators)
-            if self._led is None or partition in self._led
-        ]
+        led = self._led
+        return [c for index, c in enumerate(self._coordinators) if led is None or index in led]
 
     def _at(self, key: str) -> C:
         return self._coordinators[partition_of_group(key, len(self._coordinators))]
 
     def troubles(self) -> Sequence[str]:
-        return [
-            each.trouble
-            for each in self._coordinators
-            if each.trouble is not None and each.unreadable is None
-        ]
+        return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
         """Return the rows that keep coordinators out of service until an operator skips them."""

@@ -1,6 +1,7 @@
 """Calls between the coordinators of groups and of transactions on different nodes, both ends."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -35,26 +36,18 @@ class GroupsHere(Coordinators, Protocol):
     async def fetch_here(self, call: FetchOffsets, /) -> FetchReply: ...
 
 
+@dataclass(kw_only=True)
 class RemoteCoordinators:
-    def __init__(
-        self,
-        *,
-        own_node: int,
-        leader: Callable[[str, str], int | None],
-        caller: Callable[[int], Caller],
-        wait_changed: Callable[[float], Awaitable[None]],
-    ) -> None:
-        """``leader`` returns the node that has a key of an internal topic. ``wait_changed`` returns
-        when leaders may have changed, or after some seconds."""
-        self.wait_changed = wait_changed
-        self._own = own_node
-        self._leader = leader
-        self._caller = caller
+    own_node: int
+    leader: Callable[[str, str], int | None]  # the node that has a key of an internal topic
+    caller: Callable[[int], Caller]
+    # Returns when leaders may have changed, or after some seconds.
+    wait_changed: Callable[[float], Awaitable[None]]
 
     def node_of(self, topic: str, key: str) -> int | None:
         """Return the node that coordinates a key; None if it is this node, or unknown."""
-        node = self._leader(topic, key)
-        return None if node is None or node == self._own else node
+        node = self.leader(topic, key)
+        return None if node is None or node == self.own_node else node
 
     async def complete_transaction(self, node: int, call: CompleteTransaction) -> Reply:
         request = GroupComplete(*msgspec.structs.astuple(call))
@@ -80,7 +73,7 @@ class RemoteCoordinators:
 
     async def _call(self, node: int, call: Call[Q, R], request: Q) -> R | None:
         try:
-            return await self._caller(node).call(call, request, timeout_ms=COORDINATOR_CALL_MS)
+            return await self.caller(node).call(call, request, timeout_ms=COORDINATOR_CALL_MS)
         except PenstockError:
             return None
 

@@ -55,11 +55,8 @@ class RowUnreadable(PenstockError):
     ) -> None:
         """``row``: None if the batch cannot be decoded, so there is no single row to skip."""
         super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.row = row
-        self.reason = reason
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.row, self.reason = row, reason
 
 
 class PlacedRow(NamedTuple):
@@ -133,32 +130,23 @@ class RowLog:
         self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
-    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
+    async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
         """Pass the rows in [start, end) to ``replay``, one by one. Raises RowUnreadable."""
         async for placed in self.read(start, end):
-            rows = _RememberingRows(placed)
-            try:
-                replay(rows)
-            except Exception as error:
-                offset, row = rows.last
-                reason = str(error) if isinstance(error, ValueError) else repr(error)
-                raise RowUnreadable(
-                    self._topic.name, self.partition, offset, row, reason
-                ) from error
+            for offset, row in placed:
+                try:
+                    replay(row)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, ValueError) else repr(error)
+                    raise self._unreadable(offset, row, reason) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end) that are not skipped, some at a time. Raises
-        RowUnreadable."""
+        """Yield the rows in [start, end) that are not skipped. Raises RowUnreadable."""
         offset = start
         while offset < end:
+            place = (self._topic, self.partition)
             fetched = await self._broker.call(
-                Fetch(
-                    self._topic,
-                    self.partition,
-                    offset=offset,
-                    bytes_max=READ_BYTES_MAX,
-                    is_committed=False,
-                )
+                Fetch(*place, offset=offset, bytes_max=READ_BYTES_MAX, is_committed=False)
             )
             rows: list[PlacedRow] = []
             before = offset
@@ -185,12 +173,13 @@ class RowLog:
             row = Row(b"", batch[HEADER_BYTES:]) if header.count == 1 else None
             if row is not None and self._skipped.get(offset) == digest_of(row):
                 return ()
-            raise RowUnreadable(
-                self._topic.name, self.partition, offset, row, str(error)
-            ) from error
+            raise self._unreadable(offset, row, str(error)) from error
         if not self._skipped:
             return placed
         return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
+
+    def _unreadable(self, offset: int, row: Row | None, reason: str) -> RowUnreadable:
+        return RowUnreadable(self._topic.name, self.partition, offset, row, reason)
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
         """Return once all is committed. If it raises, the batches in the log are committed too."""
@@ -198,17 +187,6 @@ class RowLog:
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
             )
-
-
-class _RememberingRows:
-    def __init__(self, placed: Sequence[PlacedRow]) -> None:
-        self._placed = placed
-        self.last: PlacedRow
-
-    def __iter__(self) -> Iterator[Row]:
-        for placed in self._placed:
-            self.last = placed
-            yield placed.row
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:

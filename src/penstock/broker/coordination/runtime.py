@@ -13,9 +13,10 @@ the log into memory at the start, and appends the rows of every decision.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from penstock.broker.context.timers import Alarm
+from penstock.broker.context.timers import Alarm, cancel_all
 from penstock.broker.coordination.row_log import (
     BATCH_ROWS_BYTES_MAX,
     RowLog,
@@ -24,7 +25,9 @@ from penstock.broker.coordination.row_log import (
 )
 from penstock.cursor.rows import Row
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -36,8 +39,6 @@ OnCommitted = Callable[[bool], None]
 
 
 class _Append:
-    __slots__ = ("decisions", "waiting")
-
     def __init__(self) -> None:
         self.decisions: list[Sequence[Row]] = []
         self.waiting: list[OnCommitted] = []
@@ -50,13 +51,15 @@ class _Append:
 
 class CoordinatorRuntime(ABC):
     def __init__(
-        self, *, open_log: Callable[[], Awaitable[RowLog]], clock: Clock, label: str
+        self, open_log: Callable[[], Awaitable[RowLog]], setup: "CoordinatorSetup", label: str
     ) -> None:
+        clock = setup.clock
         self.trouble: str | None = None  # why nothing is served
         self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
         self.is_standing_by = False  # another node leads the log, and decides
         self.epoch = 0  # of the log's leader when it was read: this node, as long as it leads
         self._clock = clock
+        self._usage = setup.usage
         self._label = label
         self._loop = asyncio.get_running_loop()
         self._open_log = open_log
@@ -77,9 +80,8 @@ class CoordinatorRuntime(ABC):
         """Forget everything: reading begins, or begins again."""
 
     @abstractmethod
-    def replay(self, rows: Iterable[Row]) -> None:
-        """Apply rows in order, each before the next is taken. Raises ValueError for a foreign
-        row."""
+    def replay(self, row: Row) -> None:
+        """Apply the next row of the log. Raises ValueError for a foreign row."""
 
     @abstractmethod
     def loaded(self) -> None:
@@ -103,9 +105,7 @@ class CoordinatorRuntime(ABC):
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
-        if self._loader is not None:
-            self._loader.cancel()
-            await asyncio.gather(self._loader, return_exceptions=True)
+        await cancel_all((self._loader,))
         if self._appender is not None:
             # In a cluster there may be no node left to commit it.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
@@ -189,10 +189,8 @@ class CoordinatorRuntime(ABC):
         if self._log is None:
             return
         if not self.is_standing_by:
-            log_.warning(
-                "coordinator reads its log again",
-                extra={"coordinator": self._label, "reason": reason},
-            )
+            fields = {"coordinator": self._label, "reason": reason}
+            log_.warning("coordinator reads its log again", extra=fields)
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         dropped, self._next = self._next, _Append()
@@ -204,14 +202,12 @@ class CoordinatorRuntime(ABC):
 
     def _start_appender(self) -> None:
         if self._appender is None:
-            self._appender = self._loop.create_task(
-                self._append_all(), name=f"append {self._label}"
-            )
+            name = f"append {self._label}"
+            self._appender = self._loop.create_task(self._append_all(), name=name)
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until nothing is left, from the next turn on: decisions of a turn share a
-        batch."""
+        """Append until nothing is left, from the next turn on: a turn's decisions share it."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 

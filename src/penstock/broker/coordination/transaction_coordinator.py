@@ -14,22 +14,25 @@ clock.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
-from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
 from penstock.cursor.transactions import (
     Marker,
     Transactions,
     TxnOutcome,
     TxnReply,
     TxnState,
-    TxnValue,
 )
 from penstock.model.errors import PenstockError
-from penstock.model.ports import Clock
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -40,23 +43,20 @@ MARKER_RETRY_MS = 1_000
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 _MarkerKey = tuple[str, str, int]  # transactional id, topic id, partition
+T = TypeVar("T")
 
 
 class TransactionCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        *,
         open_log: Callable[[], Awaitable[RowLog]],
+        setup: "CoordinatorSetup",
+        label: str,
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
-        clock: Clock,
-        label: str,
-        usage: CoordinatorUsage = NO_QUOTAS,
     ) -> None:
-        """``write_marker`` returns when a marker is committed, or its partition is gone; if it
-        raises, the marker is retried."""
-        super().__init__(open_log=open_log, clock=clock, label=label)
-        self._usage = usage
+        """``write_marker`` raises if the marker must be retried."""
+        super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
@@ -72,9 +72,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def stop(self) -> None:
         """Markers that are not written now are written after the next start."""
         self._is_stopping = True
-        for task in tuple(self._senders):
-            task.cancel()
-        await asyncio.gather(*self._senders, return_exceptions=True)
+        await cancel_all(self._senders)
         await super().stop()
 
     def reset(self) -> None:
@@ -84,9 +82,8 @@ class TransactionCoordinator(CoordinatorRuntime):
             usage=self._usage.start(self._label),
         )
 
-    def replay(self, rows: Iterable[Row]) -> None:
-        for key, value in rows:
-            self._txns.replay(key, value)
+    def replay(self, row: Row) -> None:
+        self._txns.replay(row.key, row.value)
 
     def loaded(self) -> None:
         self._failed.clear()  # they are among those sent now
@@ -111,7 +108,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
-                return TxnReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                return TxnReply(UNAVAILABLE)
             if not self.ready():
                 return TxnReply(self._unready)
             reply = self._decide(transactional_id, decide)
@@ -124,11 +121,7 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     @property
     def _unready(self) -> ErrorCode:
-        return (
-            ErrorCode.NOT_COORDINATOR
-            if self.is_standing_by
-            else ErrorCode.COORDINATOR_NOT_AVAILABLE
-        )
+        return ErrorCode.NOT_COORDINATOR if self.is_standing_by else UNAVAILABLE
 
     def _decide(
         self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
@@ -156,8 +149,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the code of ``check``. NONE: what ``check`` has seen is durable, and valid until
-        the caller's next await."""
+        """Return the code of ``check``. NONE: it holds until the caller's next await."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -171,19 +163,13 @@ class TransactionCoordinator(CoordinatorRuntime):
                 return code
         return self._unready
 
-    async def describe(self, transactional_id: str) -> tuple[ErrorCode, TxnValue | None]:
+    async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
+        """Read memory; return once the log has it too."""
         if self.ready():
-            found = self._txns.describe(transactional_id)
+            found = read(self._txns)
             if await self.committed():
                 return ErrorCode.NONE, found
         return self._unready, None
-
-    async def all_ids(self) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        if self.ready():
-            found = self._txns.view()
-            if await self.committed():
-                return ErrorCode.NONE, found
-        return self._unready, {}
 
     def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
         try:
@@ -235,9 +221,8 @@ class TransactionCoordinator(CoordinatorRuntime):
                 by_id.setdefault(marker.transactional_id, []).append(marker)
         for transactional_id, new in by_id.items():
             self._sending.update(map(_key, new))
-            task = self._loop.create_task(
-                self._send_all(new), name=f"markers of {transactional_id}"
-            )
+            name = f"markers of {transactional_id}"
+            task = self._loop.create_task(self._send_all(new), name=name)
             self._senders.add(task)
             task.add_done_callback(self._senders.discard)
 
@@ -248,14 +233,9 @@ class TransactionCoordinator(CoordinatorRuntime):
             results = await asyncio.gather(*map(self._send_one, markers))
         reasons = [reason for reason in results if reason is not None]
         if reasons:
-            log_.warning(
-                "transaction markers not written yet",
-                extra={
-                    "transactional_id": markers[0].transactional_id,
-                    "missing": len(reasons),
-                    "reason": reasons[0],
-                },
-            )
+            fields: dict[str, object] = {"transactional_id": markers[0].transactional_id}
+            fields |= {"missing": len(reasons), "reason": reasons[0]}
+            log_.warning("transaction markers not written yet", extra=fields)
 
     async def _send_one(self, marker: Marker) -> str | None:
         try:

@@ -28,7 +28,14 @@ from penstock.cursor.coordinator_calls import (
 )
 from penstock.cursor.groups.offsets import CommitReply
 from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX
-from penstock.cursor.transactions import Marker, TopicPartition, TxnReply, TxnValue
+from penstock.cursor.transactions import (
+    Marker,
+    TopicPartition,
+    Transactions,
+    TxnOutcome,
+    TxnReply,
+    TxnValue,
+)
 from penstock.model import ports
 from penstock.model.calls import AppendMarker, BrokerPort
 from penstock.model.errors import Overloaded, ProducerRefused, TopicNotFound
@@ -74,12 +81,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self, label: str, open_log: Callable[[], Awaitable[RowLog]]
     ) -> TransactionCoordinator:
         return TransactionCoordinator(
-            open_log=open_log,
-            write_marker=self._write_marker,
-            next_producer_id=self._next_producer_id,
-            clock=self._clock,
-            label=label,
-            usage=self._setup.usage,
+            open_log, self._setup, label, self._write_marker, self._next_producer_id
         )
 
     def expire(self) -> None:
@@ -97,15 +99,9 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             return  # deleted, and its records with it
         except ProducerRefused as error:
             # The producer continued there with a newer epoch, whose marker ends everything.
-            log_.warning(
-                "transaction marker outdated",
-                extra={
-                    "transactional_id": marker.transactional_id,
-                    "topic": marker.topic_id,
-                    "partition": marker.partition,
-                    "reason": str(error),
-                },
-            )
+            place = {"topic": marker.topic_id, "partition": marker.partition}
+            fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
+            log_.warning("transaction marker outdated", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)
@@ -120,9 +116,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         await self._markers.call(AppendMarker(topic, marker.partition, written))
 
     async def _mark_group(self, marker: Marker, group_id: str) -> None:
-        call = CompleteTransaction(
-            group_id, marker.producer_id, marker.producer_epoch, marker.is_commit
-        )
+        producer = (marker.producer_id, marker.producer_epoch)
+        call = CompleteTransaction(group_id, *producer, marker.is_commit)
         node = None if self._remote is None else self._remote.node_of(GROUPS, group_id)
         if self._remote is not None and node is not None:
             reply = await self._remote.complete_transaction(node, call)
@@ -133,17 +128,27 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if reply.code:
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
-    def _remote_node(self, transactional_id: str) -> int | None:
-        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
-
-    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+    async def _init_or_end(
+        self,
+        call: calls.InitProducer | calls.EndTransaction,
+        decide: Callable[..., TxnOutcome],
+    ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, spare_id: txns.init(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
+            lambda txns, spare_id: decide(
+                txns, **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
             ),
             needs_id=True,
         )
+
+    async def _init_producer(self, call: calls.InitProducer) -> TxnReply:
+        return await self._init_or_end(call, Transactions.init)
+
+    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
+        return await self._init_or_end(call, Transactions.end)
+
+    def _remote_node(self, transactional_id: str) -> int | None:
+        return None if self._remote is None else self._remote.node_of(TOPIC_NAME, transactional_id)
 
     async def _add_partitions(self, call: calls.AddPartitions) -> ErrorCode:
         node = self._remote_node(call.transactional_id)
@@ -158,12 +163,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         )
         return reply.code
 
-    async def _add_group(self, call: calls.AddGroup) -> ErrorCode:
-        if not 0 < len(call.group_id) <= GROUP_ID_CHARS_MAX:
-            return ErrorCode.INVALID_GROUP_ID
-        partitions = (_partition_of(call.group_id),)
-        return await self._add_partitions(AddPartitions(*_producer_of(call), partitions))
-
     async def _verify_partition(self, call: calls.VerifyPartition) -> ErrorCode:
         node = self._remote_node(call.transactional_id)
         if self._remote is not None and node is not None:
@@ -171,6 +170,12 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return await self._at(call.transactional_id).verify(
             call.transactional_id, lambda txns: txns.verify(**asdict(call))
         )
+
+    async def _add_group(self, call: calls.AddGroup) -> ErrorCode:
+        if not 0 < len(call.group_id) <= GROUP_ID_CHARS_MAX:
+            return ErrorCode.INVALID_GROUP_ID
+        partitions = (_partition_of(call.group_id),)
+        return await self._add_partitions(AddPartitions(*_producer_of(call), partitions))
 
     async def _commit_offsets(self, call: calls.CommitOffsets) -> CommitReply:
         group_id, producer = call.group_id, _producer_of(call)
@@ -186,19 +191,11 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             CommitInTransaction(group_id, call.request, call.producer_id, call.producer_epoch)
         )
 
-    async def _end_transaction(self, call: calls.EndTransaction) -> TxnReply:
-        return await self._at(call.transactional_id).request(
-            call.transactional_id,
-            lambda txns, spare_id: txns.end(
-                **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
-            ),
-            needs_id=True,
-        )
-
     async def _describe_transaction(
         self, call: calls.DescribeTransaction
     ) -> tuple[ErrorCode, TxnValue | None]:
-        code, found = await self._at(call.transactional_id).describe(call.transactional_id)
+        key = call.transactional_id
+        code, found = await self._at(key).read(lambda txns: txns.describe(key))
         if code:
             return code, None
         if found is None:
@@ -222,8 +219,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
-            code, ids = await coordinator.all_ids()
-            if code:
+            code, ids = await coordinator.read(Transactions.view)
+            if ids is None:
                 return code, {}
             found.update(ids)
         return ErrorCode.NONE, found

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.timers import Alarm
-from penstock.broker.leases.record_reader import Opening, Reading, RecordReader
+from penstock.broker.leases.record_reader import Opening, Place, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
@@ -25,7 +24,6 @@ from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.outcome import Pick
 from penstock.cursor.leases.standard import StandardCursor
-from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
@@ -52,41 +50,29 @@ class _AppendedBatch(NamedTuple):
 
 class Leases:
     def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        journal: Journal,
-        cursor: LeaseCursor,
-        waits: Waits,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
+        self, topic: Topic, place: Place, journal: Journal, cursor: LeaseCursor, waits: Waits
     ) -> None:
         self.topic = topic  # or the share
-        self.reader = RecordReader(topic, index, log, context, origin=origin, on_damage=on_damage)
-        self.index = index
+        self.reader = RecordReader(topic, place)
+        self.index = place.index
         self.waits = waits
         self.received_count = self.acked_count = 0
         self.dead_count = self.expired_count = 0
         self.cursor = cursor
-        self._log = log
+        self._log = place.log
         self._journal = journal
-        self._context = context
-        self._clock = context.clock
-        self._on_damage = on_damage
+        self._context = place.context
+        self._clock = place.context.clock
+        self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
-        self._messages_end = log.end_offset  # after the last batch of messages
+        self._messages_end = place.log.end_offset  # after the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, and when its record was sent
         self._listeners: set[Callable[[], None]] = set()
         self._alarm = Alarm(self._clock, self.wake)
         self._is_wake_due = False
-
-    # ── Appends ──────────────────────────────────────────────────────────────────────────────
 
     def appended(
         self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
@@ -135,8 +121,6 @@ class Leases:
         self._fresh.clear()
         self._fresh_count = 0
         self.reader.forget()
-
-    # ── Lease ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def retention_ms(self) -> int:
@@ -194,8 +178,7 @@ class Leases:
         return result
 
     def next_offset(self, *, up_to: int) -> int | Reading | None:
-        """Return the first offset below ``up_to`` that can be leased now; LATER: call again after
-        ``reader.ready``. For standard queues only."""
+        """Return the first offset below ``up_to`` that can be leased. For standard queues only."""
         assert isinstance(self.cursor, StandardCursor)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         found = self.cursor.next_offset(now_ms=now_ms)
@@ -244,8 +227,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Read ahead of the cursor. Returns about how many records were read; 0: none, or not
-        yet."""
+        """Read ahead of the cursor. Returns about how many records; 0: none, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -277,8 +259,6 @@ class Leases:
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
 
-    # ── Ack, extend, purge, start ────────────────────────────────────────────────────────────
-
     async def ack(
         self,
         claims: Sequence[Claim],
@@ -286,9 +266,8 @@ class Leases:
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Sequence[Exception | None]:
-        outcome = self.cursor.ack(
-            claims, now_ms=self._clock.mono_ms(), reason=reason, is_strict=is_strict
-        )
+        now_ms = self._clock.mono_ms()
+        outcome = self.cursor.ack(claims, now_ms=now_ms, reason=reason, is_strict=is_strict)
         flush = self._journal_events(outcome.events)
         if self.topic.is_fifo:
             self.wake()  # the group may be unlocked
@@ -352,8 +331,6 @@ class Leases:
             encode(event) if share_id is None else encode_shared(share_id, event)
         )
 
-    # ── Waking ───────────────────────────────────────────────────────────────────────────────
-
     def wake(self) -> None:
         """Serve the waits, and wake again when the next lease or delay ends."""
         if self._listeners:
@@ -395,12 +372,9 @@ class Leases:
         self._alarm.clear()
         self.reader.close()
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
     def counts(self) -> tuple[int, int, int]:
-        stats = self.cursor.stats(
-            now_ms=self._clock.mono_ms(), queue_delay_ms=self.topic.settings.delay_ms
-        )
+        delay_ms = self.topic.settings.delay_ms
+        stats = self.cursor.stats(now_ms=self._clock.mono_ms(), queue_delay_ms=delay_ms)
         return stats.visible, stats.in_flight, stats.delayed
 
     @property
@@ -425,8 +399,7 @@ class Leases:
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return records that are not gone, and the offset to continue from. There may be more
-        after an empty result."""
+        """Return records that are not gone, and the offset to continue from, perhaps none."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
@@ -453,8 +426,6 @@ class Leases:
         uncommitted = max(0, self._messages_end - self._journal.high_watermark)
         return msgspec.structs.replace(found, uncommitted=uncommitted)
 
-    # ── Cleaning ─────────────────────────────────────────────────────────────────────────────
-
     async def expire(self) -> None:
         """Drop records past their retention, also if nothing is received."""
         for _ in range(EXPIRY_ROUNDS_MAX):
@@ -462,9 +433,8 @@ class Leases:
             if self.cursor.wants_feed and not self._feed(now_ms, wall_ms) and self.reader.is_later:
                 await self.reader.ready()
                 continue
-            outcome = self.cursor.expire(
-                retention_ms=self.retention_ms, now_ms=now_ms, wall_ms=wall_ms
-            )
+            kept_ms = self.retention_ms
+            outcome = self.cursor.expire(retention_ms=kept_ms, now_ms=now_ms, wall_ms=wall_ms)
             if outcome.events:
                 self._count_expired(outcome.reply)
                 await self.settled(outcome.events)

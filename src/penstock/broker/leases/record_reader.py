@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -42,23 +43,25 @@ class Reading(Enum):
     LATER = "the batch is being opened"
 
 
+@dataclass
+class Place:
+    """One partition, as its views see it."""
+
+    index: int
+    log: Log
+    context: BrokerContext
+    origin: bytes  # for the ids of messages that came without one
+    on_damage: Callable[[Damaged], None]
+
+
 class RecordReader:
-    def __init__(
-        self,
-        topic: Topic,
-        index: int,
-        log: Log,
-        context: BrokerContext,
-        *,
-        origin: bytes,
-        on_damage: Callable[[Damaged], None],
-    ) -> None:
+    def __init__(self, topic: Topic, place: Place) -> None:
         self.topic = topic
-        self._index = index
-        self.log = log
-        self._opened = context.opened
-        self._origin = origin
-        self._on_damage = on_damage
+        self._index = place.index
+        self.log = place.log
+        self._opened = place.context.opened
+        self._origin = place.origin
+        self._on_damage = place.on_damage
         self.ahead: deque[Record] = deque()
         self.ahead_end = 0
         self.is_later = False  # the last call stopped early: continue after ``ready``
@@ -94,8 +97,7 @@ class RecordReader:
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a part of the log into ``ahead``, from which the cursor takes what fits. False:
-        there is nothing, or not yet (``is_later``)."""
+        """Decode a part of the log into ``ahead``. False: nothing, or not yet (``is_later``)."""
         self.is_later = False
         if self._pieces is None and not self._batches:
             try:
@@ -168,8 +170,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. If it turns out to be unreadable, its records get times so
-        old that they count as expired."""
+        """Return the records of a batch; if it is unreadable, with times that count as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:
@@ -194,16 +195,9 @@ class RecordReader:
     def _unreadable(
         self, header: BatchHeader, from_offset: int, error: MalformedBatch
     ) -> Iterator[list[Record]]:
-        log_.error(
-            "unreadable batch skipped",
-            extra={
-                "topic": self.topic.name,
-                "partition": self._index,
-                "offset": header.base_offset,
-                "records": header.count,
-                "reason": str(error),
-            },
-        )
+        place: dict[str, object] = {"topic": self.topic.name, "partition": self._index}
+        batch = {"offset": header.base_offset, "records": header.count, "reason": str(error)}
+        log_.error("unreadable batch skipped", extra=place | batch)
         start = max(from_offset, header.base_offset)
         end = start + min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
         for first in range(start, end, PIECE_RECORDS):
@@ -236,17 +230,14 @@ class RecordReader:
     async def read_late(self, offset: int) -> Record | None:
         record = self.read(offset)
         while record is Reading.LATER:
-            found = await asyncio.shield(self._opening_of(offset))
+            openings = self._openings.items()
+            opening = next(one for (start, end), one in openings if start <= offset < end)
+            found = await asyncio.shield(opening)
             if isinstance(found, MalformedBatch):
                 return None
             record = found.find(offset)
         assert not isinstance(record, Reading)
         return record
-
-    def _opening_of(self, offset: int) -> Opening:
-        return next(
-            opening for (start, end), opening in self._openings.items() if start <= offset < end
-        )
 
     def _peek(
         self,

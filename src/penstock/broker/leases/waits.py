@@ -59,8 +59,7 @@ class Waits:
             self._parked = deque(w for w in self._parked if not w.result.done())
 
     def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
-        """Lease for the waits in turn, until nothing is available or no wait is left. True: it has
-        to be called again in another turn of the loop."""
+        """Lease for the waits in turn, while something is available. True: call again next turn."""
         for _ in range(SERVED_PER_TURN_MAX):
             while self._parked and self._parked[0].result.done():
                 self._parked.popleft()
@@ -72,15 +71,12 @@ class Waits:
             self._parked.popleft().result.set_result(result)
         return True
 
-    def fail(self, error: PenstockError) -> None:
+    def end(self, error: PenstockError | None = None) -> None:
+        """End every wait, with an error or as if its time was over."""
         for wait in self._parked:
             if not wait.result.done():
-                wait.result.set_exception(error)
-        self._parked.clear()
-
-    def end_empty(self) -> None:
-        """End every wait with an empty reply, as if its time was over."""
-        for wait in self._parked:
-            if not wait.result.done():
-                wait.result.set_result(None)
+                if error is None:
+                    wait.result.set_result(None)
+                else:
+                    wait.result.set_exception(error)
         self._parked.clear()

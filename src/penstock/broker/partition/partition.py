@@ -9,10 +9,10 @@ import msgspec
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
+from penstock.broker.leases.record_reader import Place
 from penstock.broker.leases.waits import Waits
-from penstock.broker.partition.low_watermark import LowWatermark
-from penstock.broker.partition.replay import Replay, origin_of, restore, write_checkpoint
-from penstock.broker.partition.stream import Stream
+from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
+from penstock.broker.partition.stream import LowWatermark, Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal, Replication
@@ -24,6 +24,7 @@ from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.model import limits
+from penstock.model.calls import Fetch
 from penstock.model.errors import (
     Damaged,
     OffsetOutOfRange,
@@ -33,7 +34,7 @@ from penstock.model.errors import (
 )
 from penstock.model.message import Appended, Message
 from penstock.model.names import is_internal
-from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, Marker, StreamEnds
+from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader
@@ -60,7 +61,7 @@ class Partition:
         self.log = log
         self.damage: Damaged | None = None
         self.sent_count = 0
-        self._origin = origin_of(topic, index)
+        self._place = Place(index, log, context, origin_of(topic, index), self.found_damage)
         self._context = context
         self._clock = context.clock
         self._meter = context.meter
@@ -101,23 +102,11 @@ class Partition:
         self._report_damage()
 
     def _new_leases(self, topic: Topic, cursor: LeaseCursor, waits: Waits) -> Leases:
-        return Leases(
-            topic,
-            self.index,
-            self.log,
-            self.journal,
-            cursor,
-            waits,
-            self._context,
-            origin=self._origin,
-            on_damage=self.found_damage,
-        )
+        return Leases(topic, self._place, self.journal, cursor, waits)
 
     def _views(self) -> Iterable[Leases]:
         yield self.leases
         yield from self.shares.values()
-
-    # ── Append ───────────────────────────────────────────────────────────────────────────────
 
     async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
         self._check_accepts()
@@ -180,8 +169,6 @@ class Partition:
         self._dedup.forget_below(self.log.end_offset)
         await self.leases.purge()
 
-    # ── Damage ───────────────────────────────────────────────────────────────────────────────
-
     def note_damage(self, found: Sequence[Damage]) -> None:
         self.log.note_damage(found)
         self._report_damage()
@@ -196,14 +183,10 @@ class Partition:
     def found_damage(self, damage: Damaged) -> None:
         if self.damage is None:
             self.damage = damage
-            log_.error(
-                "partition damaged",
-                extra={"topic": self.topic.name, "partition": self.index, "reason": str(damage)},
-            )
+            fields = {"topic": self.topic.name, "partition": self.index, "reason": str(damage)}
+            log_.error("partition damaged", extra=fields)
             if self._replication is not None:
                 self._replication.damaged(damage)
-
-    # ── Streams ──────────────────────────────────────────────────────────────────────────────
 
     async def append_batches(
         self, batches: Sequence[bytes | memoryview], *, acks: int, is_append_time: bool
@@ -213,9 +196,6 @@ class Partition:
         if flush is not None and acks != 0:
             await flush.committed.wait()
         return appended
-
-    async def append_marker(self, marker: Marker) -> None:
-        await self.stream.append_marker(marker).committed.wait()
 
     def ends(self) -> StreamEnds:
         ends = self.stream.ends
@@ -228,29 +208,28 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first offset for readers. Earlier versions moved the head of a stream's lease
-        cursor."""
+        """The first offset for readers. Earlier versions moved the head of a stream's cursor."""
         if self.topic.is_queue:
             return self.log.low_watermark  # it may have been a stream
         head = min(self.leases.cursor.head, self.journal.high_watermark)
         return max(self.log.low_watermark, head)
 
-    def fetch(
-        self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
-    ) -> Fetched:
-        ends = self.ends()
+    def fetch(self, call: Fetch) -> Fetched:
+        ends, offset = self.ends(), call.offset
         if ends.high_watermark < offset <= self.log.end_offset and self._replication is not None:
             # An earlier leader may have confirmed it: it will be committed here too (R19).
             return Fetched(ends)
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         try:
-            return self.stream.fetch(
-                offset, ends, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
-            )
+            return self.stream.fetch(call, ends)
         except Damaged as damage:
             self.found_damage(damage)
             raise
+
+    async def find_time(self, timestamp_ms: int) -> tuple[int, int]:
+        start_offset, tenant = self.start_offset, self.topic.account
+        return await self.stream.find_time(timestamp_ms, start_offset=start_offset, tenant=tenant)
 
     async def delete_records(self, before: int) -> int:
         """Hide the records below an offset now and for good; their segments are removed later."""
@@ -260,12 +239,10 @@ class Partition:
             raise OffsetOutOfRange(before, self.start_offset, end)
         is_for_others = await self._low_watermark.move(before, is_expiry=False)
         self.stream.trim(self.start_offset)
-        if is_for_others:
-            await self._low_watermark.confirmed(before)
+        if is_for_others and self._replication is not None:
+            await self._replication.low_watermark_held(before)  # R25
         await self._remove(self.log.detach_before(before))
         return self.start_offset
-
-    # ── Shares ───────────────────────────────────────────────────────────────────────────────
 
     async def begin_share(self, share: Topic, start: int) -> None:
         """Begin a share. The log has its start before the catalog has the share: one without a
@@ -305,8 +282,6 @@ class Partition:
             for share in tuple(self.shares.values()):
                 share.wake()
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     def _reload(self) -> None:
         """An append failed that the cursors had applied: restore them from the log."""
         restored = restore(
@@ -318,7 +293,7 @@ class Partition:
         )
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
-        self.stream.replace_producers(restored.producers)
+        self.stream.producers = restored.producers
         self.leases.replace_cursor(restored.cursor)
         for share, cursor in restored.shares:
             self.shares[share.topic_id].replace_cursor(cursor)
@@ -334,46 +309,28 @@ class Partition:
             return
         end_offset = self.log.end_offset
         self._checkpoint_bytes = self.journal.appended_bytes
-        now_ms = self._clock.mono_ms()
-        snapshot = self.leases.cursor.snapshot(now_ms=now_ms)
-        shares = {
-            share_id: leases.cursor.snapshot(now_ms=now_ms)
-            for share_id, leases in self.shares.items()
-        }
-        producers = self.stream.snapshot()
+        write = checkpoint_writer(
+            self.log,
+            self.leases.cursor,
+            ((share_id, leases.cursor) for share_id, leases in self.shares.items()),
+            self.stream.snapshot(),
+            offset=end_offset,
+            begun_at=self._begun_at,
+            clock=self._clock,
+        )
         if self.journal.high_watermark < end_offset:
             # Only what is committed is final: another leader's log may differ from there on.
             await self.journal.join().committed.wait()
             if self.journal.high_watermark < end_offset:
                 return  # this topic replies before its appends are committed
-        await self._loop.run_in_executor(
-            self._context.pool,
-            lambda: write_checkpoint(
-                self.log,
-                end_offset,
-                snapshot,
-                shares,
-                producers,
-                begun_at=self._begun_at,
-                context=self._context,
-            ),
-        )
+        await self._loop.run_in_executor(self._context.pool, write)
 
     @property
     def low_offset(self) -> int:
         """The lowest offset that a view still needs; of a stream, only retention decides."""
         if not self.topic.is_queue:
             return self.start_offset
-        low = self.leases.cursor.low_offset()
-        for share in self.shares.values():
-            low = min(low, share.cursor.low_offset())
-        return low
-
-    @property
-    def _is_copied(self) -> bool:
-        """Whether a backup may be reading the log. A low disk has priority over backups."""
-        context = self._context
-        return context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low
+        return min(view.cursor.low_offset() for view in self._views())
 
     async def clean(self) -> int:
         """Drop records past their retention, and unused segments. Returns the bytes freed."""
@@ -396,7 +353,7 @@ class Partition:
                 settings,
                 up_to=up_to,
                 aborted=self.stream.aborted_below(up_to),
-                forget=self.stream.forget_aborted,
+                forget=lambda gone: self.stream.producers.forget_aborted(gone),
                 held_offset=None if self._replication is None else self._replication.held_offset,
                 uses_reserve=is_internal(self.topic.name),
             )
@@ -408,11 +365,10 @@ class Partition:
             raise
 
     async def _drop_segments(self) -> int:
-        if self._is_copied:
-            return 0
-        topic = self.topic
-        wall_ms = self._clock.wall_ms()
-        stream = settings_of(topic, self._context.defaults)
+        topic, context, wall_ms = self.topic, self._context, self._clock.wall_ms()
+        if context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low:
+            return 0  # a backup may be reading the log; a low disk has priority over backups
+        stream = settings_of(topic, context.defaults)
         cut = droppable(
             self.log.segments(),
             low_offset=self.low_offset,
@@ -437,8 +393,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Called every interval. ``never`` syncs sealed segments, whose files stay open until
-        then."""
+        """Called every interval. ``never`` syncs sealed segments, which stay open until then."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()

@@ -10,19 +10,17 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from penstock.broker.context.context import BrokerContext
-from penstock.broker.context.timers import Interval
+from penstock.broker.context.context import BrokerContext, log_config, open_log
+from penstock.broker.context.timers import Interval, cancel_all
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
 from penstock.broker.partition.replay import Replay, restore
 from penstock.broker.storage.journal import Replication
-from penstock.broker.storage.log_opening import log_config, open_log
 from penstock.broker.storage.scrubber import Scrubber
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
@@ -35,13 +33,22 @@ log_ = logging.getLogger(__name__)
 TOPICS_FOLDER = "topics"
 
 
-class Compacted(Protocol):
-    """A log that may need compaction."""
+T = TypeVar("T")
 
+
+def one_by_one(work: Callable[[T], None], items: Iterable[T]) -> Generator[None, None, None]:
+    for item in items:
+        work(item)
+        yield
+
+
+class FollowedLog(Protocol):
     @property
     def topic(self) -> Topic: ...
 
     async def compact(self) -> int: ...
+
+    def sync_soon(self) -> None: ...
 
 
 class Partitions:
@@ -54,9 +61,11 @@ class Partitions:
         is_clustered: bool = False,
     ) -> None:
         self._context = context
+        self._folder = context.folder / TOPICS_FOLDER
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
-        self._also_compacted: Callable[[], Sequence[Compacted]] = tuple
+        # In a cluster: logs that are compacted and synced too, in turn with the partitions.
+        self.also: Callable[[], Sequence[FollowedLog]] = tuple
         # In a cluster the replicators set which logs to scrub.
         self.scrubber = Scrubber(
             self._partitions,
@@ -64,7 +73,7 @@ class Partitions:
             bytes_per_second=context.scrub_bytes_per_second,
             interval_ms=context.scrub_interval_ms,
         )
-        self._stats_of_all: StatsOfAll | None = None
+        self.stats_of_all: StatsOfAll | None = None  # in a cluster, once nodes can be reached
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._queues: dict[str, Queue] = {}
@@ -76,8 +85,6 @@ class Partitions:
         self.compact_interval = Interval(context.compact_interval_ms)
         self.opened_count = 0
         self.to_open_count = 0
-
-    # ── Lookup ──────────────────────────────────────────────────────────────────────────────
 
     def find(self, topic: Topic) -> Queue | None:
         """Return the open queue; None if the topic must be opened first. On the hot path."""
@@ -94,12 +101,9 @@ class Partitions:
 
     def damages(self) -> Sequence[tuple[str, str]]:
         return [
-            (
-                f"{partition.topic.name}/{partition.index}",
-                str(partition.damage or partition.journal.failure),
-            )
-            for partition in self._partitions()
-            if partition.damage is not None or partition.journal.failure is not None
+            (f"{each.topic.name}/{each.index}", str(each.damage or each.journal.failure))
+            for each in self._partitions()
+            if each.damage is not None or each.journal.failure is not None
         ]
 
     def _partitions(self) -> list[Partition]:
@@ -129,8 +133,6 @@ class Partitions:
         if not opening.cancelled():
             opening.exception()  # callers that were cancelled meanwhile do not read it
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         catalog = self._context.catalog
         if not self._is_clustered:
@@ -148,14 +150,12 @@ class Partitions:
         catalog = self._context.catalog
         topics = catalog.all_topics()
         self.to_open_count = len(topics)
-        self._folder().mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         for tomb in catalog.tombstones():
             await self._remove_folder(tomb)  # deleted just before the last process stopped
         for start in range(0, len(topics), 64):
             await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
         await self._loop.run_in_executor(self._context.pool, self._report_unknown_folders)
-
-    # ── Leading, in a cluster ────────────────────────────────────────────────────────────────
 
     def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
         """Call ``listener`` with each partition, when this node begins or stops to lead it."""
@@ -188,31 +188,20 @@ class Partitions:
                 queue.remove(partition.index)
         await partition.release(reason)
 
-    def set_stats_of_all(self, stats_of_all: StatsOfAll) -> None:
-        self._stats_of_all = stats_of_all
-
     async def _stats_everywhere(self, topic: Topic) -> QueueStats:
-        if self._stats_of_all is None:
+        if self.stats_of_all is None:
             return (await self.open(topic)).stats()  # other nodes cannot be reached yet
-        return await self._stats_of_all(topic)
-
-    def compact_also(self, logs: Callable[[], Sequence[Compacted]]) -> None:
-        """Compact these logs too, in turn with the partitions: one log at a time."""
-        self._also_compacted = logs
+        return await self.stats_of_all(topic)
 
     async def stop(self) -> None:
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await cancel_all(self._jobs)
         self.end_waits()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
         partitions = self._partitions()
         for start in range(0, len(partitions), 64):
-            results = await asyncio.gather(
-                *(p.close() for p in partitions[start : start + 64]), return_exceptions=True
-            )
-            for result in results:
+            closing = [each.close() for each in partitions[start : start + 64]]
+            for result in await asyncio.gather(*closing, return_exceptions=True):
                 if isinstance(result, BaseException):
                     log_.error("partition not closed cleanly", extra={"reason": str(result)})
         self._queues.clear()
@@ -220,7 +209,7 @@ class Partitions:
     def end_waits(self) -> None:
         """End every parked receive with an empty reply: the node is draining."""
         for queue in self._queues.values():
-            queue.waits.end_empty()
+            queue.waits.end()
 
     async def _open(self, topic: Topic) -> Queue:
         context = self._context
@@ -279,23 +268,16 @@ class Partitions:
         return partitions
 
     async def _open_partition(self, topic: Topic, index: int, waits: Waits) -> Partition:
-        shares = self._context.catalog.shares_of(topic.topic_id)
-        log, restored = await self._loop.run_in_executor(
-            self._context.pool, self._open_log, topic, index, shares
-        )
-        return Partition(topic, index, log, restored, waits, self._context)
-
-    def _open_log(self, topic: Topic, index: int, shares: Sequence[Topic]) -> tuple[Log, Replay]:
         context = self._context
-        log = open_log(topic, index, self._folder(), context)
-        log.settle()  # what recovery did has been logged
-        restored = restore(log, topic, index, shares=shares, context=context)
-        return log, restored
+        shares = context.catalog.shares_of(topic.topic_id)
 
-    def _folder(self) -> Path:
-        return self._context.folder / TOPICS_FOLDER
+        def work() -> tuple[Log, Replay]:
+            log = open_log(topic, index, self._folder, context)
+            log.settle()  # what recovery did has been logged
+            return log, restore(log, topic, index, shares=shares, context=context)
 
-    # ── Following the catalog ────────────────────────────────────────────────────────────────
+        log, restored = await self._loop.run_in_executor(context.pool, work)
+        return Partition(topic, index, log, restored, waits, context)
 
     def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
         if before is not None and (after is None or after.topic_id != before.topic_id):
@@ -317,22 +299,17 @@ class Partitions:
             partition.log.config = config
 
     def _defaults_changed(self) -> None:
-        self.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
-
-    def _reconfigure_all(self) -> Generator[None, None, None]:
-        for queue in self.queues():
-            self._reconfigure_logs(queue)
-            yield
+        work = in_slices(one_by_one(self._reconfigure_logs, self.queues()))
+        self.spawn(work, "apply topic defaults")
 
     async def _close_deleted(self, topic: Topic) -> None:
-        """Close a topic. Its data is removed only if there is a tombstone: the entry may also be
-        missing because a store was restored."""
+        """Close a topic. Its data goes only with a tombstone: a store may have been restored."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
         queue = self._queues.pop(topic.topic_id, None)
         if queue is not None:
-            queue.waits.fail(TopicNotFound(topic.name))
+            queue.waits.end(TopicNotFound(topic.name))
             for partition in tuple(queue.partitions.values()):
                 if topic.is_share:
                     partition.end_share(topic.topic_id)
@@ -340,23 +317,17 @@ class Partitions:
                     await partition.abandon()
         if topic.is_share:
             return
-        await self._delete_shares(topic)
-        if self._is_clustered:
-            return  # the replicators remove the files
-        if self._context.catalog.tombstone(topic.topic_id) is not None:
-            await self._remove_folder(topic)
-
-    async def _delete_shares(self, topic: Topic) -> None:
         catalog, now_ms = self._context.catalog, self._context.clock.wall_ms()
         for share in catalog.shares_of(topic.topic_id):
             with contextlib.suppress(TopicNotFound):
                 await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
+        # In a cluster the replicators remove the files.
+        if not self._is_clustered and catalog.tombstone(topic.topic_id) is not None:
+            await self._remove_folder(topic)
 
     async def _remove_folder(self, topic: Topic) -> None:
-        folder = self._folder() / topic.topic_id
-        await self._loop.run_in_executor(
-            self._context.pool, lambda: shutil.rmtree(folder, ignore_errors=True)
-        )
+        remove = partial(shutil.rmtree, self._folder / topic.topic_id, ignore_errors=True)
+        await self._loop.run_in_executor(self._context.pool, remove)
 
     async def grow(self, queue: Queue) -> None:
         """Open partitions that were added to a topic since it was opened."""
@@ -375,7 +346,7 @@ class Partitions:
 
     def _report_unknown_folders(self) -> None:
         known = {topic.topic_id for topic in self._context.catalog.all_topics()}
-        for folder in self._folder().iterdir():
+        for folder in self._folder.iterdir():
             if folder.name not in known:
                 log_.warning("folder without a topic kept", extra={"folder": folder.name})
 
@@ -393,8 +364,6 @@ class Partitions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ── Periodic jobs ───────────────────────────────────────────────────────────────────────────
-
     async def _clean_forever(self) -> None:
         while True:
             await asyncio.sleep(self._context.clean_interval_ms / 1_000)
@@ -405,16 +374,14 @@ class Partitions:
                         await partition.checkpoint()
                     await partition.clean()
                 except (PenstockError, OSError) as error:
-                    log_.warning(
-                        "cleaning failed",
-                        extra={"topic": partition.topic.name, "reason": str(error)},
-                    )
+                    fields = {"topic": partition.topic.name, "reason": str(error)}
+                    log_.warning("cleaning failed", extra=fields)
 
     async def _compact_forever(self) -> None:
         """Compact one log at a time: a round may be long and keeps many keys in memory."""
         while True:
             await self.compact_interval.wait()
-            for log in (*self._partitions(), *self._also_compacted()):
+            for log in (*self._partitions(), *self.also()):
                 await asyncio.sleep(0)
                 now_ms = self._context.clock.mono_ms()
                 if self._context.hold.keeps_segments(now_ms=now_ms):
@@ -422,16 +389,12 @@ class Partitions:
                 try:
                     await log.compact()
                 except (PenstockError, OSError) as error:
-                    log_.warning(
-                        "compaction failed", extra={"topic": log.topic.name, "reason": str(error)}
-                    )
+                    fields = {"topic": log.topic.name, "reason": str(error)}
+                    log_.warning("compaction failed", extra=fields)
 
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._context.fsync_interval_ms / 1_000)
-            await in_slices(self._sync_all())
-
-    def _sync_all(self) -> Generator[None, None, None]:
-        for partition in self._partitions():
-            partition.sync_soon()  # does nothing if it was closed meanwhile
-            yield None
+            # Does nothing for a log that was closed meanwhile.
+            logs = (*self._partitions(), *self.also())
+            await in_slices(one_by_one(lambda log: log.sync_soon(), logs))

@@ -95,7 +95,7 @@ class Queue:
         self.leases.pop(index, None)
         self._views = tuple(self.leases.values())
         if not self._views:
-            self.waits.fail(NotLeader(self.topic.topic_id))
+            self.waits.end(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
         """Apply new settings. Existing leases keep theirs."""
@@ -153,9 +153,8 @@ class Queue:
                 )
             is_cut = True
             while is_cut:
-                result = leases.lease(
-                    wanted, attempts_max=attempts_max, in_flight_max=self._room(leases)
-                )
+                room = self._room(leases)
+                result = leases.lease(wanted, attempts_max=attempts_max, in_flight_max=room)
                 is_cut = result.is_cut
                 is_over_limit = is_over_limit or result.is_over_limit
                 if result.deliveries or result.flush is not None or result.dead or is_cut:
@@ -193,15 +192,12 @@ class Queue:
         if self._stats_of_all is not None and len(views) < self.topic.partition_count:
             own = others + leases.cursor.in_flight_most
             if own > self._in_flight_max * len(views) // (2 * self.topic.partition_count):
-                self._request_remote_soon()
+                now = self._loop.time()
+                if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
+                    self._remote_requested_at = now
+                    self._spawn(self._request_remote(), "request the total in flight")
                 others += self._remote_in_flight
         return max(0, self._in_flight_max - others) if others else self._in_flight_max
-
-    def _request_remote_soon(self) -> None:
-        now = self._loop.time()
-        if now - self._remote_requested_at >= REMOTE_STATS_SECONDS:
-            self._remote_requested_at = now
-            self._spawn(self._request_remote(), "request the total in flight")
 
     async def _request_remote(self) -> None:
         assert self._stats_of_all is not None

@@ -6,12 +6,12 @@ time that has passed is subtracted; otherwise they begin again: a restart never 
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.partition.stream import replay_producers
+from penstock.broker.partition.stream import aborted_between, count_messages, replay_producers
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import (
     TRIM_TYPE,
@@ -30,11 +30,12 @@ from penstock.cursor.leases.events import (
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.open import open_cursor, restore_cursor
 from penstock.cursor.producers import Producers
+from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Record
-from penstock.model.ports import ProducerSeen
+from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
@@ -51,8 +52,7 @@ REPLAY_READ_BYTES = 4 * limits.MIB
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The cursors after every batch below ``offset``. To change the layout, raise the version: an
-    unknown one is ignored."""
+    """The cursors after every batch below ``offset``. An unknown version is ignored."""
 
     version: int
     offset: int
@@ -66,36 +66,39 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-def write_checkpoint(
+def checkpoint_writer(
     log: Log,
-    offset: int,
-    snapshot: bytes,
-    shares: dict[str, bytes],
+    cursor: LeaseCursor,
+    shares: Iterable[tuple[str, LeaseCursor]],
     producers: bytes,
     *,
+    offset: int,
     begun_at: int,
-    context: BrokerContext,
-) -> None:
-    wall_ms = context.clock.wall_ms()
-    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares, begun_at)
-    # In this order: the replay continues from the cursors' checkpoint.
-    log.write_checkpoint(PRODUCERS_NAME, producers)
-    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+    clock: Clock,
+) -> Callable[[], None]:
+    """Take a snapshot, and return a function that writes it in any thread. Only for committed
+    records: with another leader the log may end differently."""
+    now_ms = clock.mono_ms()
+    snapshot = cursor.snapshot(now_ms=now_ms)
+    of_shares = {share_id: one.snapshot(now_ms=now_ms) for share_id, one in shares}
+
+    def write() -> None:
+        fields = (offset, clock.wall_ms(), snapshot, of_shares, begun_at)
+        # In this order: the replay continues from the cursors' checkpoint.
+        log.write_checkpoint(PRODUCERS_NAME, producers)
+        log.write_checkpoint(CHECKPOINT_NAME, _encode(Checkpoint(CHECKPOINT_VERSION, *fields)))
+
+    return write
 
 
 def read_checkpoint(log: Log) -> Checkpoint | None:
-    data = log.read_checkpoint(CHECKPOINT_NAME)
-    if data is None:
-        return None
     try:
-        checkpoint = _decode(data)
+        checkpoint = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return None
-    if checkpoint.version != CHECKPOINT_VERSION:
-        return None
-    if not log.start_offset <= checkpoint.offset <= log.end_offset:
-        return None  # after the end of a log that lost its tail, or before the start
-    return checkpoint
+    # The offset may be after the end of a log that lost its tail, or before the start.
+    is_within = log.start_offset <= checkpoint.offset <= log.end_offset
+    return checkpoint if is_within and checkpoint.version == CHECKPOINT_VERSION else None
 
 
 def forget_beyond(log: Log, offset: int) -> None:
@@ -109,30 +112,6 @@ def forget_beyond(log: Log, offset: int) -> None:
 def origin_of(topic: Topic, index: int) -> bytes:
     """Return the bytes from which message ids are derived for records without one."""
     return f"{topic.topic_id}-{index}".encode("ascii")
-
-
-def count_messages(
-    log: Log, start: int, end: int, *, bytes_max: int = REPLAY_READ_BYTES
-) -> Generator[None, None, int]:
-    """Count the messages in [start, end) by batch headers. Yields after each read."""
-    count = 0
-    while start < end:
-        start = max(start, log.start_offset)  # segments may have been dropped since the last read
-        try:
-            batches = log.read(start, bytes_max=bytes_max)
-        except Damaged:
-            return count
-        if not batches:
-            return count
-        for data in batches:
-            header = parse_header(data)
-            if not header.is_control and start < end:
-                # A compacted batch spans more offsets than it has messages.
-                span = min(header.next_offset, end) - max(start, header.base_offset)
-                count += min(span, header.count)
-            start = header.next_offset
-        yield
-    return count
 
 
 class Replay:
@@ -274,15 +253,8 @@ class Replay:
         """Return the end of what is below the first open transaction, as far as it was read."""
         return self.producers.last_stable_offset(min(high_watermark, self.offset))
 
-    def seen_producers(self) -> Sequence[ProducerSeen]:
-        return self.producers.seen(wall_ms=self._context.clock.wall_ms())
-
-    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        aborted = self.producers.aborted_between(self._log.start_offset, offset)
-        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
-
-    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        self.producers.forget_aborted(gone)
+    def aborted_below(self, offset: int) -> list[Aborted]:
+        return aborted_between(self.producers, self._log.start_offset, offset)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
         """Limit an event to records that this replay has seen. The first move of a head is counted
@@ -303,7 +275,7 @@ class Replay:
         return msgspec.structs.replace(event, passed=self._count(cursor.head, head))
 
     def _count(self, start: int, end: int) -> int:
-        counting = count_messages(self._log, start, end)
+        counting = count_messages(self._log, start, end, bytes_max=REPLAY_READ_BYTES)
         while True:
             try:
                 next(counting)
@@ -312,15 +284,15 @@ class Replay:
                 return count
 
     def checkpoint(self) -> Callable[[], None]:
-        """Snapshot committed state, and return a function that writes it in any thread."""
-        clock, context, log, offset = self._context.clock, self._context, self._log, self.offset
-        now_ms = clock.mono_ms()
-        snapshot = self.cursor.snapshot(now_ms=now_ms)
-        shares = {share.topic_id: one.snapshot(now_ms=now_ms) for share, one in self.shares}
-        producers = self.producers.snapshot(wall_ms=clock.wall_ms())
-        begun_at = self.begun_at
-        return lambda: write_checkpoint(
-            log, offset, snapshot, shares, producers, begun_at=begun_at, context=context
+        clock = self._context.clock
+        return checkpoint_writer(
+            self._log,
+            self.cursor,
+            ((share.topic_id, one) for share, one in self.shares),
+            self.producers.snapshot(wall_ms=clock.wall_ms()),
+            offset=self.offset,
+            begun_at=self.begun_at,
+            clock=clock,
         )
 
     def finish(self) -> None:
@@ -350,8 +322,7 @@ def _open_cursors(
     checkpoint: Checkpoint | None,
     context: BrokerContext,
 ) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-    """Return the cursors as of the checkpoint; None if it is damaged. A share that is not in the
-    checkpoint began after it."""
+    """Return the cursors as of the checkpoint, None if damaged. Other shares began after it."""
 
     def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
         now_ms = context.clock.mono_ms()
@@ -423,24 +394,16 @@ def _remember_recent(
         for batch in batches:
             header = parse_header(batch)
             if header.is_control:
-                _forget_purged(dedup, batch)
+                for _, kind, value in iter_control(batch):
+                    if kind == TRIM_TYPE:
+                        event = decode(kind, value)
+                        assert isinstance(event, TrimEvent)
+                        dedup.forget_below(event.start)
             else:
                 for record in decode_batch(batch, origin=origin):
                     message = record.message
                     key = dedup_key(message, topic.dedup_scope)
                     if key is not None:
-                        dedup.remember(
-                            key,
-                            record.offset,
-                            message.message_id,
-                            appended_at_ms=record.appended_at_ms,
-                        )
+                        at_ms = record.appended_at_ms
+                        dedup.remember(key, record.offset, message.message_id, appended_at_ms=at_ms)
             offset = header.next_offset
-
-
-def _forget_purged(dedup: DedupTable, batch: bytes) -> None:
-    for _, kind, value in iter_control(batch):
-        if kind == TRIM_TYPE:
-            event = decode(kind, value)
-            assert isinstance(event, TrimEvent)
-            dedup.forget_below(event.start)

@@ -2,15 +2,23 @@
 the checksum was verified before, and does not cover base offset and leader epoch, which are set
 here. Readers by offset get queue messages and lease events too, and skip control batches."""
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 
+from penstock.broker.leases.leases import Leases
 from penstock.broker.storage.flush import Flush
-from penstock.broker.storage.journal import Journal
+from penstock.broker.storage.journal import Journal, Replication
 from penstock.cursor.producers import Append, Duplicate, Producers
+from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.log.storage.batch_buffers import BatchBuffers
-from penstock.model.errors import LeaderMoved, ProducerRefused
-from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
+from penstock.model.calls import Fetch
+from penstock.model.errors import Damaged, LeaderMoved, ProducerRefused
+from penstock.model.levels import LOW_WATERMARK_FILES
+from penstock.model.limits import READ_BYTES_MAX
+from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
 from penstock.net.slices import in_slices
 from penstock.net.unpacking import unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader, parse_header
@@ -26,11 +34,10 @@ class Stream:
     def __init__(self, log: Log, journal: Journal, producers: Producers, clock: Clock) -> None:
         self._log = log
         self._journal = journal
-        self._producers = producers
+        self.producers = producers
         self._clock = clock
-        self._gaps_excused_until_ms = (
-            clock.mono_ms() + GAP_EXCUSED_MS if journal.is_replicated else 0
-        )
+        excused_ms = GAP_EXCUSED_MS if journal.is_replicated else 0
+        self._gaps_excused_until_ms = clock.mono_ms() + excused_ms
         self._listeners: set[Callable[[], None]] = set()
 
     def append(
@@ -49,7 +56,7 @@ class Stream:
         try:
             for batch, header in zip(batches, headers, strict=True):
                 placed = self._journal.append_batch(batch, header, append_time_ms=append_time_ms)
-                self._producers.appended(placed, at_ms=wall_ms)
+                self.producers.appended(placed, at_ms=wall_ms)
                 if base_offset < 0:
                     base_offset = placed.base_offset
         finally:
@@ -62,11 +69,11 @@ class Stream:
     def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
         """Return the offset of the first append if this is a duplicate, else None."""
         for header in headers:
-            verdict = self._producers.check(header, wall_ms=wall_ms)
+            verdict = self.producers.check(header, wall_ms=wall_ms)
             if isinstance(verdict, Duplicate):
                 return verdict.base_offset
             if isinstance(verdict, Append):
-                if header.base_sequence > 0 and header.producer_id not in self._producers:
+                if header.base_sequence > 0 and header.producer_id not in self.producers:
                     self._excuse_gap()
                 continue
             if verdict.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -82,7 +89,7 @@ class Stream:
             raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
 
     def append_marker(self, marker: Marker) -> Flush:
-        code = self._producers.check_marker(
+        code = self.producers.check_marker(
             marker.producer_id, marker.producer_epoch, marker.coordinator_epoch
         )
         if code:
@@ -96,7 +103,7 @@ class Stream:
             timestamp=wall_ms,
         )
         placed = self._journal.append_batch(batch, parse_header(batch))
-        self._producers.marked(
+        self.producers.marked(
             placed,
             is_commit=marker.is_commit,
             coordinator_epoch=marker.coordinator_epoch,
@@ -104,41 +111,28 @@ class Stream:
         )
         return self._journal.commit() or self._journal.join()
 
-    def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        return self._producers.is_in_transaction(producer_id, producer_epoch)
-
-    def producers(self) -> Sequence[ProducerSeen]:
-        return self._producers.seen(wall_ms=self._clock.wall_ms())
-
     @property
     def ends(self) -> StreamEnds:
         high_watermark = self._journal.high_watermark
         return StreamEnds(
             start_offset=self._log.low_watermark,
             high_watermark=high_watermark,
-            last_stable_offset=self._producers.last_stable_offset(high_watermark),
+            last_stable_offset=self.producers.last_stable_offset(high_watermark),
             leader_epoch=self._journal.leader_epoch,
         )
 
-    def fetch(
-        self,
-        offset: int,
-        ends: StreamEnds,
-        *,
-        bytes_max: int,
-        is_committed: bool,
-        as_slices: bool = False,
-    ) -> Fetched:
+    def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
         """Read from an offset between the ends, which are those of this moment."""
+        offset, is_committed = call.offset, call.is_committed
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
             return Fetched(ends)
-        found = self._read(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slices)
+        found = self._read(offset, bytes_max=call.bytes_max, up_to=up_to, as_slice=call.as_slices)
         if not found.buffers:
             return Fetched(ends)
         aborted: Sequence[tuple[int, int]] = ()
         if is_committed:
-            gone = self._producers.aborted_between(offset, found.next_offset)
+            gone = self.producers.aborted_between(offset, found.next_offset)
             aborted = [(each.producer_id, each.first_offset) for each in gone]
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
@@ -156,13 +150,8 @@ class Stream:
             found = more
         return found
 
-    def aborted_between(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        aborted = self._producers.aborted_between(start, end)
-        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
-
-    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
-        """Return producer, first offset and marker of each aborted transaction that began below."""
-        return self.aborted_between(self._log.start_offset, offset)
+    def aborted_below(self, offset: int) -> list[Aborted]:
+        return aborted_between(self.producers, self._log.start_offset, offset)
 
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
@@ -184,11 +173,6 @@ class Stream:
                 return found
         return -1, -1
 
-    async def newest(self, *, start_offset: int, tenant: str) -> tuple[int, int]:
-        return await self.find_time(
-            self._log.last_timestamp_ms, start_offset=start_offset, tenant=tenant
-        )
-
     def on_advance(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
@@ -199,21 +183,41 @@ class Stream:
                 listener()
 
     def trim(self, start_offset: int) -> None:
-        self._producers.trim(start_offset)
+        self.producers.trim(start_offset)
         self.advanced()  # readers also wait for the start of the log
-
-    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        self._producers.forget_aborted(gone)
-
-    def replace_producers(self, producers: Producers) -> None:
-        """An append failed that the producers had counted: use those restored from the log."""
-        self._producers = producers
 
     def snapshot(self) -> bytes:
         """Forget producers that have been idle for too long, and return a snapshot."""
         wall_ms = self._clock.wall_ms()
-        self._producers.expire(wall_ms=wall_ms)
-        return self._producers.snapshot(wall_ms=wall_ms)
+        self.producers.expire(wall_ms=wall_ms)
+        return self.producers.snapshot(wall_ms=wall_ms)
+
+
+def count_messages(log: Log, start: int, end: int, *, bytes_max: int) -> Generator[None, None, int]:
+    """Count the messages in [start, end) by batch headers. Yields after each read."""
+    count = 0
+    while start < end:
+        start = max(start, log.start_offset)  # segments may have been dropped since the last read
+        try:
+            batches = log.read(start, bytes_max=bytes_max)
+        except Damaged:
+            return count
+        if not batches:
+            return count
+        for data in batches:
+            header = parse_header(data)
+            if not header.is_control and start < end:
+                # A compacted batch spans more offsets than it has messages.
+                span = min(header.next_offset, end) - max(start, header.base_offset)
+                count += min(span, header.count)
+            start = header.next_offset
+        yield
+    return count
+
+
+def aborted_between(producers: Producers, start: int, end: int) -> list[Aborted]:
+    aborted = producers.aborted_between(start, end)
+    return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
 
 def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
@@ -226,3 +230,69 @@ def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at
                 )
     elif header.producer_id != NO_PRODUCER:
         producers.appended(header, at_ms=at_ms)
+
+
+@dataclass
+class LowWatermark:
+    """The first offset that is left of a partition, and how it moves up. A stream keeps it in a
+    file (``docs/adr/0032``): first this node's, then readers and followers, then share cursors
+    forget what is below. Queues, and clusters below the feature level, append a Trim event."""
+
+    log: Log
+    journal: Journal
+    pool: Executor
+    views: Callable[[], Iterable[Leases]]
+    replication: Replication | None
+    is_queue: Callable[[], bool]
+    _storing: asyncio.Task[None] | None = None
+    _requested: int = 0  # the largest value that a caller waits for
+
+    async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
+        """Return when no view shows anything below ``offset``, also after a restart. True: it does
+        not survive elections yet (``Replication.low_watermark_held``)."""
+        level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
+        is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()
+        if is_file:
+            await self._store(offset)
+        for leases in tuple(self.views()):
+            passed = await self._passed(leases, offset)
+            events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
+            if not is_file:
+                await leases.settled(events)  # every later leader has a committed event
+        return is_file and self.replication is not None
+
+    async def rest(self) -> None:
+        """Return when no thread writes the file. The journal has failed: nothing new begins."""
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+
+    async def _store(self, offset: int) -> None:
+        """Write the file once at a time, for all callers; a cancelled caller does not end it."""
+        self._requested = max(self._requested, offset)
+        while self.log.stored_low_watermark < offset:
+            if self.journal.failure is not None:
+                raise self.journal.failure
+            if self._storing is None:
+                work = self._write(self._requested)
+                self._storing = asyncio.create_task(work, name="store a low watermark")
+            await asyncio.shield(self._storing)
+
+    async def _write(self, offset: int) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.pool, self.log.store_low_watermark, offset)
+        finally:
+            self._storing = None
+        if self.replication is not None:
+            self.replication.stored_low_watermark(offset)
+
+    async def _passed(self, leases: Leases, offset: int) -> int:
+        """Count the messages between a view's head and ``offset``, as of the return."""
+        while True:
+            head = leases.cursor.head
+            passed = await self.count(head, offset)
+            if leases.cursor.head == head:
+                return passed
+
+    async def count(self, start: int, end: int) -> int:
+        return await in_slices(count_messages(self.log, start, end, bytes_max=READ_BYTES_MAX))

@@ -14,6 +14,7 @@ from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Reading
 from penstock.broker.leases.waits import LeaseResult
 from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.stream import aborted_between
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
@@ -61,7 +62,8 @@ class Acquisition:
     async def lease(self, count: int, lease_ms: int) -> None:
         leases, passed = self._leases, -1
         while len(self.deliveries) < count:
-            up_to = self._up_to()
+            ends = self._partition.stream.ends
+            up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()
@@ -82,10 +84,6 @@ class Acquisition:
             if not (result.deliveries or result.late or result.dead):
                 passed = offset  # skipped, or the in-flight limit is reached
             await self._settle(result, batches)
-
-    def _up_to(self) -> int:
-        ends = self._partition.stream.ends
-        return ends.last_stable_offset if self._is_committed else ends.high_watermark
 
     def _next_batches(self, offset: int, up_to: int) -> Batches:
         is_first = not (self._batches or self._is_strict)
@@ -126,7 +124,7 @@ class Acquisition:
 
     async def _ack_aborted(self, batches: Batches, first: int) -> None:
         start, end = batches[0][0].base_offset, batches[-1][0].next_offset
-        ranges = self._partition.stream.aborted_between(start, end)
+        ranges = aborted_between(self._partition.stream.producers, start, end)
         if not ranges:
             return
         aborted = {

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,11 +35,11 @@ log_ = logging.getLogger(__name__)
 ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 
+@dataclass
 class Redriver:
-    def __init__(self, broker: BrokerPort, catalog: Catalog, hold: BackupHold) -> None:
-        self.broker = broker
-        self._hold = hold
-        self._catalog = catalog
+    broker: BrokerPort
+    catalog: Catalog
+    hold: BackupHold
 
     def attempts_max(self, topic: Topic) -> int | None:
         """A rule whose queue is gone does not count: records are delivered rather than lost."""
@@ -50,7 +51,7 @@ class Redriver:
 
     def _target(self, topic: Topic) -> Topic | None:
         redrive = topic.settings.redrive
-        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        target = None if redrive is None else self.catalog.find_arn(redrive.target_arn)
         return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
@@ -66,7 +67,7 @@ class Redriver:
             return  # the short lease ends and the record is delivered again
         if moved:
             claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
-            await self._hold.crossing()
+            await self.hold.crossing()
             await leases.ack(claims, reason=AckReason.DEAD)
             leases.count_dead(len(claims))
 
@@ -87,18 +88,16 @@ class Redriver:
             try:
                 await self.broker.call(Append(target, _partition_for(letter, target), [letter]))
             except PenstockError as error:
-                log_.warning(
-                    "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}
-                )
+                fields = {"topic": topic.name, "reason": str(error)}
+                log_.warning("dead letter not moved", extra=fields)
                 continue
             moved.append(pick)
         return moved
 
 
 def _partition_for(message: Message, target: Topic) -> int:
-    return partition_of_group(
-        message.group or uuid_text(message.message_id), target.partition_count
-    )
+    key = message.group or uuid_text(message.message_id)
+    return partition_of_group(key, target.partition_count)
 
 
 log_ = logging.getLogger(__name__)
@@ -114,34 +113,27 @@ QUEUE_GONE = "AWS.SimpleQueueService.NonExistentQueue"
 SOURCE_UNKNOWN = "CouldNotDetermineMessageSource"
 
 
+@dataclass(eq=False)
 class Mover:
-    def __init__(
-        self,
-        broker: BrokerPort,
-        catalog: Catalog,
-        tasks: MoveTasks,
-        *,
-        entropy: Callable[[int], bytes],
-        hold: BackupHold,
-    ) -> None:
-        self.broker = broker
-        self._hold = hold
-        self._catalog = catalog
-        self._tasks = tasks
-        self._entropy = entropy
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._states: dict[str, MoveTask] = {}  # ahead of the store by a few hundred messages
-        self._cancelled: set[str] = set()
-        self._left: set[str] = set()  # sources of tasks here that another node leads now
-        self._stopping = asyncio.Event()
+    broker: BrokerPort
+    catalog: Catalog
+    tasks: MoveTasks
+    entropy: Callable[[int], bytes]
+    hold: BackupHold
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    # Ahead of the store by a few hundred messages.
+    _states: dict[str, MoveTask] = field(default_factory=dict)
+    _cancelled: set[str] = field(default_factory=set)
+    _left: set[str] = field(default_factory=set)  # sources here that another node leads now
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def resume(self) -> None:
-        for task in self._tasks.unfinished():
+        for task in self.tasks.unfinished():
             self._run(task)
 
     def resume_of(self, source_arn: str) -> None:
         self._left.discard(source_arn)
-        for task in self._tasks.list(source_arn):
+        for task in self.tasks.list(source_arn):
             if task.status in UNFINISHED and task.task_id not in self._running:
                 self._run(task)
 
@@ -150,19 +142,18 @@ class Mover:
             self._left.add(source_arn)
 
     async def start(self, task: MoveTask) -> None:
-        await self._tasks.put(task)
+        await self.tasks.put(task)
         self._run(task)
 
     async def cancel(self, task_id: str) -> MoveTask | None:
         task = self._states.get(task_id)
-        if task is None:
-            return None
-        self._cancelled.add(task_id)
-        self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
-        return self._states[task_id]
+        if task is not None:
+            self._cancelled.add(task_id)
+            task = self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
+        return task
 
     def of_source(self, source_arn: str) -> Sequence[MoveTask]:
-        return [self._states.get(task.task_id, task) for task in self._tasks.list(source_arn)]
+        return [self._states.get(task.task_id, task) for task in self.tasks.list(source_arn)]
 
     async def stop(self) -> None:
         """Let running tasks finish their present message; the next start resumes them."""
@@ -186,14 +177,14 @@ class Mover:
             state = self._states[task_id]
             self._running.pop(task_id, None)
         if status == STOPPED:
-            await self._tasks.put(state)
+            await self.tasks.put(state)
             if state.source_arn in self._left:
                 self._states.pop(task_id, None)
                 if not any(one.source_arn == state.source_arn for one in self._states.values()):
                     self._left.discard(state.source_arn)
             return
         ended = msgspec.structs.replace(state, status=status, failure_reason=reason)
-        await self._tasks.put(ended)
+        await self.tasks.put(ended)
         self._states.pop(task_id, None)
         self._cancelled.discard(task_id)
 
@@ -207,7 +198,7 @@ class Mover:
                 return "CANCELLED", None
             if self._stopping.is_set() or task.source_arn in self._left:
                 return STOPPED, None
-            source = self._catalog.find_arn(task.source_arn)
+            source = self.catalog.find_arn(task.source_arn)
             if source is None:
                 return "FAILED", QUEUE_GONE
             count = min(STEP_RECORDS, task.rate_per_s or STEP_RECORDS)
@@ -233,21 +224,18 @@ class Mover:
             if reason:
                 await self._release(source, deliveries[position:])
                 return reason
-            moved = task.moved + 1
-            self._states[task_id] = task = msgspec.structs.replace(
-                self._states[task_id], moved=moved
-            )
-            if moved % SAVE_EVERY_RECORDS == 0:
-                await self._tasks.put(task)
+            task = msgspec.structs.replace(self._states[task_id], moved=task.moved + 1)
+            self._states[task_id] = task
+            if task.moved % SAVE_EVERY_RECORDS == 0:
+                await self.tasks.put(task)
         return None
 
     def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
-        """Return the queue to move a message to, or the reason. Only queues that the task's creator
-        was authorized for count."""
+        """Return the queue to move a message to, for which the task's creator was authorized."""
         arn = task.destination_arn or message.source_arn
         if arn is None:
             return None, SOURCE_UNKNOWN
-        target = self._catalog.find_arn(arn)
+        target = self.catalog.find_arn(arn)
         if task.destination_arn is None:
             redrive = None if target is None else target.settings.redrive
             if task.origin_arns is not None:
@@ -265,7 +253,7 @@ class Mover:
     async def _move_one(self, source: Topic, delivery: Delivery, target: Topic) -> str:
         message = delivery.record.message
         moved = Message(
-            message_id=self._entropy(16),
+            message_id=self.entropy(16),
             body=message.body,
             attributes=message.attributes,
             group=message.group,
@@ -275,13 +263,11 @@ class Mover:
             trace_header=message.trace_header,
             is_sealed=message.is_sealed,
         )
-        key = message.group or uuid_text(message.message_id)
-        partition = partition_of_group(key, target.partition_count)
         try:
-            await self.broker.call(Append(target, partition, [moved]))
+            await self.broker.call(Append(target, _partition_for(message, target), [moved]))
         except TopicNotFound:
             return QUEUE_GONE
-        await self._hold.crossing()
+        await self.hold.crossing()
         await self.broker.call(Ack(source, delivery.partition, [delivery.claim]))
         return ""
 

@@ -10,15 +10,17 @@ is, until one has.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, open_log
+from penstock.broker.context.timers import cancel_all
+from penstock.broker.partition.partitions import TOPICS_FOLDER
+from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import open_log
-from penstock.log.epochs import read_epochs
 from penstock.log.log import Log
+from penstock.log.readable import read_epochs
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError, VersionConflict
@@ -31,6 +33,8 @@ from penstock.wire.internal.faults import OutcomeUnknown
 
 log_ = logging.getLogger(__name__)
 
+STORE_RETRY_SECONDS = 1.0
+
 
 class OpenedLog(NamedTuple):
     topic: Topic
@@ -38,94 +42,66 @@ class OpenedLog(NamedTuple):
     history: EpochHistory
 
 
-class LogOpener:
-    def __init__(
-        self, context: BrokerContext, topics_folder: Path, view: ClusterView, node: int
-    ) -> None:
-        self._context = context
-        self._topics_folder = topics_folder
-        self._view = view
-        self._node = node
+async def open_replica(
+    key: PartitionKey,
+    view: View,
+    node: int,
+    cluster: ClusterView,
+    context: BrokerContext,
+    *,
+    may_be_new: bool,
+) -> OpenedLog | None:
+    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: no topic yet."""
+    topic = context.catalog.find_id(key.topic_id)
+    if topic is None:
+        return None
+    loop, pool = asyncio.get_running_loop(), context.pool
 
-    async def open(self, key: PartitionKey, view: View, *, may_be_new: bool) -> OpenedLog | None:
-        """Open a log and declare its loss, if any, unless it ``may_be_new``. None: the catalog does
-        not have the topic (yet)."""
-        topic = self._context.catalog.find_id(key.topic_id)
-        if topic is None:
-            return None
-        loop, pool = asyncio.get_running_loop(), self._context.pool
+    def work() -> tuple[Log, EpochHistory]:
+        log = open_log(topic, key.index, context.folder / TOPICS_FOLDER, context)
+        return log, EpochHistory(read_epochs(log))
 
-        def work() -> tuple[Log, EpochHistory]:
-            log = open_log(topic, key.index, self._topics_folder, self._context)
-            return log, EpochHistory(read_epochs(log))
-
-        log, history = await loop.run_in_executor(pool, work)
-        report = log.recovery
-        found = Found(
-            is_there=not report.is_new,
-            is_whole=not report.damage and not report.has_garbage and not report.is_short,
-            end_offset=log.end_offset,
-            recovery_point=report.recovery_point,
-            was_stopped=report.was_stopped,
-            is_synced=(topic.fsync or self._context.fsync_default) is Fsync.ALWAYS,
-        )
-        reason = loss_of(view.row, found)
-        if reason is not None and not (report.is_new and may_be_new):
-            await self._declare_loss(key, view, reason)
-        # Until here the log itself remembers what was repaired.
-        await loop.run_in_executor(pool, log.settle)
-        return OpenedLog(topic, log, history)
-
-    async def _declare_loss(self, key: PartitionKey, view: View, reason: str) -> None:
-        """Return when the store has it: before that, this node must not register."""
-        while True:
-            change = declare_loss(view, self._node)
-            if change is None:
-                return
-            log_.error(
-                "replica may lack committed records",
-                extra={"partition": str(key), "reason": reason},
-            )
-            with contextlib.suppress(VersionConflict, OutcomeUnknown):
-                await self._view.propose(key, change)
-                return
-            await self._view.refresh_rows()
-            newer = self._view.rows.get(key)
-            if newer is None:
-                return
-            view = newer
+    log, history = await loop.run_in_executor(pool, work)
+    report = log.recovery
+    found = Found(
+        is_there=not report.is_new,
+        is_whole=not report.damage and not report.has_garbage and not report.is_short,
+        end_offset=log.end_offset,
+        recovery_point=report.recovery_point,
+        was_stopped=report.was_stopped,
+        is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
+    )
+    reason = loss_of(view.row, found)
+    if reason is not None and not (report.is_new and may_be_new):
+        await _declare_loss(key, view, node, cluster, reason)
+    # Until here the log itself remembers what was repaired.
+    await loop.run_in_executor(pool, log.settle)
+    return OpenedLog(topic, log, history)
 
 
-log_ = logging.getLogger(__name__)
+async def _declare_loss(
+    key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
+) -> None:
+    """Return when the store has it: before that, this node must not register."""
+    while view is not None and (change := declare_loss(view, node)) is not None:
+        log_.error("replica may lack committed records", extra=about(key, reason))
+        with contextlib.suppress(VersionConflict, OutcomeUnknown):
+            await cluster.propose(key, change)
+            return
+        await cluster.refresh_rows()
+        view = cluster.rows.get(key)
 
-STORE_RETRY_SECONDS = 1.0
 
-
-class Reopen(Protocol):
-    def __call__(self, replicator: Replicator, *, is_emptied: bool) -> None:
-        """Close a replica soon, and open it again: with its files, or empty."""
-        ...
-
-
+@dataclass(eq=False)
 class DamagedReplicas:
-    def __init__(
-        self,
-        node: int,
-        view: ClusterView,
-        replicas: Mapping[PartitionKey, Replicator],
-        reopen: Reopen,
-        *,
-        rows_changed: asyncio.Event,
-    ) -> None:
-        """``rows_changed``: set when a row or a registration has changed; others wait for it
-        too."""
-        self._node = node
-        self._view = view
-        self._replicas = replicas
-        self._reopen = reopen
-        self._tasks: dict[Replicator, asyncio.Task[None]] = {}
-        self._rows_changed = rows_changed
-        self._is_stopped = False
+    node: int
+    view: ClusterView
+    replicas: Mapping[PartitionKey, Replicator]
+    # Closes a replica soon, and opens it again: with its files, or emptied (True).
+    reopen: Callable[[Replicator, bool], None]
+    rows_changed: asyncio.Event  # set for rows and registrations; others wait for it too
+    _tasks: dict[Replicator, asyncio.Task[None]] = field(default_factory=dict)
+    _is_stopped: bool = False
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
         """Begin to repair a replica; return whether it is quarantined already. ``fetched_in``: the
@@ -142,28 +118,22 @@ class DamagedReplicas:
 
     async def stop(self) -> None:
         self._is_stopped = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     def _is_spare(self, replicator: Replicator) -> bool:
         view = self._view_of(replicator)
-        return view is not None and election.is_spare(view.row, self._node)
+        return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
         """Return the view of the row; None if the replica does not belong to this node any more."""
         key = replicator.key
-        view = self._view.rows.get(key)
-        is_open = self._replicas.get(key) is replicator
-        return view if is_open and view is not None and self._node in view.row.replicas else None
+        view = self.view.rows.get(key)
+        is_open = self.replicas.get(key) is replicator
+        return view if is_open and view is not None and self.node in view.row.replicas else None
 
     def _quarantine(self, replicator: Replicator, reason: str) -> None:
         if not replicator.is_quarantined:
-            log_.error(
-                "damaged replica quarantined",
-                extra={"partition": str(replicator.key), "reason": reason},
-            )
+            log_.error("damaged replica quarantined", extra=about(replicator.key, reason))
             replicator.quarantine()
 
     async def _run(self, replicator: Replicator, reason: str, fetched_in: int) -> None:
@@ -185,32 +155,28 @@ class DamagedReplicas:
         key = replicator.key
         while (view := self._view_of(replicator)) is not None:
             step = election.next_step(
-                view.row, self._node, fetched_in=fetched_in, incarnations=self._view.incarnations
+                view.row, self.node, fetched_in=fetched_in, incarnations=self.view.incarnations
             )
             if step is RepairStep.RESIGN:
                 await self._resign(key, view)
             elif step is RepairStep.WAIT:
                 await self._wait_changed()
             else:
-                log_.info(
-                    "damaged replica reopened", extra={"partition": str(key), "step": step.value}
-                )
-                self._reopen(replicator, is_emptied=step is RepairStep.EMPTY)
+                fields = {"partition": str(key), "step": step.value}
+                log_.info("damaged replica reopened", extra=fields)
+                self.reopen(replicator, step is RepairStep.EMPTY)
                 return
 
     async def _resign(self, key: PartitionKey, view: View) -> None:
         try:
             try:
-                await self._view.propose(key, election.resign(view, self._node))
+                await self.view.propose(key, election.resign(view, self.node))
             except (VersionConflict, OutcomeUnknown):
-                await self._view.refresh_rows()
+                await self.view.refresh_rows()
         except PenstockError as error:
-            log_.warning(
-                "damaged replica not reported yet",
-                extra={"partition": str(key), "reason": str(error)},
-            )
+            log_.warning("damaged replica not reported yet", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:
-        self._rows_changed.clear()
-        await self._rows_changed.wait()
+        self.rows_changed.clear()
+        await self.rows_changed.wait()

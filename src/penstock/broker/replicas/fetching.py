@@ -5,11 +5,16 @@ quiet ones share one that waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from penstock.broker.replicas.in_sync_sets import ReplicationCounts
+from msgspec.structs import astuple
+
+from penstock.broker.replicas.leadership import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
+from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
-from penstock.model.levels import LEADERS_SEND_ENDS, LEVEL_FIRST
+from penstock.model.levels import LEADERS_SEND_ENDS
 from penstock.model.limits import MIB
 from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Role
@@ -38,29 +43,20 @@ FETCHES_MAX = 1_000  # in one call
 REPLY_BYTES_MAX = 16 * MIB  # in one reply; at least one batch, however large
 
 
+@dataclass(eq=False)
 class ReplicaFetcher:
-    def __init__(
-        self,
-        node: int,
-        *,
-        incarnation: Callable[[], int],
-        peer: Callable[[int], Caller],
-        counts: ReplicationCounts,
-    ) -> None:
-        """``peer`` raises PenstockError for a node that is not registered."""
-        self._node = node
-        self._incarnation = incarnation
-        self._peer = peer
-        self._counts = counts
-        self._loop = asyncio.get_running_loop()
-        self._ready: dict[Replicator, None] = {}  # in the order in which they came
-        self._is_due = False
-        self._calls: set[asyncio.Task[None]] = set()
-        self._is_stopped = False
+    node: int
+    incarnation: Callable[[], int]
+    peer: Callable[[int], Caller]  # raises PenstockError for a node that is not registered
+    counts: ReplicationCounts
+    _ready: dict[Replicator, None] = field(default_factory=dict)  # in the order they came
+    _is_due: bool = False
+    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_stopped: bool = False
 
     def fetch_soon(self, replicator: Replicator, *, after_ms: int = 0) -> None:
         if after_ms:
-            self._loop.call_later(after_ms / 1_000, self._add, replicator)
+            asyncio.get_running_loop().call_later(after_ms / 1_000, self._add, replicator)
         else:
             self._add(replicator)
 
@@ -68,7 +64,7 @@ class ReplicaFetcher:
         self._ready[replicator] = None
         if not self._is_due and not self._is_stopped:
             self._is_due = True
-            self._loop.call_soon(self._fetch_all)
+            asyncio.get_running_loop().call_soon(self._fetch_all)
 
     def _fetch_all(self) -> None:
         self._is_due = False
@@ -81,7 +77,7 @@ class ReplicaFetcher:
                 by_leader.setdefault(leader, []).append((replicator, fetch))
         for leader, fetches in by_leader.items():
             for start in range(0, len(fetches), FETCHES_MAX):
-                call = self._loop.create_task(
+                call = asyncio.create_task(
                     self._fetch(leader, fetches[start : start + FETCHES_MAX]),
                     name=f"fetch from node {leader}",
                 )
@@ -90,13 +86,11 @@ class ReplicaFetcher:
 
     async def _fetch(self, leader: int, fetches: Sequence[tuple[Replicator, Fetch]]) -> None:
         partitions = [_encode_fetch(replicator, fetch) for replicator, fetch in fetches]
-        request = ReplicaFetch(
-            self._node, self._incarnation(), WAIT_MS, REPLY_BYTES_MAX, partitions
-        )
-        counts = self._counts
+        request = ReplicaFetch(self.node, self.incarnation(), WAIT_MS, REPLY_BYTES_MAX, partitions)
+        counts = self.counts
         counts.fetches_asked += 1
         try:
-            reply = await self._peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
+            reply = await self.peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
         except PenstockError:
             # Not logged: the watch of nodes reports a node that is gone.
             counts.fetches_unanswered += 1
@@ -115,12 +109,7 @@ class ReplicaFetcher:
             if news is None:
                 replicator.follower_log.fetch_failed(fetch, after_ms=0)
             else:
-                replicator.follower_log.apply_reply(
-                    _decode_reply(fetch, news),
-                    leader_start=news.start_offset,
-                    held_offset=news.held_offset,
-                    low_watermark=news.low_watermark,
-                )
+                replicator.follower_log.apply_reply(_decode_reply(fetch, news), news)
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -131,18 +120,9 @@ class ReplicaFetcher:
 
 
 def _encode_fetch(replicator: Replicator, fetch: Fetch) -> PartitionFetch:
-    return PartitionFetch(
-        replicator.key.topic_id,
-        replicator.key.index,
-        fetch.epoch,
-        fetch.offset,
-        fetch.durable_offset,
-        fetch.last_epoch,
-        fetch.number,
-        replicator.replica.high_watermark,
-        replicator.follower_log.leader_start,
-        fetch.low_watermark,
-    )
+    key, watermark = replicator.key, replicator.replica.high_watermark
+    known = (watermark, replicator.follower_log.leader_start, fetch.low_watermark)
+    return PartitionFetch(key.topic_id, key.index, *fetch[2:7], *known)
 
 
 def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
@@ -161,43 +141,12 @@ def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
 _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 
 
-class _WaitingCall:
-    def __init__(self, fetches: Sequence[_Waiting]) -> None:
-        self.news: dict[int, None] = {}  # indexes in ``fetches``
-        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wakers = [
-            (replicator, self._waker(at)) for at, (_, replicator, _, _) in enumerate(fetches)
-        ]
-        for replicator, wake in self._wakers:
-            replicator.park(wake)
-
-    def _waker(self, at: int) -> Callable[[], None]:
-        def wake() -> None:
-            self.news[at] = None
-            if not self.woken.done():
-                # The call continues after this turn: the reply has everything that happens in it.
-                self.woken.set_result(None)
-
-        return wake
-
-    def leave(self) -> None:
-        for replicator, wake in self._wakers:
-            replicator.unpark(wake)
-
-
+@dataclass
 class ReplicaServer:
-    def __init__(
-        self,
-        find: Callable[[str, int], Replicator | None],
-        *,
-        incarnation: Callable[[], int],
-        level: Callable[[], int] = lambda: LEVEL_FIRST,
-        counts: ReplicationCounts,
-    ) -> None:
-        self._find = find
-        self._incarnation = incarnation
-        self._level = level
-        self._counts = counts
+    find: Callable[[PartitionKey], Replicator | None]
+    incarnation: Callable[[], int]
+    level: Callable[[], int]  # the feature level in force
+    counts: ReplicationCounts
 
     def register(self, handlers: CallHandlers) -> None:
         handlers.add(REPLICA_FETCH, self.fetch)
@@ -207,15 +156,15 @@ class ReplicaServer:
     def _standings(self, request: StandingsRequest, _caller: CallerInfo) -> StandingsReply:
         standings = []
         for topic_id, index in request.places:
-            found = self._find(topic_id, index)
+            found = self.find(PartitionKey(topic_id, index))
             if found is None or found.replica.role is Role.HALTED:
                 standings.append(NOT_HERE)
             else:
                 standings.append((found.replica.history.last, found.replica.end_offset))
-        return StandingsReply(self._incarnation(), standings)
+        return StandingsReply(self.incarnation(), standings)
 
     def _drop(self, request: DropRequest, _caller: CallerInfo) -> DropReply:
-        found = self._find(request.topic_id, request.index)
+        found = self.find(PartitionKey(request.topic_id, request.index))
         leader = None if found is None else found.replica.leader
         return DropReply(
             leader is not None
@@ -228,20 +177,12 @@ class ReplicaServer:
         waiting: list[_Waiting] = []
         left_bytes = min(request.bytes_max, REPLY_BYTES_MAX)
         for position, received in enumerate(request.partitions):
-            replicator = self._find(received.topic_id, received.index)
+            replicator = self.find(PartitionKey(received.topic_id, received.index))
             if replicator is None:
                 replies.append(PartitionReply(position, ReplyKind.NOT_YET))
                 continue
-            fetch = Fetch(
-                request.node,
-                request.incarnation,
-                received.epoch,
-                received.offset,
-                received.durable_offset,
-                received.last_epoch,
-                received.number,
-                received.low_watermark,
-            )
+            fields = (*astuple(received)[2:7], received.low_watermark)
+            fetch = Fetch._make((request.node, request.incarnation, *fields))
             reply = _reply_to(position, replicator, fetch, left_bytes)
             if reply is None:
                 waiting.append((position, replicator, fetch, received))
@@ -250,27 +191,38 @@ class ReplicaServer:
                 left_bytes -= len(reply.data)
         if not replies and waiting and request.wait_ms > 0:
             replies = await self._wait(waiting, request.wait_ms, left_bytes)
-        self._counts.served(replies)
-        if self._level() < LEADERS_SEND_ENDS:
+        self.counts.served(replies)
+        if self.level() < LEADERS_SEND_ENDS:
             return ReplicaFetched(replies)
-        return ReplicaFetchedEnds(
-            replies, [self._end_of(request.partitions[each.position]) for each in replies]
-        )
-
-    def _end_of(self, received: PartitionFetch) -> int:
-        found = self._find(received.topic_id, received.index)
-        return -1 if found is None else found.replica.end_offset
+        ends = []
+        for reply in replies:
+            received = request.partitions[reply.position]
+            found = self.find(PartitionKey(received.topic_id, received.index))
+            ends.append(-1 if found is None else found.replica.end_offset)
+        return ReplicaFetchedEnds(replies, ends)
 
     async def _wait(
         self, fetches: Sequence[_Waiting], wait_ms: int, left_bytes: int
     ) -> list[PartitionReply]:
-        call = _WaitingCall(fetches)
+        news: dict[int, None] = {}  # indexes in ``fetches``
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(at: int) -> None:
+            news[at] = None
+            if not woken.done():
+                # The call continues after this turn: the reply has everything that happens in it.
+                woken.set_result(None)
+
+        wakers = [(each[1], partial(wake, at)) for at, each in enumerate(fetches)]
+        for replicator, waker in wakers:
+            replicator.park(waker)
         try:
-            await asyncio.wait((call.woken,), timeout=wait_ms / 1_000)
+            await asyncio.wait((woken,), timeout=wait_ms / 1_000)
         finally:
-            call.leave()
+            for replicator, waker in wakers:
+                replicator.unpark(waker)
         replies: list[PartitionReply] = []
-        for at in call.news:
+        for at in news:
             position, replicator, fetch, _ = fetches[at]
             reply = _reply_to(position, replicator, fetch, left_bytes)
             if reply is not None:

@@ -11,16 +11,17 @@ segments waits while a thread reads the log, and the round is ended before the l
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
 from penstock.broker.storage.compaction import Compactor
 from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
-from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, SyncJob
+from penstock.log.readable import write_epochs
+from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
 from penstock.model.names import is_internal
 from penstock.model.ports import ProducerSeen
@@ -29,15 +30,22 @@ from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Append, Restart, Role, Truncate
+from penstock.wire.internal.replica_calls import PartitionReply
 
 if TYPE_CHECKING:
     from penstock.broker.replicas.replicator import Replicator
 
 log_ = logging.getLogger(__name__)
+T = TypeVar("T")
 
 REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
 PAUSE_MS = 50  # after a leader could not serve a fetch yet
 FULL_PAUSE_MS = 1_000  # after the disk was full
+
+
+def about(key: PartitionKey, reason: object) -> dict[str, object]:
+    """Return the fields of a log event about a replica."""
+    return {"partition": str(key), "reason": str(reason)}
 
 
 class FollowerLog:
@@ -70,7 +78,7 @@ class FollowerLog:
             if self._work is None:
                 return None
             await asyncio.wait([self._work])
-        return replay.seen_producers()
+        return replay.producers.seen(wall_ms=self._owner.context.clock.wall_ms())
 
     def next_fetch(self) -> Fetch | None:
         if self._work is not None or self._owner.is_changing_role or self._fetch is not None:
@@ -88,23 +96,16 @@ class FollowerLog:
             self._fetch = None
             self._owner.fetch_soon(after_ms=after_ms)
 
-    def apply_reply(
-        self,
-        reply: Reply[bytes],
-        *,
-        leader_start: int = 0,
-        held_offset: int = 0,
-        low_watermark: int = 0,
-    ) -> None:
-        """Apply a reply; one to a cancelled fetch is ignored (R16)."""
+    def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
+        """Apply a reply, received as ``news``; one to a cancelled fetch is ignored (R16)."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None
         if self._work is not None or self._owner.is_changing_role:
             return  # afterwards the replica fetches again, if it still follows
-        self._held_offset = held_offset
+        self._held_offset = news.held_offset
         try:
-            self._apply(reply, leader_start, low_watermark)
+            self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
             log_.exception("replica stopped", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
@@ -137,9 +138,7 @@ class FollowerLog:
                 for header in self._log.append_copied(data, now_ms=now_ms):
                     replica.appended(header.leader_epoch, header.next_offset)
         except (DiskFull, Damaged) as error:
-            log_.warning(
-                "replica cannot append", extra={"partition": str(self._key), "reason": str(error)}
-            )
+            log_.warning("replica cannot append", extra=about(self._key, error))
             pause_ms = FULL_PAUSE_MS
         except (OSError, AppendsRefused) as error:
             owner.halt(f"append failed: {error}")
@@ -162,10 +161,7 @@ class FollowerLog:
             await work
         except DiskFull as error:
             # For a side file: nothing is lost, and the replica continues when there is room.
-            log_.warning(
-                "replica waits for disk space",
-                extra={"partition": str(self._key), "reason": str(error)},
-            )
+            log_.warning("replica waits for disk space", extra=about(self._key, error))
             self._work = None
             owner.fetch_soon(after_ms=FULL_PAUSE_MS)
             return
@@ -189,7 +185,9 @@ class FollowerLog:
         if replay is None:
             self._begin(self._open_replay())
         elif not replay.advance(replica.high_watermark, bytes_max=REPLAY_BYTES):
-            self._begin(self._catch_up(replay))
+            # A long part is read in a thread, so that requests do not wait.
+            up_to = replica.high_watermark
+            self._begin(self._read_in_thread(lambda: replay.advance(up_to)))
         elif replay.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
             self._begin(self._checkpoint(replay))
         else:
@@ -209,11 +207,10 @@ class FollowerLog:
         self._checkpoint_bytes = 0
         self.replay = await self._owner.in_thread(self._owner.new_replay)
 
-    async def _catch_up(self, replay: Replay) -> None:
-        up_to = self._owner.replica.high_watermark
+    async def _read_in_thread(self, work: Callable[[], object]) -> None:
         self._is_read_in_thread = True
         try:
-            await self._owner.in_thread(lambda: replay.advance(up_to))
+            await self._owner.in_thread(work)
         finally:
             self._is_read_in_thread = False
 
@@ -246,11 +243,7 @@ class FollowerLog:
             if replay is not None:
                 replay.clip(offset)
 
-        self._is_read_in_thread = True
-        try:
-            await self._owner.in_thread(work)
-        finally:
-            self._is_read_in_thread = False
+        await self._read_in_thread(work)
         self._owner.replica.stored_low_watermark(offset)
 
     async def run_sync(self, job: SyncJob) -> None:
@@ -258,8 +251,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Called every interval. Topics that never sync do so after a segment: its files stay open,
-        and it is not compacted, until then."""
+        """Called every interval. Topics that never sync do so after a segment, to compact it."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return
@@ -271,38 +263,35 @@ class FollowerLog:
             self._begin(self._sync())
 
     async def _truncate(self, to: int) -> None:
-        log_.warning(
-            "replica truncated to match its leader",
-            extra={"partition": str(self._key), "from": self._log.end_offset, "to": to},
-        )
-        self._owner.fail_pending_after(to)
-        await self._compactor.stop()
-        # First the files that describe the part that goes.
-        await self._owner.in_thread(lambda: self._forget_beyond(to))
-        end = await self._owner.in_thread(lambda: self._log.truncate(to))
-        self._compactor = self._new_compactor()
+        fields = {"partition": str(self._key), "from": self._log.end_offset, "to": to}
+        log_.warning("replica truncated to match its leader", extra=fields)
+        end = await self._cut(to, lambda: self._log.truncate(to))
         if self.replay is not None and self.replay.offset > end:
             self.replay = None  # nothing committed is truncated, so it had read too far
         self._owner.replica.truncated(end)
         await self.save_epochs()
 
     async def _restart(self, at: int) -> None:
-        log_.warning(
-            "replica restarted at the start of its leader's log",
-            extra={"partition": str(self._key), "end": self._log.end_offset, "at": at},
-        )
+        fields = {"partition": str(self._key), "end": self._log.end_offset, "at": at}
+        log_.warning("replica restarted at the start of its leader's log", extra=fields)
         self.replay = None
-        self._owner.fail_pending_after(-1)
-        await self._compactor.stop()
-        await self._owner.in_thread(lambda: self._forget_beyond(-1))
-        await self._owner.in_thread(lambda: self._log.restart(at))
-        self._compactor = self._new_compactor()
+        await self._cut(-1, lambda: self._log.restart(at))
         self._owner.replica.restarted(at)
 
-    def _forget_beyond(self, offset: int) -> None:
-        forget_beyond(self._log, offset)
-        forget_clean_beyond(self._log, offset)
+    async def _cut(self, to: int, cut: Callable[[], T]) -> T:
+        self._owner.fail_pending_after(to)
+        await self._compactor.stop()
+
+        def work() -> T:
+            # First the files that describe the part that goes.
+            forget_beyond(self._log, to)
+            forget_clean_beyond(self._log, to)
+            return cut()
+
         self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
+        result = await self._owner.in_thread(work)
+        self._compactor = self._new_compactor()
+        return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
         """Save the epochs for the next start. ``is_last``: even if there is no new epoch."""
@@ -354,7 +343,7 @@ class FollowerLog:
         def forget(gone: Collection[Aborted]) -> None:
             # If it cannot be done now, the next round finds the same transactions again.
             if self.replay is replay and not self._is_read_in_thread:
-                replay.forget_aborted(gone)
+                replay.producers.forget_aborted(gone)
 
         try:
             return await self._compactor.run(

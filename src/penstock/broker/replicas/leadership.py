@@ -1,8 +1,21 @@
-"""One epoch in which this node leads a partition, as the journal and the partition see it."""
+"""What a node does as a leader: one epoch of a partition, as the journal and the partition see it,
+and changes of in-sync sets, which are checked twice a second and whenever a node comes or goes. And
+the counters of replicas."""
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.model.errors import Damaged, NotEnoughReplicas
+from penstock.broker.context.timers import cancel_all
+from penstock.broker.replicas.follower_log import about
+from penstock.membership.cluster_view import ClusterView
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.errors import Damaged, NotEnoughReplicas, PenstockError, VersionConflict
+from penstock.replication.row import Change, View
+from penstock.wire.internal.replica_calls import PartitionReply, ReplyKind
 
 if TYPE_CHECKING:
     from penstock.broker.replicas.replicator import Replicator
@@ -26,8 +39,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """True once other nodes may consider this node dead: replies wait for the in-sync set
-        (R20)."""
+        """Also once other nodes may consider this node dead (R20)."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property
@@ -45,7 +57,7 @@ class Leadership:
 
     @property
     def level(self) -> int:
-        return self._replicator.home.level
+        return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
         """Also after the end of the epoch: this is about the file of this node."""
@@ -88,3 +100,94 @@ class Leadership:
         if self.is_over:
             return self._replica.high_watermark
         return self._replica.synced(min(durable_offset, self._replica.end_offset))
+
+
+@dataclass(slots=True)
+class ReplicationCounts:
+    # As a follower:
+    fetches_asked: int = 0
+    fetches_unanswered: int = 0  # no such node, or no reply in time
+    bytes_in: int = 0
+    truncations: int = 0  # logs that diverged from their leader's
+    restarts: int = 0  # logs that ended before their leader's log begins
+    # As a leader:
+    fetches_served: int = 0
+    bytes_out: int = 0
+    joined: int = 0  # in-sync sets, by followers that have caught up
+    left: int = 0  # by followers that lag or are gone
+    refused: int = 0  # changes of in-sync sets that the store rejected or did not confirm
+    # As either:
+    epochs: int = 0  # new leader epochs of replicas here
+
+    def in_sync_changed(self, before: View | None, change: Change) -> None:
+        if before is not None:
+            self.joined += len(change.row.whole - before.row.whole)
+            self.left += len(before.row.whole - change.row.whole)
+
+    def received(self, replies: Sequence[PartitionReply]) -> None:
+        for reply in replies:
+            self.bytes_in += len(reply.data)
+            self.truncations += reply.kind is ReplyKind.DIVERGE
+            self.restarts += reply.kind is ReplyKind.BEHIND
+
+    def served(self, replies: Sequence[PartitionReply]) -> None:
+        self.fetches_served += 1
+        for reply in replies:
+            self.bytes_out += len(reply.data)
+
+
+log_ = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class InSyncSets:
+    replicas: Mapping[PartitionKey, "Replicator"]
+    view: ClusterView
+    counts: ReplicationCounts
+    _is_check_due: asyncio.Event = field(default_factory=asyncio.Event)
+    _proposing: dict[PartitionKey, asyncio.Task[None]] = field(default_factory=dict)
+
+    def check_soon(self) -> None:
+        self._is_check_due.set()
+
+    async def run(self) -> None:
+        while True:
+            # Not wait_for: it loses a cancellation in the turn in which the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._is_check_due.wait()
+            self._is_check_due.clear()
+            for key, replicator in tuple(self.replicas.items()):
+                if key not in self._proposing and (change := replicator.propose()) is not None:
+                    self._begin(key, replicator, change)
+
+    def _begin(self, key: PartitionKey, replicator: "Replicator", change: Change) -> None:
+        task = asyncio.create_task(self._propose(key, replicator, change), name=f"in sync: {key}")
+        self._proposing[key] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._proposing[key]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log_.error("in-sync set not changed", extra={"partition": str(key)}, exc_info=error)
+
+        task.add_done_callback(ended)
+
+    async def _propose(self, key: PartitionKey, replicator: "Replicator", change: Change) -> None:
+        before = self.view.rows.get(key)
+        try:
+            await self.view.propose(key, change)
+            self.counts.in_sync_changed(before, change)
+        except VersionConflict:
+            self.counts.refused += 1
+            with contextlib.suppress(PenstockError):  # the watch brings the present row
+                await self.view.refresh_rows()
+            replicator.change_rejected(change)
+        except PenstockError as error:
+            self.counts.refused += 1
+            replicator.change_unknown(change)
+            log_.warning("in-sync set not changed", extra=about(key, error))
+
+    async def stop(self) -> None:
+        await cancel_all(self._proposing.values())

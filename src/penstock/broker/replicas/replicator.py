@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.replay import Replay
 from penstock.broker.replicas.follower_log import FollowerLog
@@ -54,6 +53,7 @@ class Replicator:
         self.topic = topic
         self.log = log
         self.home = home
+        self.context = home.context
         self.partition: Partition | None = None  # while this replica leads
         self.leadership: Leadership | None = None
         # Epoch and end of the leader's log, from its last reply.
@@ -83,10 +83,6 @@ class Replicator:
         return f"<replica of {self.key}: {self.replica.role.value} in {self.replica.epoch}>"
 
     @property
-    def context(self) -> BrokerContext:
-        return self.home.context
-
-    @property
     def fsync(self) -> Fsync:
         return self.topic.fsync or self.context.fsync_default
 
@@ -110,9 +106,8 @@ class Replicator:
         return NotLeader(str(self.key), leader=leader, epoch=self.replica.epoch)
 
     def outcome_unknown(self) -> LeaderMoved:
-        return LeaderMoved(
-            f"Outcome unknown: the leader of {self.key} changed during the request. Retry."
-        )
+        moved = f"the leader of {self.key} changed during the request"
+        return LeaderMoved(f"Outcome unknown: {moved}. Retry.")
 
     def update(self, view: View) -> None:
         replica = self.replica
@@ -134,9 +129,8 @@ class Replicator:
         self.follower_log.cancel_fetch()
         self.wake()
         if self._role_task is None and not self._is_closed:
-            self._role_task = self._loop.create_task(
-                self._take_role(), name=f"take a role in {self.key}"
-            )
+            name = f"take a role in {self.key}"
+            self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
         """From here on nothing of the old epoch is accepted or counted (R8). Appends without a
@@ -155,18 +149,18 @@ class Replicator:
         """Confirm what this node wrote when it led and is known to be committed."""
         high_watermark = self.replica.high_watermark
         while self._pending and self._pending[0].end_offset <= high_watermark:
-            self._pending.popleft().succeed()
+            self._pending.popleft().settle()
 
     def fail_pending_after(self, offset: int) -> None:
         """The log is truncated here. Another replica may have the rest: the outcome is unknown."""
         while self._pending and self._pending[-1].end_offset > offset:
-            self._pending.pop().fail(self.outcome_unknown())
+            self._pending.pop().settle(self.outcome_unknown())
 
     def _fail_late(self, pending: Sequence[Flush]) -> None:
         late = set(map(id, pending))
         for flush in [each for each in self._pending if id(each) in late]:
             self._pending.remove(flush)
-            flush.fail(self.outcome_unknown())
+            flush.settle(self.outcome_unknown())
 
     async def settle(self) -> None:
         """Return when the outcome of all that this node wrote when it led is known, or is late."""
@@ -344,17 +338,7 @@ class Replicator:
         if before.role is Role.HALTED:
             return
         self._end_leadership()
-        self.replica = Replica(
-            before.node,
-            incarnation,
-            registered_at=incarnation,
-            history=before.history,
-            start_offset=before.start_offset,
-            end_offset=before.end_offset,
-            durable_offset=before.durable_offset,
-            high_watermark=before.high_watermark,
-            low_watermark=before.low_watermark,
-        )
+        self.replica = before.reincarnated(incarnation)
         self._change_role()
 
     def damaged(self, damage: Damaged) -> None:

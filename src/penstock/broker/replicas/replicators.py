@@ -10,19 +10,19 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, log_config
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions
-from penstock.broker.replicas.damaged_replicas import DamagedReplicas, LogOpener, OpenedLog
+from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
-from penstock.broker.replicas.in_sync_sets import InSyncSets, ReplicationCounts
-from penstock.broker.replicas.leadership import Leadership
+from penstock.broker.replicas.follower_log import about
+from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import log_config
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registered_at import RegisteredAt
 from penstock.membership.registration import Membership
@@ -68,10 +68,9 @@ class Replicators:
         self._membership = membership
         self._registered_at = RegisteredAt(context.folder)
         self._peer = peer
-        self._level = level
+        self.level = level
         self._loop = asyncio.get_running_loop()
         self._folder = context.folder / TOPICS_FOLDER
-        self._opener = LogOpener(context, self._folder, view, self.node)
         self._replicas: dict[PartitionKey, Replicator] = {}
         self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
         self._dropping: dict[PartitionKey, asyncio.Task[None]] = {}
@@ -83,28 +82,19 @@ class Replicators:
         self._rows_changed = asyncio.Event()
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
-        self._damaged = DamagedReplicas(
-            self.node, view, self._replicas, self._reopen, rows_changed=self._rows_changed
-        )
+        replicas, changed = self._replicas, self._rows_changed
+        self._damaged = DamagedReplicas(self.node, view, replicas, self._reopen, changed)
         incarnation, counts = (lambda: membership.incarnation), self.counts
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
-        self._server = ReplicaServer(
-            self._find, incarnation=incarnation, level=level, counts=counts
-        )
+        self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
         # For replicas:
         self.now_ms = context.clock.mono_ms
         self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
 
-    # ── For replicas ─────────────────────────────────────────────────────────────────────────
-
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
-
-    @property
-    def level(self) -> int:
-        return self._level()
 
     @property
     def is_registered(self) -> bool:
@@ -117,14 +107,13 @@ class Replicators:
         restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
         if restored.damage is not None and self.damaged(replicator, restored.damage):
             raise replicator.not_leader()
-        return await self.partitions.lead(
-            replicator.topic, key.index, replicator.log, restored, leadership
-        )
+        topic, log = replicator.topic, replicator.log
+        return await self.partitions.lead(topic, key.index, log, restored, leadership)
 
     def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
         return self._damaged.found(replicator, str(damage))
 
-    def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
+    def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
         """For ``DamagedReplicas``. The replica is opened when this has ended (``_spawn``)."""
         key = replicator.key
 
@@ -137,8 +126,6 @@ class Replicators:
         if key not in self._dropping:
             self._spawn(close(), self._dropping, key, "reopen")
 
-    # ── Start ────────────────────────────────────────────────────────────────────────────────
-
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         await self._register()
@@ -148,13 +135,10 @@ class Replicators:
         self.context.catalog.on_change(self._catalog_changed)
         self.context.defaults.on_change(self._defaults_changed)
         self.partitions.scrubber.logs = lambda: list(self._replicas.values())
-        self.partitions.compact_also(lambda: [each.follower_log for each in self.all()])
+        self.partitions.also = lambda: [each.follower_log for each in self.all()]
         await self._refresh_rows()
         await self._remove_deleted()
-        self._jobs = [
-            asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets"),
-            asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
-        ]
+        self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
         """Give all replicas their rows, which the view does not repeat."""
@@ -216,7 +200,9 @@ class Replicators:
     async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
         if key in self._replicas or key in self._dropping:
             return None  # open all the time, or opened when the drop has ended
-        return await self._opener.open(key, view, may_be_new=self._is_started)
+        return await open_replica(
+            key, view, self.node, self._view, self.context, may_be_new=self._is_started
+        )
 
     def _add(
         self, key: PartitionKey, opened: OpenedLog, *, fetched_in: int = NO_EPOCH
@@ -231,8 +217,6 @@ class Replicators:
         if log.damage:
             self._damaged.found(replicator, log.damage[0].reason, fetched_in=fetched_in)
         return replicator
-
-    # ── Rows and topics ──────────────────────────────────────────────────────────────────────
 
     def _row_changed(self, key: PartitionKey, view: View | None) -> None:
         if self._is_stopped:
@@ -273,9 +257,7 @@ class Replicators:
                 opened = await self._open(key, view)
                 break
             except (OSError, DiskFull) as error:  # retried until there is room
-                log_.warning(
-                    "replica not opened", extra={"partition": str(key), "reason": str(error)}
-                )
+                log_.warning("replica not opened", extra=about(key, error))
             await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
             return  # opened when the catalog has the topic
@@ -293,17 +275,16 @@ class Replicators:
             replicator = self._replicas.get(key)
             if replicator is not None:
                 replicator.topic = after
-                replicator.log.config = log_config(after, self.context)
+                self._reconfigure(replicator)
             elif self.node in self._view.rows[key].row.replicas:
                 self._open_soon(key)
 
     def _defaults_changed(self) -> None:
-        self.partitions.spawn(in_slices(self._reconfigure_all()), "apply topic defaults")
+        work = in_slices(one_by_one(self._reconfigure, tuple(self._replicas.values())))
+        self.partitions.spawn(work, "apply topic defaults")
 
-    def _reconfigure_all(self) -> Generator[None, None, None]:
-        for replicator in tuple(self._replicas.values()):
-            replicator.log.config = log_config(replicator.topic, self.context)
-            yield
+    def _reconfigure(self, replicator: Replicator) -> None:
+        replicator.log.config = log_config(replicator.topic, self.context)
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """Close a replica. Its files are removed only if the topic was deleted, or if the
@@ -312,9 +293,8 @@ class Replicators:
         await replicator.close(is_clean=True)
         if view is None:
             if self.context.catalog.tombstone(key.topic_id) is None:
-                log_.warning(
-                    "row gone without a tombstone, files kept", extra={"partition": str(key)}
-                )
+                text = "row gone without a tombstone, files kept"
+                log_.warning(text, extra={"partition": str(key)})
                 return
         elif not await self._may_drop(key, view):
             return
@@ -330,10 +310,8 @@ class Replicators:
                 if reply.is_right:
                     return True
             except PenstockError as error:
-                log_.info(
-                    "leader has not confirmed the removal of a replica",
-                    extra={"partition": str(key), "reason": str(error)},
-                )
+                text = "leader has not confirmed the removal of a replica"
+                log_.info(text, extra=about(key, error))
             await asyncio.sleep(DROP_RETRY_SECONDS)
             newer = self._view.rows.get(key)
             if newer is None:
@@ -341,11 +319,6 @@ class Replicators:
             if self.node in newer.row.replicas:
                 return False  # a replica again, which begins with these files
             view = newer
-
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
-    def _find(self, topic_id: str, index: int) -> Replicator | None:
-        return self._replicas.get(PartitionKey(topic_id, index))
 
     def find(self, key: PartitionKey) -> Replicator | None:
         return self._replicas.get(key)
@@ -360,29 +333,14 @@ class Replicators:
             if each.replica.role is Role.HALTED
         ]
 
-    async def _sync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.context.fsync_interval_ms / 1_000)
-            await in_slices(self._sync_all())
-
-    def _sync_all(self) -> Generator[None, None, None]:
-        for key, replicator in tuple(self._replicas.items()):
-            if self._replicas.get(key) is replicator:  # not closed meanwhile
-                replicator.follower_log.sync_soon()
-                yield None
-
-    # ── A lost lease ─────────────────────────────────────────────────────────────────────────
-
     def lost_lease(self) -> None:
         """For ``Membership.on_lost``: other nodes may lead what this node led."""
         if self._registering_again is None and not self._is_stopped:
-            self._registering_again = asyncio.create_task(
-                self._register_again(), name="register again"
-            )
+            work = self._register_again()
+            self._registering_again = asyncio.create_task(work, name="register again")
 
     async def _register_again(self) -> None:
-        """Register until this node has a lease and has seen its rows; the lease may end
-        meanwhile."""
+        """Register until this node has a lease, which may end meanwhile, and its rows."""
         try:
             while True:
                 try:
@@ -396,8 +354,6 @@ class Replicators:
                     await asyncio.sleep(RESTART_RETRY_SECONDS)
         finally:
             self._registering_again = None
-
-    # ── The end ──────────────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
         """Let other nodes lead, if there are any, so that their clients notice nothing."""
@@ -421,20 +377,14 @@ class Replicators:
         leader = replicator.replica.leader
         if leader is None:
             return False
-        able = leader.row.whole - {self.node}
-        return any(
-            node in able and not entry.is_leaving for node, entry in self._view.nodes.items()
-        )
+        able, nodes = leader.row.whole - {self.node}, self._view.nodes
+        return any(node in able and not entry.is_leaving for node, entry in nodes.items())
 
     async def stop(self) -> None:
         self._is_stopped = True
         await self._damaged.stop()
-        jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
-        if self._registering_again is not None:
-            jobs.append(self._registering_again)
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        changing = (*self._opening.values(), *self._dropping.values())
+        await cancel_all((*self._jobs, *changing, self._registering_again))
         await self._in_sync_sets.stop()
         await self._fetcher.stop()
         replicators = list(self._replicas.values())
@@ -445,8 +395,6 @@ class Replicators:
                     log_.error("replica not closed cleanly", extra={"reason": str(result)})
         self._replicas.clear()
         await self._membership.stop()
-
-    # ── Folders and tasks ────────────────────────────────────────────────────────────────────
 
     def _folder_of(self, key: PartitionKey) -> Path:
         return self._folder / key.topic_id / str(key.index)
@@ -465,8 +413,7 @@ class Replicators:
             try:
                 await work
             except PenstockError as error:
-                fields = {"task": name, "partition": str(key), "reason": str(error)}
-                log_.warning("replica task failed", extra=fields)
+                log_.warning("replica task failed", extra={"task": name} | about(key, error))
             except Exception:
                 log_.exception("replica task failed", extra={"task": name, "partition": str(key)})
             finally:

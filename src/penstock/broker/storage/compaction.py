@@ -149,7 +149,7 @@ class Compactor:
         )
         if not segments or (self._disk.is_low and not uses_reserve):
             return 0
-        compaction = self._round = Compaction(
+        compaction = Compaction(
             log,
             segments,
             clean_offset=self._clean_offset,
@@ -158,58 +158,41 @@ class Compactor:
             aborted=aborted,
             held_offset=held_offset,
         )
-        try:
-            freed_bytes = await self._drive(compaction)
-        except Exception:
-            await self._end_round()
-            raise
+        freed_bytes = await self._drive(compaction)
         if not self._is_stopped:
             self._clean_offset = compaction.clean_offset
-            await self._end_round()
-            log_.info(
-                "log compacted",
-                extra={
-                    "folder": str(log.folder),
-                    "freed_bytes": freed_bytes,
-                    "clean_offset": self._clean_offset,
-                },
-            )
+            fields: dict[str, object] = {"folder": str(log.folder), "freed_bytes": freed_bytes}
+            log_.info("log compacted", extra=fields | {"clean_offset": self._clean_offset})
         if forget is not None and aborted and not self._is_stopped:
-            await self._forget_gone(aborted, forget)
+            up_to = min(self._clean_offset, log.sealed_offset)
+            scan = AbortedScan(log, aborted, up_to=up_to)
+            await self._drive(scan)
+            if scan.gone and not self._is_stopped:
+                forget(scan.gone)
         return freed_bytes
 
-    async def _forget_gone(self, aborted: Sequence[Aborted], forget: Forget) -> None:
-        assert self._clean_offset is not None, "a round has been done"
-        up_to = min(self._clean_offset, self._log.sealed_offset)
-        scan = self._round = AbortedScan(self._log, aborted, up_to=up_to)
+    async def _drive(self, work: Compaction | AbortedScan) -> int:
+        """Return the bytes freed. After ``stop`` the end of the round is left to that."""
+        self._round = work
+        freed_bytes = 0
         try:
             while not self._is_stopped:
                 started = perf_counter()
-                if await self._in_thread(scan.step) is Progress.DONE:
+                progress = await self._in_thread(work.step)
+                if progress is Progress.DONE or self._is_stopped:
                     break
+                if isinstance(work, Compaction) and progress is Progress.SWAP:
+                    if self._wait_unread is not None:
+                        await self._wait_unread()
+                        if self._is_stopped:
+                            break
+                    freed_bytes += work.swap()
                 await asyncio.sleep(perf_counter() - started)
         except Exception:
             await self._end_round()
             raise
         if not self._is_stopped:
             await self._end_round()
-            if scan.gone:
-                forget(scan.gone)
-
-    async def _drive(self, compaction: Compaction) -> int:
-        freed_bytes = 0
-        while not self._is_stopped:
-            started = perf_counter()
-            progress = await self._in_thread(compaction.step)
-            if progress is Progress.DONE or self._is_stopped:
-                break
-            if progress is Progress.SWAP:
-                if self._wait_unread is not None:
-                    await self._wait_unread()
-                    if self._is_stopped:
-                        break
-                freed_bytes += compaction.swap()
-            await asyncio.sleep(perf_counter() - started)
         return freed_bytes
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -232,7 +215,5 @@ class Compactor:
             await self._end_round()
         except OSError as error:
             # Files that are left are removed when the log is opened again.
-            log_.warning(
-                "compaction cleanup failed",
-                extra={"folder": str(self._log.folder), "reason": str(error)},
-            )
+            fields = {"folder": str(self._log.folder), "reason": str(error)}
+            log_.warning("compaction cleanup failed", extra=fields)

@@ -57,12 +57,8 @@ class Flush:
         self.written = Stage()
         self.committed = Stage()  # the events are committed
 
-    def succeed(self) -> None:
-        self.sent.settle()
-        self.written.settle()
-        self.committed.settle()
-
-    def fail(self, error: PenstockError) -> None:
+    def settle(self, error: PenstockError | None = None) -> None:
+        """End all stages; with an error the outcome is unknown."""
         self.sent.settle(error)
         self.written.settle(error)
         self.committed.settle(error)

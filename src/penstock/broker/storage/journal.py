@@ -44,57 +44,38 @@ class _NotEncoded(Exception):
 
 
 class Replication(Protocol):
-    """The other replicas, as the journal of the leader sees them."""
+    """The other replicas, as the journal of the leader sees them (``replicas/leadership.py``)."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch of this leader, which every batch it appends carries."""
-        ...
+    def epoch(self) -> int: ...
 
     @property
     def high_watermark(self) -> int: ...
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether replies wait for the in-sync set, or only consumers do."""
-        ...
+    def is_awaited(self) -> bool: ...  # whether replies wait for the in-sync set
 
     @property
-    def is_settled(self) -> bool:
-        """Whether everything that earlier leaders may have confirmed is committed here."""
-        ...
+    def is_settled(self) -> bool: ...  # all that earlier leaders may have confirmed is committed
 
     @property
-    def held_offset(self) -> int:
-        """The end of what every replica, in sync or not, is known to have on disk."""
-        ...
+    def held_offset(self) -> int: ...  # what every replica, in sync or not, has on disk
 
     @property
-    def level(self) -> int:
-        """The feature level in force."""
-        ...
+    def level(self) -> int: ...  # the feature level in force
 
-    def stored_low_watermark(self, offset: int) -> None:
-        """Note that the file of this node has this low watermark."""
-        ...
+    def stored_low_watermark(self, offset: int) -> None: ...
 
-    async def low_watermark_held(self, offset: int) -> None:
-        """Return when every replica that may be elected has stored it. Raises LeaderMoved."""
-        ...
+    # Returns when every replica that may be elected has stored it. Raises LeaderMoved.
+    async def low_watermark_held(self, offset: int) -> None: ...
 
-    def check_accepts(self) -> None:
-        """Raises NotEnoughReplicas while too few replicas are in sync for this topic."""
-        ...
+    def check_accepts(self) -> None: ...  # raises NotEnoughReplicas
 
-    def appended(self, next_offset: int) -> None:
-        """Note the new end of the log, and serve waiting fetches."""
-        ...
+    def appended(self, next_offset: int) -> None: ...
 
     def damaged(self, damage: Damaged) -> None: ...
 
-    def synced(self, durable_offset: int) -> int:
-        """Note what this node has on disk. Returns the high watermark."""
-        ...
+    def synced(self, durable_offset: int) -> int: ...  # returns the high watermark
 
 
 class Journal:
@@ -143,8 +124,6 @@ class Journal:
         # Written, waiting for a sync:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
-
-    # ── Adding ───────────────────────────────────────────────────────────────────────────
 
     @property
     def is_replicated(self) -> bool:
@@ -220,8 +199,6 @@ class Journal:
             self._loop.call_soon(self.flush)
         return flush
 
-    # ── Writing ──────────────────────────────────────────────────────────────────────────────
-
     def flush(self) -> None:
         """Append what was added: at the end of the turn, or earlier to fix an order."""
         flush, self._flush = self._flush, None
@@ -248,7 +225,7 @@ class Journal:
         except Exception as error:
             if flush.committed.is_past:
                 raise  # settled already: waking readers failed
-            flush.fail(self._append_failed(error))  # or its callers would wait for their deadline
+            flush.settle(self._append_failed(error))  # or its callers would wait for their deadline
 
     def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
@@ -273,7 +250,7 @@ class Journal:
         flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
-        flush.succeed()
+        flush.settle()
         self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
@@ -343,8 +320,6 @@ class Journal:
         self.appended_bytes += len(batch)
         if self._replication is not None:
             self._replication.appended(self.log.end_offset)
-
-    # ── Syncing ──────────────────────────────────────────────────────────────────────────────
 
     def sync_soon(self) -> None:
         """For ``interval``: sync without a caller that waits."""
@@ -421,7 +396,7 @@ class Journal:
             fields = {**self._log_fields, "folder": str(self.log.folder), "reason": reason}
             log_.critical("partition failed", extra=fields)
         while self._committing:
-            self._committing.popleft().fail(failure)
+            self._committing.popleft().settle(failure)
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
@@ -435,13 +410,13 @@ class Journal:
         pending = [each for each in self._committing if is_written or each is not flush]
         self._committing.clear()
         if flush is not None and not is_written:
-            flush.fail(reason)
+            flush.settle(reason)
         return pending
 
     async def end(self, reason: PenstockError) -> None:
         """Reject everything from now on, and return when no sync uses the files."""
         for flush in self.hand_over(reason, reason):
-            flush.fail(reason)
+            flush.settle(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
 

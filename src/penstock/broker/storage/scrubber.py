@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from penstock.log.inspection import Verification
@@ -39,34 +40,27 @@ class Scrubbed(Protocol):
     def note_damage(self, found: Sequence[Damage]) -> None: ...
 
 
+@dataclass
 class Scrubber:
-    def __init__(
-        self,
-        logs: Callable[[], Sequence[Scrubbed]],
-        pool: Executor,
-        *,
-        bytes_per_second: int,
-        interval_ms: int,
-    ) -> None:
-        """``bytes_per_second``: a limit; 0: never scrub."""
-        self.logs = logs
-        self._pool = pool
-        self._bytes_per_second = bytes_per_second
-        self._interval = interval_ms / 1_000
-        self._piece_bytes = PIECE_BYTES_MIN
-        # For the meter:
-        self.round_count = 0
-        self.read_bytes = 0
-        self.damage_count = 0
+    logs: Callable[[], Sequence[Scrubbed]]
+    pool: Executor
+    bytes_per_second: int  # a limit; 0: never scrub
+    interval_ms: int
+    _piece_bytes: int = PIECE_BYTES_MIN
+    # For the meter:
+    round_count: int = 0
+    read_bytes: int = 0
+    damage_count: int = 0
 
     async def run(self) -> None:
-        if not self._bytes_per_second:
+        if not self.bytes_per_second:
             return
-        await asyncio.sleep(min(self._interval, FIRST_AFTER_SECONDS))
+        interval = self.interval_ms / 1_000
+        await asyncio.sleep(min(interval, FIRST_AFTER_SECONDS))
         while True:
             began_at = time.monotonic()
             await self.round()
-            left = began_at + self._interval - time.monotonic()
+            left = began_at + interval - time.monotonic()
             await asyncio.sleep(max(left, ROUND_PAUSE_SECONDS_MIN))
 
     async def round(self) -> None:
@@ -88,10 +82,8 @@ class Scrubber:
                 if one not in self.logs():
                     return  # closed, and another log may be there now
                 self.damage_count += 1
-                log_.error(
-                    "damage found on disk",
-                    extra={"folder": str(one.log.folder), "reason": second[0].reason},
-                )
+                fields = {"folder": str(one.log.folder), "reason": second[0].reason}
+                log_.error("damage found on disk", extra=fields)
                 one.note_damage(second)
                 return
 
@@ -134,11 +126,11 @@ class Scrubber:
     async def _pause(self, read_bytes: int, took: float) -> None:
         self.read_bytes += read_bytes
         cost_bytes = max(read_bytes, took * PROCESSOR_BYTES)
-        await asyncio.sleep(cost_bytes / self._bytes_per_second)
+        await asyncio.sleep(cost_bytes / self.bytes_per_second)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run in a thread, and wait for its end also if cancelled: it uses files."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future = asyncio.get_running_loop().run_in_executor(self.pool, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -81,8 +81,7 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> RecentSlice | None:
-        """Return the longest slice from a position at ``start`` to another or to the segment's
-        end."""
+        """Return the longest slice from a position at ``start`` to another or to the end."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -144,12 +143,12 @@ class VerifiedRanges(dict[int, VerifiedRange]):
         return known
 
 
-def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> BatchBuffers:
+def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
     """Make a range of single batches, from memory or from ``Segment.read``."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
-    if not with_empty and any(len(batch) == HEADER_BYTES for batch in batches):
+    if any(len(batch) == HEADER_BYTES for batch in batches):
         filled = [batch for batch in batches if len(batch) > HEADER_BYTES]
     for batch in filled:
         if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
@@ -163,17 +162,11 @@ def buffers_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False
 
 
 def read_buffers(
-    segment: "Segment",
-    start: int,
-    *,
-    bytes_max: int,
-    up_to: int,
-    as_slice: bool,
-    with_empty: bool = False,
+    segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
     """Return whole batches from the one that holds ``start``, perhaps fewer than ``Segment.read``.
-    None if the first batch is bad. ``as_slice``: perhaps a slice of the file. ``with_empty``: for
-    replicas."""
+    None if the first batch is bad. ``as_slice``: perhaps a slice of the file."""
+    assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
         found = _recent_slice(segment, start, bytes_max=bytes_max, up_to=up_to)
@@ -188,14 +181,13 @@ def read_buffers(
     if as_slice and (position := segment.recent.next_after(start)) is not None:
         up_to = min(up_to, position)  # the next read continues from position to position
     # If only the index is known, less than one index interval must be skipped.
-    place, ahead = (
-        (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
-    )
+    ahead = segment.interval_bytes if known is None else 0
+    place = segment.find(start) if known is None else known.place
     walk = _BufferWalk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
-    found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+    found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
     if found is None and walk.wanted_bytes:
         walk = _BufferWalk(segment, place, walk.wanted_bytes)
-        found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
+        found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
     if found is not None:
         known = verified.at(start, walk.first)
         if not walk.is_gapped:
@@ -267,9 +259,7 @@ class _BufferWalk:
         self.is_gapped = False  # contains empty batches
         self.wanted_bytes = 0  # if nothing was found because the first batch is longer: its size
 
-    def run(
-        self, start: int, *, bytes_max: int, up_to: int, with_empty: bool
-    ) -> BatchBuffers | None:
+    def run(self, start: int, *, bytes_max: int, up_to: int) -> BatchBuffers | None:
         """Return the verified range. Flat, without avoidable calls: readers wait for this loop."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
@@ -313,11 +303,10 @@ class _BufferWalk:
             at, offset, ordinal = end, next_offset, ordinal + 1
         if first < 0 or at == first:
             return None
-        self.end = BatchStart(
-            offset - segment.base_offset, place.position + at, place.ordinal + ordinal
-        )
+        relative = offset - segment.base_offset
+        self.end = BatchStart(relative, place.position + at, place.ordinal + ordinal)
         self.is_gapped = bool(empty)
-        if empty and not with_empty:
+        if empty:
             return _without(view, first, at, empty, offset, count)
         whole = data if at - first == size else view[first:at]
         return BatchBuffers((whole,), offset, count)

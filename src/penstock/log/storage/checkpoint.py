@@ -7,13 +7,8 @@ watermark and the list of damage (JSON). Drawn in docs/formats/log.md:
     low watermark   PSLW · version u16 · 0 u16 · offset i64 · crc u32
 
 Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two generations: a
-write replaces the older one, so the newer one survives a crash, and a read returns the newest valid
-one. After a clean stop the recovery point holds the size of the last segment; the first append
-changes that size, so the clean flag need not be removed.
-
-    flags           bit 0 the stop was clean · doubts: 1 no recovery point existed · 2 bytes after
-                    the last whole batch were cut off · 3 synced records were missing · 4 the
-                    process died instead of being stopped
+write replaces the older one. After a clean stop the recovery point holds the size of the last
+segment; the first append changes that size, so the clean flag need not be removed.
 
 Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
 report what may be missing before it can be relied on, and it can die before it has reported it. So
@@ -51,9 +46,9 @@ POINT_BYTES = 36
 POINT_MAGIC = b"PSRP"
 FLAG_CLEAN = 1
 DOUBT_NEW = 2  # no recovery point was found: the log is new, or its state is lost
-DOUBT_GARBAGE = 4
-DOUBT_SHORT = 8
-DOUBT_CRASHED = 16
+DOUBT_GARBAGE = 4  # bytes after the last whole batch were cut off
+DOUBT_SHORT = 8  # synced records were missing
+DOUBT_CRASHED = 16  # the process died instead of being stopped
 _DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
 
 LOW = struct.Struct(">4sHHq")

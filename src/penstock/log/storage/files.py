@@ -21,6 +21,7 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.model.limits import MIB
 
@@ -45,6 +46,11 @@ _DIGITS = 20
 
 def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
     return folder / f"{base_offset:0{_DIGITS}d}{suffix}"
+
+
+def segment_paths(folder: Path, base_offset: int) -> list[Path]:
+    """Return the paths of a segment's four files, batches first."""
+    return [segment_path(folder, base_offset, each) for each in (LOG_SUFFIX, *SIDE_SUFFIXES)]
 
 
 def base_offset_of(name: str) -> int | None:
@@ -203,17 +209,8 @@ class ReadOnlyDisk(Disk):
         except FileNotFoundError:
             return self.open_read(Path(os.devnull))
 
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
+    def _refuse(self, *args: object) -> NoReturn:
+        paths = [str(each) for each in args if isinstance(each, Path)]
+        raise OSError(errno.EROFS, "the disk is opened read-only", *paths[:1])
 
-    def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only")
-
-    def make_folder(self, folder: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(folder))
-
-    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(source))
-
-    def unlink(self, path: Path) -> None:
-        raise OSError(errno.EROFS, "the disk is opened read-only", str(path))
+    pwrite = truncate = make_folder = rename = unlink = _refuse  # type: ignore[assignment]

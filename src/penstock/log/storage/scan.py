@@ -177,7 +177,11 @@ class Scanner:
                 reason = _fault(tuple.__new__(BatchHeader, fields), offset, epoch, limit - at)
                 break
             check = crc_of(view[at : at + HEADER_BYTES]) or 1
-            if number < known_count and known[number] != check and self._is_intact(number):
+            if (
+                number < known_count
+                and known[number] != check
+                and is_entry_intact(self._checks, self._first_ordinal + number)
+            ):
                 reason = "the header differs from its check"
                 break
             if end > limit:
@@ -209,9 +213,6 @@ class Scanner:
         scan.max_timestamp = max_timestamp
         self._indexed_position = index_at - interval_bytes
         return reason, wanted
-
-    def _is_intact(self, number: int) -> bool:
-        return is_entry_intact(self._checks, self._first_ordinal + number)
 
     def _step_over(self, reason: str) -> bool:
         """Find the next whole batch and report the damage before it. False if none follows."""
@@ -268,8 +269,8 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for a header that ``.check`` contains, or that leads by whole batches to the
-        end."""
+        """Search for a header that ``.check`` contains, or that leads to the end by whole
+        batches."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(

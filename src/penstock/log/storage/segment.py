@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from penstock.log.storage.batch_buffers import (
-    BatchBuffers,
     RecentPositions,
     VerifiedRanges,
-    buffers_of,
-    read_buffers,
 )
-from penstock.log.storage.batch_reader import READ_AHEAD_BYTES, BatchReader
-from penstock.log.storage.checkpoint import DamagedRange
+from penstock.log.storage.checkpoint import Damage, DamagedRange
 from penstock.log.storage.files import (
     CHECK_SUFFIX,
     INDEX_SUFFIX,
@@ -24,12 +20,14 @@ from penstock.log.storage.files import (
     is_full,
     segment_path,
 )
-from penstock.log.storage.scan import Scan, Scanner
+from penstock.log.storage.scan import Scan, Scanner, header_fault
 from penstock.log.storage.side_files import (
     CHECK_FIELDS,
+    HOLE,
     RELATIVE_MAX,
     START,
     BatchStart,
+    CheckWindow,
     EntryFile,
     SegmentIndex,
     header_check,
@@ -37,7 +35,110 @@ from penstock.log.storage.side_files import (
     read_checks,
 )
 from penstock.model.errors import DiskFull
-from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
+from penstock.model.limits import MIB
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.crc32c import crc32c
+
+READ_AHEAD_BYTES = MIB
+CHECKS_AHEAD = 512
+
+_NO_HEADER = parse_header(bytes(HEADER_BYTES))
+
+
+class BatchReader:
+    """Reads verified batches up to the first bad one; if that is the first, DamagedRange."""
+
+    def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
+        self._segment = segment
+        self._place = place
+        self.is_new_hole = False  # a bad header was met, and no scan has found the damage's end yet
+        self._bytes_max = bytes_max
+        self._window = b""
+        self._window_at = 0
+        self._checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
+
+    def run(self, start: int, *, up_to: int) -> list[bytes]:
+        segment = self._segment
+        position, ordinal = self._place.position, self._place.ordinal
+        offset = segment.base_offset + self._place.relative
+        batches: list[bytes] = []
+        taken = 0
+        while position < segment.bytes:
+            raw = self._take(position, HEADER_BYTES)
+            header, reason = self._header(raw, offset, ordinal)
+            if reason is not None:
+                if batches:
+                    break
+                self.is_new_hole = self._checks.at(ordinal) != HOLE
+                raise self._damaged(position, offset, reason)
+            total = header.length + LENGTH_FROM
+            next_offset = header.next_offset
+            if next_offset > start:
+                if next_offset > up_to or (batches and taken + total > self._bytes_max):
+                    break
+                batch = self._take(position, total)
+                if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
+                    if batches:
+                        break
+                    reason = "the CRC does not match"
+                    raise self._damaged(position, offset, reason, header=header)
+                batches.append(batch)
+                taken += total
+            position += total
+            offset = next_offset
+            ordinal += 1
+        else:
+            if not batches:
+                # The segment is closed but ends before the next one begins.
+                raise self._damaged(position, offset, "records are missing at the end of the file")
+        return batches
+
+    def _take(self, position: int, size: int) -> bytes:
+        at = position - self._window_at
+        data = self._window[at : at + size]
+        if len(data) < size:
+            segment = self._segment
+            ahead = max(size, min(self._bytes_max + segment.interval_bytes, READ_AHEAD_BYTES))
+            ahead = min(ahead, segment.bytes - position)
+            self._window = segment.disk.pread(segment.files.log_fd, ahead, position)
+            self._window_at = position
+            data = self._window[:size]
+        return data
+
+    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
+        if len(raw) < HEADER_BYTES:
+            return _NO_HEADER, "the file ends inside a batch"
+        header = parse_header(raw)
+        reason = header_fault(header, offset)
+        if reason is None and self._checks.is_refuted(raw, ordinal):
+            reason = "the header differs from its check"
+        return header, reason
+
+    def _damaged(
+        self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
+    ) -> DamagedRange:
+        """Without a trusted header, everything up to the next indexed batch is lost."""
+        segment = self._segment
+        if header is not None:
+            end, next_offset = position + header.total_bytes, header.next_offset
+        else:
+            after = segment.files.index.find_after(position)
+            end = segment.bytes if after is None else after.position
+            next_offset = segment.end_offset
+            if after is not None:
+                next_offset = segment.base_offset + after.relative
+        name = segment.path.name
+        return DamagedRange(
+            segment.folder, Damage(name, position, end - position, offset, next_offset, reason)
+        )
+
 
 NO_TIMESTAMP = -1
 NO_EPOCH = -1
@@ -62,8 +163,6 @@ class Cut(NamedTuple):
 
 class SegmentFiles:
     """The four descriptors of an open segment, and the stretches that readers have verified."""
-
-    __slots__ = ("checks", "disk", "index", "log_fd", "log_file", "verified")
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
@@ -102,22 +201,6 @@ class SegmentFiles:
 
 class Segment:
     """The state of a segment in memory; its files are open only while in use."""
-
-    __slots__ = (
-        "_files",
-        "base_offset",
-        "batch_count",
-        "bytes",
-        "disk",
-        "end_offset",
-        "first_timestamp",
-        "folder",
-        "interval_bytes",
-        "last",
-        "last_epoch",
-        "max_timestamp",
-        "recent",
-    )
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
@@ -238,8 +321,7 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Remove the rest, durably, with side files: a leftover check would refute a later
-        batch."""
+        """Remove the rest, durably. A leftover check would refute a later batch."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -273,24 +355,6 @@ class Segment:
                 raise
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
-
-    def read_buffers(
-        self,
-        start: int,
-        *,
-        bytes_max: int,
-        up_to: int,
-        as_slice: bool = False,
-        with_empty: bool = False,
-    ) -> BatchBuffers:
-        assert self.base_offset <= start < self.end_offset
-        found = read_buffers(
-            self, start, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice, with_empty=with_empty
-        )
-        if found is None:
-            batches = self.read(start, bytes_max=bytes_max, up_to=up_to)
-            found = buffers_of(batches, start, with_empty=with_empty)
-        return found
 
     def find(self, offset: int) -> BatchStart:
         """Return where to start looking for an offset. A damaged index is rebuilt first."""

@@ -9,7 +9,7 @@ from penstock.broker.calls import Broker
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.context.disk import DiskBudget
 from penstock.broker.coordination import remote_calls
-from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.coordination.group_coordinator import GroupConfigs
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorSetup

@@ -5,7 +5,7 @@ skip is written to the topic's entry in the catalog, which all nodes follow: the
 reads its log again, and so does every later leader. Nothing is skipped in any other way.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -114,19 +114,14 @@ class CoordinatorAdmin:
             return PlacedRow(error.offset, row)
         return None
 
-    def _new_replay(self, topic: str) -> Callable[[Iterable[Row]], None]:
-        """Return a function that replays rows into a new state, as the coordinator does."""
-        replay_row: Callable[[bytes, bytes | None], object]
+    def _new_replay(self, topic: str) -> Callable[[Row], object]:
+        """Return a function that replays a row into a new state, as the coordinator does."""
+        replay: Callable[[bytes, bytes | None], object]
         if topic == GROUPS_TOPIC:
-            replay_row = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
+            replay = partial(Groups(GroupSettings()).replay, now_ms=self._clock.mono_ms())
         else:
-            replay_row = Transactions(coordinator_epoch=0).replay
-
-        def replay(rows: Iterable[Row]) -> None:
-            for key, value in rows:
-                replay_row(key, value)
-
-        return replay
+            replay = Transactions(coordinator_epoch=0).replay
+        return lambda row: replay(row.key, row.value)
 
 
 def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic) -> Topic:

@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 
-from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.coordination.group_coordinator import GroupConfigs
 from penstock.broker.coordination.groups import TOPIC_NAME, GroupHost
 from penstock.broker.coordination.host import SEGMENT_BYTES, CoordinatorSetup
 from penstock.broker.coordination.remote_calls import RemoteCoordinators

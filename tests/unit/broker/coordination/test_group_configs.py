@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.broker.coordination.group_stage import Hosting, Leading, hosting
 
-from penstock.broker.coordination.group_configs import GroupConfigs
+from penstock.broker.coordination.group_coordinator import GroupConfigs
 from penstock.broker.coordination.host import PARTITION_COUNT
 from penstock.cursor.coordinator_calls import ChangeConfigs, ReadConfigs
 from penstock.cursor.groups.settings import SHARE_LOCK, SHARE_RESET

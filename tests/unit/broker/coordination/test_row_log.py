@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.cursor.groups.harness import Shell, topics_of
 from tests.unit.cursor.groups.streams.streams_topologies import ALL_TASKS
 from tests.unit.cursor.groups.streams.streams_topologies import beat as streams_beat
+from tests.unit.record.checks import check
 
 from penstock.broker.coordination.row_log import (
     BATCH_ROWS_BYTES_MAX,
@@ -22,7 +23,6 @@ from penstock.cursor.groups.settings import STREAMS_DELAY, STREAMS_STANDBYS, Gro
 from penstock.cursor.groups.share import ShareHeartbeat
 from penstock.cursor.rows import Row
 from penstock.model.limits import BATCH_BYTES_MAX
-from penstock.record.batch import check
 from penstock.record.compression import Codec
 from penstock.record.record import iter_records
 

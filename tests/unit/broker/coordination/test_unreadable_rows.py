@@ -282,9 +282,8 @@ async def test_a_decision_of_the_fold_that_fails_names_its_row(tmp_path: Path) -
     async with hosting(tmp_path, clock) as there:
         log = RowLog(there.stage.broker, there.topic, PARTITION, clock)
 
-        def replay(rows: object) -> None:
-            for key, _ in rows:  # type: ignore[attr-defined]
-                assert key != FOREIGN.key
+        def replay(row: Row) -> None:
+            assert row.key != FOREIGN.key
 
         with pytest.raises(RowUnreadable, match=f"offset {offset} is unreadable: AssertionError"):
             await log.replay(*await log.ends(), replay)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.broker.stage import HandClock, Stage, bodies, claim, message, on_stage
+from tests.unit.record.checks import check
 
 from penstock.log.log import LogConfig
 from penstock.model.calls import (
@@ -26,13 +27,7 @@ from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest, Marker
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.net.kafka.eager import EagerCoroutine
-from penstock.record.batch import (
-    ATTR_TRANSACTIONAL,
-    check,
-    encode_batch,
-    parse_header,
-    split_batches,
-)
+from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header, split_batches
 from penstock.record.record import encode_record, iter_records
 
 TEN = LeaseRequest(count=10)

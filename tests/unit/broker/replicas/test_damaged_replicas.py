@@ -10,13 +10,12 @@ import pytest
 from tests.harness.damage import flip_bit
 from tests.unit.broker.replicas.stage import Cluster, ClusterNode, cluster, settles, until
 
-from penstock.broker.context.context import BrokerContext
+from penstock.broker.context.context import BrokerContext, open_log
 from penstock.broker.replicas import damaged_replicas, replicators
 from penstock.broker.replicas.replicator import Replicator
-from penstock.broker.storage.log_opening import open_log
 from penstock.log.log import Log
 from penstock.metadata.cluster_entries import PartitionKey
-from penstock.model.calls import Ack, Lease
+from penstock.model.calls import Ack, Fetch, Lease
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest
@@ -231,7 +230,7 @@ def _find_damage(leading: Replicator) -> None:
     flip_bit(log.folder / FIRST_SEGMENT, FIRST_BATCH)
     assert leading.partition is not None
     with pytest.raises(Damaged):
-        leading.partition.fetch(0, bytes_max=1 << 20, is_committed=True)
+        leading.partition.fetch(Fetch(leading.topic, 0, 0, 1 << 20, is_committed=True))
 
 
 async def _bodies(on: Cluster, topic: Topic, node: int) -> list[bytes]:

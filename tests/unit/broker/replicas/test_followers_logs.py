@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from tests.unit.broker.replicas.stage import Cluster, cluster, settles, until
 from tests.unit.broker.storage.test_compaction import batch
+from tests.unit.record.checks import check
 
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.calls import Ack, AppendBatches, AppendMarker, Ends, Fetch, Lease
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest, Marker
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.record.batch import ATTR_TRANSACTIONAL, check, split_batches
+from penstock.record.batch import ATTR_TRANSACTIONAL, split_batches
 from penstock.record.record import iter_records
 from penstock.replication.replica import Role
 

@@ -84,7 +84,7 @@ class Scene:
             settings_of(self.topic),
             up_to=up_to,
             aborted=partition.stream.aborted_below(up_to),
-            forget=partition.stream.forget_aborted,
+            forget=partition.stream.producers.forget_aborted,
         )
         await compactor.stop()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.broker.stage import HandClock, Stage, message, on_stage
+from tests.unit.record.checks import check
 
 from penstock.broker.context.disk import DiskBudget
 from penstock.broker.partition.partition import Partition
@@ -15,13 +16,7 @@ from penstock.log.storage.files import segment_path
 from penstock.model.calls import Append, AppendBatches, AppendMarker, Ends, Fetch
 from penstock.model.ports import Marker
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.record.batch import (
-    ATTR_TRANSACTIONAL,
-    check,
-    encode_batch,
-    parse_header,
-    split_batches,
-)
+from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header, split_batches
 from penstock.record.record import encode_record, iter_records
 
 SMALL = LogConfig(segment_bytes_max=1_000, index_interval_bytes=200, tail_bytes_max=0)

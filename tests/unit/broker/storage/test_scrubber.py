@@ -106,7 +106,7 @@ async def test_a_log_that_is_appended_to_cut_and_trimmed_meanwhile_is_not_taken_
                 epoch += 1
                 log.truncate(log.end_offset - chance.randrange(1, 20))
             elif drawn < 0.25 and log.end_offset - log.start_offset > 60:
-                log.drop_before(log.start_offset + 20)
+                log.detach_before(log.start_offset + 20).remove()
             else:
                 for _ in range(chance.randrange(1, 9)):
                     append(log, size=chance.randrange(1, 200), epoch=epoch)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.record.checks import check
 
 from penstock.frontend.encryption.batches import (
     STEP_RECORDS,
@@ -35,7 +36,6 @@ from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_SEALED,
     ATTR_TRANSACTIONAL,
-    check,
     encode_batch,
     parse_header,
     repacked,

@@ -15,6 +15,7 @@ from tests.unit.frontend.memory import MemoryCatalog, MemoryClock
 from tests.unit.frontend_kafka.rig import Rig, batch
 from tests.unit.frontend_kafka.test_produce import codes
 from tests.unit.frontend_kafka.test_produce import request as produce
+from tests.unit.record.checks import check
 
 from penstock.frontend.encryption.content import NONCE_BYTES, seal_message
 from penstock.frontend.encryption.sealing import QUARANTINED_MAX, Sealing
@@ -25,7 +26,7 @@ from penstock.model.message import Delivery, Message, Record
 from penstock.model.ports import Acquired, Fetched, StreamEnds
 from penstock.model.topic import Kind, QueueSettings, Topic
 from penstock.node.keys.keyring import MasterKeyRing
-from penstock.record.batch import ATTR_SEALED, check, encode_batch, parse_header, split_batches
+from penstock.record.batch import ATTR_SEALED, encode_batch, parse_header, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records
 from penstock.telemetry.metrics import Meter

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.damage import flip_bit
 from tests.unit.log.stage import SMALL, QuickDisk, append, make_batch, open_log, read_all, sync
+from tests.unit.record.checks import check
 
 from penstock.log.log import Log, LogConfig, OffsetOutOfRange
 from penstock.log.readable import OPEN_SEGMENTS_MAX
@@ -23,7 +24,6 @@ from penstock.model.limits import MIB
 from penstock.record.batch import (
     ATTR_CONTROL,
     HEADER_BYTES,
-    check,
     encode_batch,
     parse_header,
     split_batches,
@@ -249,7 +249,7 @@ def test_nothing_is_known_of_a_segment_that_was_closed(tmp_path: Path) -> None:
     for _ in range(60):
         append(log)
     sync(log)
-    assert log.segment_count > OPEN_SEGMENTS_MAX + 2
+    assert len(log.segments()) > OPEN_SEGMENTS_MAX + 2
     log.read_buffers(0, bytes_max=1_000)
     flip_bit(segment_path(log), 100, bit=4)
     for segment in log.segments()[1 : OPEN_SEGMENTS_MAX + 1]:
