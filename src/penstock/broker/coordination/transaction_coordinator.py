@@ -21,13 +21,7 @@ from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
 from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
-from penstock.cursor.transactions import (
-    Marker,
-    Transactions,
-    TxnOutcome,
-    TxnReply,
-    TxnState,
-)
+from penstock.cursor.transactions import Marker, Transactions, TxnOutcome, TxnReply, TxnState
 from penstock.model.errors import PenstockError
 from penstock.wire.kafka.faults import ErrorCode
 

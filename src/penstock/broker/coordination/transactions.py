@@ -129,9 +129,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
     async def _init_or_end(
-        self,
-        call: calls.InitProducer | calls.EndTransaction,
-        decide: Callable[..., TxnOutcome],
+        self, call: calls.InitProducer | calls.EndTransaction, decide: Callable[..., TxnOutcome]
     ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,

@@ -192,12 +192,11 @@ class ShareCalls:
             leases,
             self._redriver,
             self.settings_of(call.topic),
+            call,
             in_flight_max=self._context.in_flight_max,
-            bytes_max=call.bytes_max,
-            is_strict=call.is_strict,
         )
         try:
-            await acquisition.lease(call.count, call.lease_ms)
+            await acquisition.lease()
         except asyncio.CancelledError:
             # The reply is lost: release them.
             claims = [(each.claim, 0) for each in acquisition.deliveries]
