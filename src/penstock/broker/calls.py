@@ -43,10 +43,7 @@ class Broker:
         self._disk = context.disk
         self._redriver = Redriver(self, context.catalog, context.hold)
         self.partitions = Partitions(
-            context,
-            attempts_max=self._redriver.attempts_max,
-            move_dead=self._redriver.move,
-            is_clustered=is_clustered,
+            context, dead_letters=self._redriver, is_clustered=is_clustered
         )
         self.shares = ShareCalls(context, self.partitions, self._redriver, entropy=entropy)
         self._mover = Mover(self, context.catalog, tasks, entropy=entropy, hold=context.hold)

@@ -10,8 +10,6 @@ _SWEEP = 1_024  # forgotten slots at the front before the lists are compacted
 
 
 class BatchCacheBudget:
-    __slots__ = ("_abandoned", "_bytes_max", "_caches", "_newest", "used_bytes")
-
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.used_bytes = 0
@@ -44,8 +42,6 @@ class BatchCacheBudget:
 
 class BatchCache:
     """Contiguous batches up to the end of the log, at most ``bytes_max`` and always the last."""
-
-    __slots__ = ("_bases", "_batches", "_budget", "_bytes", "_bytes_max", "_end", "_first")
 
     def __init__(self, bytes_max: int, budget: BatchCacheBudget | None = None) -> None:
         self._bytes_max = bytes_max

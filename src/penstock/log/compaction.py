@@ -209,9 +209,8 @@ class Compaction:
             for key, offset in keys_of(batch):
                 keys[_hash(key)] = offset
         producers, producer_id = self._last_batches, header.producer_id
-        if producer_id != NO_PRODUCER and (
-            producer_id in producers or len(producers) < PRODUCERS_MAX
-        ):
+        has_room = producer_id in producers or len(producers) < PRODUCERS_MAX
+        if producer_id != NO_PRODUCER and has_room:
             producers[producer_id] = header.base_offset
         return True
 

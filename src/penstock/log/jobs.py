@@ -62,8 +62,6 @@ class Detached:
     """Segments removed from a log, oldest first. If a crash comes before they are unlinked, they
     are part of the log again; their records stay finished."""
 
-    __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._lock = Lock()

@@ -52,9 +52,8 @@ class LogConfig:
     segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     tail_bytes_max: int = TAIL_BYTES_MAX
-    batch_cache_budget: BatchCacheBudget | None = (
-        None  # shared by all logs of a node; None: a separate budget
-    )
+    # Shared by all logs of a node; None: a separate budget.
+    batch_cache_budget: BatchCacheBudget | None = None
 
 
 class Log(ReadableLog):

@@ -35,8 +35,6 @@ class Segments:
     """The segments of a log in order. The last one is active and stays open. Of the others, only
     those read last are open, and unsynced ones, whose descriptors a sync needs."""
 
-    __slots__ = ("_all", "_bases", "_open")
-
     def __init__(self, segments: list[Segment]) -> None:
         self._all = segments
         self._bases = [segment.base_offset for segment in segments]

@@ -299,9 +299,8 @@ class Recovery:
                 is_whole = True
         if next_base is not None:
             scan.seal()
-        self._has_stale_checks = segment.rebuild(
-            scan, from_place=number, from_ordinal=start.ordinal
-        )
+        is_stale = segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
+        self._has_stale_checks = is_stale
         segment.last_epoch, segment.batch_count = scan.epoch, scan.ordinal
         segment.max_timestamp, segment.last = scan.max_timestamp, scan.last or START
         segment.first_timestamp = _first_timestamp(segment)

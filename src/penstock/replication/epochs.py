@@ -12,8 +12,6 @@ NO_EPOCH = -1  # of an empty log
 class EpochHistory:
     """Epochs in log order with the offset where each begins; both only grow."""
 
-    __slots__ = ("_epochs", "_starts")
-
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []

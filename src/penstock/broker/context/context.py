@@ -101,10 +101,9 @@ class OpenedBatches:
         self._drop(key)
         self.kept[key] = opened
         self._size_bytes += opened.size_bytes
-        while len(self.kept) > 1 and (
-            self._size_bytes > self._bytes_max or len(self.kept) > BATCHES_MAX
-        ):
-            self._drop(next(iter(self.kept)))
+        kept = self.kept
+        while len(kept) > 1 and (self._size_bytes > self._bytes_max or len(kept) > BATCHES_MAX):
+            self._drop(next(iter(kept)))
 
     def forget(self, owner: object) -> None:
         for key in [key for key in self.kept if key[0] is owner]:

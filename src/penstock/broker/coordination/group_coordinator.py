@@ -173,21 +173,16 @@ class GroupCoordinator(CoordinatorRuntime):
             try:
                 await self._store_configs(configs, group_id, row)
             except InvalidRequest as error:
-                log_.error(
-                    "group configs not moved", extra={"group": group_id, "reason": str(error)}
-                )
+                fields = {"group": group_id, "reason": str(error)}
+                log_.error("group configs not moved", extra=fields)
             else:
                 moved.append(group_id)
         if self._groups is groups:
-            self.note(
-                lambda groups, decision: groups.drop_configs(moved, decision), is_divisible=True
-            )
-            fields = {"coordinator": self._label, "groups": len(moved)}
-            log_.info("group configs moved", extra=fields)
+            self.note(lambda now, decision: now.drop_configs(moved, decision), is_divisible=True)
+            done: dict[str, object] = {"coordinator": self._label, "groups": len(moved)}
+            log_.info("group configs moved", extra=done)
 
-    async def _store_configs(
-        self, configs: GroupConfigs, group_id: str, row: Mapping[str, str]
-    ) -> None:
+    async def _store_configs(self, configs: GroupConfigs, group_id: str, row: Configs) -> None:
         """Retry until the store is reachable. Raises InvalidRequest."""
         while True:
             try:
@@ -249,9 +244,7 @@ class GroupCoordinator(CoordinatorRuntime):
 
     def _forget(self, topic_ids: frozenset[str]) -> None:
         """The ids are kept until the log has the decision: until then it may be read again."""
-        self.note(
-            lambda groups, decision: groups.forget_topics(topic_ids, decision), is_divisible=True
-        )
+        self.note(lambda now, decision: now.forget_topics(topic_ids, decision), is_divisible=True)
         self.when_committed(
             lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None
         )

@@ -138,9 +138,7 @@ class RowLog:
                     replay(row)
                 except Exception as error:
                     reason = str(error) if isinstance(error, ValueError) else repr(error)
-                    raise RowUnreadable(
-                        self._topic.name, self.partition, offset, row, reason
-                    ) from error
+                    raise self._unreadable(offset, row, reason) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
         """Yield the rows in [start, end) that are not skipped. Raises RowUnreadable."""
@@ -175,12 +173,13 @@ class RowLog:
             row = Row(b"", batch[HEADER_BYTES:]) if header.count == 1 else None
             if row is not None and self._skipped.get(offset) == digest_of(row):
                 return ()
-            raise RowUnreadable(
-                self._topic.name, self.partition, offset, row, str(error)
-            ) from error
+            raise self._unreadable(offset, row, str(error)) from error
         if not self._skipped:
             return placed
         return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
+
+    def _unreadable(self, offset: int, row: Row | None, reason: str) -> RowUnreadable:
+        return RowUnreadable(self._topic.name, self.partition, offset, row, reason)
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
         """Return once all is committed. If it raises, the batches in the log are committed too."""

@@ -39,8 +39,6 @@ OnCommitted = Callable[[bool], None]
 
 
 class _Append:
-    __slots__ = ("decisions", "waiting")
-
     def __init__(self) -> None:
         self.decisions: list[Sequence[Row]] = []
         self.waiting: list[OnCommitted] = []

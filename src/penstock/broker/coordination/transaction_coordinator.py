@@ -21,13 +21,7 @@ from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.runtime import CoordinatorRuntime
 from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
-from penstock.cursor.transactions import (
-    Marker,
-    Transactions,
-    TxnOutcome,
-    TxnReply,
-    TxnState,
-)
+from penstock.cursor.transactions import Marker, Transactions, TxnOutcome, TxnReply, TxnState
 from penstock.model.errors import PenstockError
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -221,9 +215,8 @@ class TransactionCoordinator(CoordinatorRuntime):
                 by_id.setdefault(marker.transactional_id, []).append(marker)
         for transactional_id, new in by_id.items():
             self._sending.update(map(_key, new))
-            task = self._loop.create_task(
-                self._send_all(new), name=f"markers of {transactional_id}"
-            )
+            name = f"markers of {transactional_id}"
+            task = self._loop.create_task(self._send_all(new), name=name)
             self._senders.add(task)
             task.add_done_callback(self._senders.discard)
 

@@ -116,9 +116,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         await self._markers.call(AppendMarker(topic, marker.partition, written))
 
     async def _mark_group(self, marker: Marker, group_id: str) -> None:
-        call = CompleteTransaction(
-            group_id, marker.producer_id, marker.producer_epoch, marker.is_commit
-        )
+        producer = (marker.producer_id, marker.producer_epoch)
+        call = CompleteTransaction(group_id, *producer, marker.is_commit)
         node = None if self._remote is None else self._remote.node_of(GROUPS, group_id)
         if self._remote is not None and node is not None:
             reply = await self._remote.complete_transaction(node, call)
@@ -130,9 +129,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
 
     async def _init_or_end(
-        self,
-        call: calls.InitProducer | calls.EndTransaction,
-        decide: Callable[..., TxnOutcome],
+        self, call: calls.InitProducer | calls.EndTransaction, decide: Callable[..., TxnOutcome]
     ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
@@ -195,10 +192,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
     async def _describe_transaction(
         self, call: calls.DescribeTransaction
     ) -> tuple[ErrorCode, TxnValue | None]:
-        transactional_id = call.transactional_id
-        code, found = await self._at(transactional_id).read(
-            lambda txns: txns.describe(transactional_id)
-        )
+        key = call.transactional_id
+        code, found = await self._at(key).read(lambda txns: txns.describe(key))
         if code:
             return code, None
         if found is None:

@@ -265,9 +265,8 @@ class Leases:
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Sequence[Exception | None]:
-        outcome = self.cursor.ack(
-            claims, now_ms=self._clock.mono_ms(), reason=reason, is_strict=is_strict
-        )
+        now_ms = self._clock.mono_ms()
+        outcome = self.cursor.ack(claims, now_ms=now_ms, reason=reason, is_strict=is_strict)
         flush = self._journal_events(outcome.events)
         if self.topic.is_fifo:
             self.wake()  # the group may be unlocked
@@ -373,9 +372,8 @@ class Leases:
         self.reader.close()
 
     def counts(self) -> tuple[int, int, int]:
-        stats = self.cursor.stats(
-            now_ms=self._clock.mono_ms(), queue_delay_ms=self.topic.settings.delay_ms
-        )
+        delay_ms = self.topic.settings.delay_ms
+        stats = self.cursor.stats(now_ms=self._clock.mono_ms(), queue_delay_ms=delay_ms)
         return stats.visible, stats.in_flight, stats.delayed
 
     @property
@@ -434,9 +432,8 @@ class Leases:
             if self.cursor.wants_feed and not self._feed(now_ms, wall_ms) and self.reader.is_later:
                 await self.reader.ready()
                 continue
-            outcome = self.cursor.expire(
-                retention_ms=self.retention_ms, now_ms=now_ms, wall_ms=wall_ms
-            )
+            kept_ms = self.retention_ms
+            outcome = self.cursor.expire(retention_ms=kept_ms, now_ms=now_ms, wall_ms=wall_ms)
             if outcome.events:
                 self._count_expired(outcome.reply)
                 await self.settled(outcome.events)

@@ -18,7 +18,7 @@ from penstock.broker.context.context import BrokerContext, log_config, open_log
 from penstock.broker.context.timers import Interval, cancel_all
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
+from penstock.broker.partition.queue import DeadLetters, Queue, StatsOfAll
 from penstock.broker.partition.replay import Replay, restore
 from penstock.broker.storage.journal import Replication
 from penstock.broker.storage.scrubber import Scrubber
@@ -53,12 +53,7 @@ class FollowedLog(Protocol):
 
 class Partitions:
     def __init__(
-        self,
-        context: BrokerContext,
-        *,
-        attempts_max: AttemptsMax,
-        move_dead: MoveDead,
-        is_clustered: bool = False,
+        self, context: BrokerContext, *, dead_letters: DeadLetters, is_clustered: bool = False
     ) -> None:
         self._context = context
         self._folder = context.folder / TOPICS_FOLDER
@@ -74,8 +69,7 @@ class Partitions:
             interval_ms=context.scrub_interval_ms,
         )
         self.stats_of_all: StatsOfAll | None = None  # in a cluster, once nodes can be reached
-        self._attempts_max = attempts_max
-        self._move_dead = move_dead
+        self._dead_letters = dead_letters
         self._queues: dict[str, Queue] = {}
         self._opening: dict[str, asyncio.Task[Queue]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,10 +194,8 @@ class Partitions:
             await asyncio.wait(self._tasks, timeout=5)
         partitions = self._partitions()
         for start in range(0, len(partitions), 64):
-            results = await asyncio.gather(
-                *(p.close() for p in partitions[start : start + 64]), return_exceptions=True
-            )
-            for result in results:
+            closing = [each.close() for each in partitions[start : start + 64]]
+            for result in await asyncio.gather(*closing, return_exceptions=True):
                 if isinstance(result, BaseException):
                     log_.error("partition not closed cleanly", extra={"reason": str(result)})
         self._queues.clear()
@@ -234,8 +226,7 @@ class Partitions:
             partitions,
             waits,
             in_flight_max=context.in_flight_max,
-            attempts_max=self._attempts_max,
-            move_dead=self._move_dead,
+            dead_letters=self._dead_letters,
             spawn=self.spawn,
             stats_of_all=self._stats_everywhere if self._is_clustered else None,
         )

@@ -7,7 +7,7 @@ is full on several nodes exceeds it by less than a half."""
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,16 +20,20 @@ from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Obstacles, QueueStats, Topic, join_obstacles
 
-# Moves records of a partition to the topic's dead-letter queue and acks them.
-MoveDead = Callable[[Leases, Sequence[Pick]], Awaitable[None]]
-# The attempts before a record is dead-lettered; None without a dead-letter queue.
-AttemptsMax = Callable[[Topic], int | None]
 # The stats of a topic on all nodes.
 StatsOfAll = Callable[[Topic], Awaitable[QueueStats]]
 
 REMOTE_STATS_SECONDS = 1.0  # between two requests for the total in flight
 
 T = TypeVar("T")
+
+
+class DeadLetters(Protocol):
+    # The attempts before a record is dead-lettered; None without a dead-letter queue.
+    def attempts_max(self, topic: Topic) -> int | None: ...
+
+    # Moves records of a partition to the topic's dead-letter queue and acks them.
+    async def move(self, leases: Leases, picks: Sequence[Pick]) -> None: ...
 
 
 class Led(dict[int, T]):
@@ -53,8 +57,7 @@ class Queue:
         waits: Waits,
         *,
         in_flight_max: int,
-        attempts_max: AttemptsMax,
-        move_dead: MoveDead,
+        dead_letters: DeadLetters,
         spawn: Callable[[Awaitable[None], str], None],
         stats_of_all: StatsOfAll | None = None,
     ) -> None:
@@ -64,8 +67,8 @@ class Queue:
         self.leases: Led[Leases] = Led(topic.topic_id)
         self.waits = waits
         self._in_flight_max = in_flight_max
-        self._attempts_max = attempts_max
-        self._move_dead = move_dead
+        self._attempts_max = dead_letters.attempts_max
+        self._move_dead = dead_letters.move
         self._spawn = spawn
         self._stats_of_all = stats_of_all
         self._remote_in_flight = 0  # on other nodes, at the last request
@@ -153,9 +156,8 @@ class Queue:
                 )
             is_cut = True
             while is_cut:
-                result = leases.lease(
-                    wanted, attempts_max=attempts_max, in_flight_max=self._room(leases)
-                )
+                room = self._room(leases)
+                result = leases.lease(wanted, attempts_max=attempts_max, in_flight_max=room)
                 is_cut = result.is_cut
                 is_over_limit = is_over_limit or result.is_over_limit
                 if result.deliveries or result.flush is not None or result.dead or is_cut:

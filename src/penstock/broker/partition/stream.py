@@ -36,9 +36,8 @@ class Stream:
         self._journal = journal
         self.producers = producers
         self._clock = clock
-        self._gaps_excused_until_ms = (
-            clock.mono_ms() + GAP_EXCUSED_MS if journal.is_replicated else 0
-        )
+        excused_ms = GAP_EXCUSED_MS if journal.is_replicated else 0
+        self._gaps_excused_until_ms = clock.mono_ms() + excused_ms
         self._listeners: set[Callable[[], None]] = set()
 
     def append(

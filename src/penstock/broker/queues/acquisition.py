@@ -19,6 +19,7 @@ from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
 from penstock.cursor.leases.standard import StandardCursor
+from penstock.model.calls import Acquire
 from penstock.model.errors import Damaged
 from penstock.model.limits import KIB, MIB, READ_BYTES_MAX
 from penstock.model.message import Claim, Delivery
@@ -36,12 +37,10 @@ class Acquisition:
         leases: Leases,
         redriver: Redriver,
         settings: ShareSettings,
+        call: Acquire,
         *,
         in_flight_max: int,
-        bytes_max: int,
-        is_strict: bool,
     ) -> None:
-        """``is_strict``: not even the first batch may be larger than ``bytes_max``."""
         self.deliveries: list[Delivery] = []  # each as soon as it is leased
         self._partition = partition
         self._leases = leases
@@ -51,16 +50,17 @@ class Acquisition:
         if settings.deliveries_max is not None and leases.topic.settings.redrive is None:
             self._attempts_max = settings.deliveries_max
         self._in_flight_max = min(in_flight_max, settings.locks_max)
-        self._bytes_left = bytes_max
-        self._is_strict = is_strict
+        self._call = call
+        self._bytes_left = call.bytes_max
+        self._is_strict = call.is_strict  # not even the first batch may be larger
         self._read_bytes = READ_BYTES_MIN  # grows with each read: most fetches need little
         self._batches: dict[int, bytes] = {}  # by base offset
 
     def batches(self) -> list[bytes]:
         return [self._batches[base] for base in sorted(self._batches)]
 
-    async def lease(self, count: int, lease_ms: int) -> None:
-        leases, passed = self._leases, -1
+    async def lease(self) -> None:
+        leases, passed, count = self._leases, -1, self._call.count
         while len(self.deliveries) < count:
             ends = self._partition.stream.ends
             up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
@@ -77,7 +77,7 @@ class Acquisition:
             assert isinstance(cursor, StandardCursor), "a share is a standard queue"
             with cursor.only_below(batches[-1][0].next_offset):
                 result = leases.lease(
-                    LeaseRequest(count=count - len(self.deliveries), lease_ms=lease_ms),
+                    LeaseRequest(count - len(self.deliveries), self._call.lease_ms),
                     attempts_max=self._attempts_max,
                     in_flight_max=self._in_flight_max,
                 )

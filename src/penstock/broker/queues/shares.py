@@ -135,7 +135,7 @@ class ShareCalls:
             if start == EARLIEST:
                 await self._open_remote(self.all_brokers, source, share)
             else:
-                await self._begin_remote(self.all_brokers, source, share, start)
+                await self._begin_remote(self.all_brokers, share, start)
         return share
 
     async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
@@ -145,12 +145,10 @@ class ShareCalls:
                 for partition in range(1, source.partition_count):
                     await brokers.call(ShareStart(share, partition))
 
-    async def _begin_remote(
-        self, brokers: BrokerPort, source: Topic, share: Topic, start: int
-    ) -> None:
+    async def _begin_remote(self, brokers: BrokerPort, share: Topic, start: int) -> None:
         """Begin the share on other nodes; if one fails, the share is deleted."""
         try:
-            for partition in range(1, source.partition_count):
+            for partition in range(1, share.partition_count):
                 await brokers.call(RestartShare(share, partition, start))
         except BaseException:
             await self._delete(share)
@@ -169,9 +167,8 @@ class ShareCalls:
         if is_internal(source.name):
             raise InvalidRequest(f"{source.name} is an internal topic; it cannot be shared.")
         if source.is_share:
-            raise InvalidRequest(
-                f"{source.name} is a share; share the topic that it reads instead."
-            )
+            text = "is a share; share the topic that it reads instead."
+            raise InvalidRequest(f"{source.name} {text}")
         if source.is_fifo:
             raise InvalidRequest(f"{source.name} is a FIFO queue; shares do not keep its order.")
         if settings_of(source, self._context.defaults).is_compacted:
@@ -195,21 +192,19 @@ class ShareCalls:
             leases,
             self._redriver,
             self.settings_of(call.topic),
+            call,
             in_flight_max=self._context.in_flight_max,
-            bytes_max=call.bytes_max,
-            is_strict=call.is_strict,
         )
         try:
-            await acquisition.lease(call.count, call.lease_ms)
+            await acquisition.lease()
         except asyncio.CancelledError:
             # The reply is lost: release them.
             claims = [(each.claim, 0) for each in acquisition.deliveries]
             self._partitions.spawn(_release(leases, claims), "release")
             raise
-        picks = [
-            (each.record.offset, each.lease_seq, each.attempt) for each in acquisition.deliveries
-        ]
-        return Acquired(leases.cursor.low_offset(), acquisition.batches(), sorted(picks))
+        found = acquisition.deliveries
+        picks = sorted((each.record.offset, each.lease_seq, each.attempt) for each in found)
+        return Acquired(leases.cursor.low_offset(), acquisition.batches(), picks)
 
     async def _finish(self, call: Finish) -> Results:
         _, leases = await self._find(call)

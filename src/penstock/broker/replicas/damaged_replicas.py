@@ -162,9 +162,8 @@ class DamagedReplicas:
             elif step is RepairStep.WAIT:
                 await self._wait_changed()
             else:
-                log_.info(
-                    "damaged replica reopened", extra={"partition": str(key), "step": step.value}
-                )
+                fields = {"partition": str(key), "step": step.value}
+                log_.info("damaged replica reopened", extra=fields)
                 self.reopen(replicator, step is RepairStep.EMPTY)
                 return
 

@@ -81,9 +81,8 @@ class Replicators:
         self._rows_changed = asyncio.Event()
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
-        self._damaged = DamagedReplicas(
-            self.node, view, self._replicas, self._reopen, self._rows_changed
-        )
+        replicas, changed = self._replicas, self._rows_changed
+        self._damaged = DamagedReplicas(self.node, view, replicas, self._reopen, changed)
         incarnation, counts = (lambda: membership.incarnation), self.counts
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
         self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
@@ -107,9 +106,8 @@ class Replicators:
         restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
         if restored.damage is not None and self.damaged(replicator, restored.damage):
             raise replicator.not_leader()
-        return await self.partitions.lead(
-            replicator.topic, key.index, replicator.log, restored, leadership
-        )
+        topic, log = replicator.topic, replicator.log
+        return await self.partitions.lead(topic, key.index, log, restored, leadership)
 
     def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
         return self._damaged.found(replicator, str(damage))
@@ -337,9 +335,8 @@ class Replicators:
     def lost_lease(self) -> None:
         """For ``Membership.on_lost``: other nodes may lead what this node led."""
         if self._registering_again is None and not self._is_stopped:
-            self._registering_again = asyncio.create_task(
-                self._register_again(), name="register again"
-            )
+            work = self._register_again()
+            self._registering_again = asyncio.create_task(work, name="register again")
 
     async def _register_again(self) -> None:
         """Register until this node has a lease, which may end meanwhile, and its rows."""
@@ -379,10 +376,8 @@ class Replicators:
         leader = replicator.replica.leader
         if leader is None:
             return False
-        able = leader.row.whole - {self.node}
-        return any(
-            node in able and not entry.is_leaving for node, entry in self._view.nodes.items()
-        )
+        able, nodes = leader.row.whole - {self.node}, self._view.nodes
+        return any(node in able and not entry.is_leaving for node, entry in nodes.items())
 
     async def stop(self) -> None:
         self._is_stopped = True

@@ -181,9 +181,8 @@ def read_buffers(
     if as_slice and (position := segment.recent.next_after(start)) is not None:
         up_to = min(up_to, position)  # the next read continues from position to position
     # If only the index is known, less than one index interval must be skipped.
-    place, ahead = (
-        (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
-    )
+    ahead = segment.interval_bytes if known is None else 0
+    place = segment.find(start) if known is None else known.place
     walk = _BufferWalk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
     found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
     if found is None and walk.wanted_bytes:
@@ -304,9 +303,8 @@ class _BufferWalk:
             at, offset, ordinal = end, next_offset, ordinal + 1
         if first < 0 or at == first:
             return None
-        self.end = BatchStart(
-            offset - segment.base_offset, place.position + at, place.ordinal + ordinal
-        )
+        relative = offset - segment.base_offset
+        self.end = BatchStart(relative, place.position + at, place.ordinal + ordinal)
         self.is_gapped = bool(empty)
         if empty:
             return _without(view, first, at, empty, offset, count)

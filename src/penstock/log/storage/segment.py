@@ -131,9 +131,9 @@ class BatchReader:
         else:
             after = segment.files.index.find_after(position)
             end = segment.bytes if after is None else after.position
-            next_offset = (
-                segment.end_offset if after is None else segment.base_offset + after.relative
-            )
+            next_offset = segment.end_offset
+            if after is not None:
+                next_offset = segment.base_offset + after.relative
         name = segment.path.name
         return DamagedRange(
             segment.folder, Damage(name, position, end - position, offset, next_offset, reason)
@@ -163,8 +163,6 @@ class Cut(NamedTuple):
 
 class SegmentFiles:
     """The four descriptors of an open segment, and the stretches that readers have verified."""
-
-    __slots__ = ("checks", "disk", "index", "log_fd", "log_file", "verified")
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk

@@ -34,8 +34,6 @@ _CRC = struct.Struct(">I")
 class EntryFile:
     """Entries of ``fields`` with a CRC over (ordinal, fields): one at a wrong position fails."""
 
-    __slots__ = ("_disk", "_entry", "_flushed", "_pending", "count", "entry_bytes", "fd", "path")
-
     def __init__(self, path: Path, fd: int, fields: str, *, disk: Disk) -> None:
         self.path = path
         self._disk = disk
@@ -202,8 +200,6 @@ START = BatchStart(0, 0, 0)
 
 
 class SegmentIndex:
-    __slots__ = ("_interval_bytes", "_last_position", "offsets", "times")
-
     def __init__(
         self, offsets: tuple[Path, int], times: tuple[Path, int], *, interval_bytes: int, disk: Disk
     ) -> None:
