@@ -120,10 +120,8 @@ def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterato
         yield _counted("expired", found.expired, "past the retention period, will be deleted")
     rest = visible - found.available - found.blocked - found.exhausted - found.expired
     if rest > 0 and found.is_read_ahead_full:
-        text = (
-            "not examined: too many earlier messages are blocked or delayed;"
-            " receive or delete some of those first"
-        )
+        text = "not examined: too many earlier messages are blocked or delayed;"
+        text += " receive or delete some of those first"
         yield _counted("read_ahead_full", rest, text)
     elif rest > 0:
         yield _counted("unexamined", rest, "not yet examined by a receive")

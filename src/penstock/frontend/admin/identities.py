@@ -5,6 +5,7 @@ their own. A secret is only in the reply to the creation of its key. Passwords a
 client derives SCRAM credentials from the password and sends those. Access is tested by the code
 that checks requests."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -94,9 +95,8 @@ async def change_tenant(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
     changes = _given(call.json(TenantChange))
-    tenant = await call.identities.change_tenant(
-        account, lambda before: msgspec.structs.replace(before, **changes)
-    )
+    changed = partial(msgspec.structs.replace, **changes)
+    tenant = await call.identities.change_tenant(account, changed)
     return _tenant(call, tenant)
 
 

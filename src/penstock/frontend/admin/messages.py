@@ -140,9 +140,8 @@ async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) 
             # END must become an offset even if the window is full, for the next reply.
             if window.is_full and start != END:
                 continue
-            peeked, nexts[partition] = await context.broker.call(
-                Peek(topic, partition=partition, start=start, count=share)
-            )
+            peek = Peek(topic, partition=partition, start=start, count=share)
+            peeked, nexts[partition] = await context.broker.call(peek)
             left_out = window.take(await _opened(context, topic, peeked))
             if left_out is not None:
                 nexts[partition] = left_out

@@ -137,9 +137,8 @@ class Sealing:
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
-                raise BatchTooLarge(
-                    f"the encrypted batch has {len(done)} bytes, {BATCH_BYTES_MAX} are allowed"
-                )
+                text = f"the encrypted batch has {len(done)} bytes"
+                raise BatchTooLarge(f"{text}, {BATCH_BYTES_MAX} are allowed")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 

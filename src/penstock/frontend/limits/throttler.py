@@ -252,10 +252,8 @@ class Throttler:
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
     """Return the time until one more request passes, and the limit that causes it."""
-    waits = [
-        (bucket.wait_ms(1, now_ms=now_ms), name)
-        for name, bucket in zip(limits.names, limits.buckets, strict=True)
-    ]
+    named = zip(limits.names, limits.buckets, strict=True)
+    waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:
         waits.append((limits.bytes_bucket.wait_ms(0, now_ms=now_ms), BYTES))
     return max(waits, default=(0, ""))

@@ -112,7 +112,7 @@ class Frontend:
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
         context = self._context
-        yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
+        yield from samples_of(context.throttler, context.quotas, context.config.account)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
