@@ -209,7 +209,5 @@ def _content(name: str, value: bytes) -> dict[str, object]:
 def _size_bytes(peeked: Peeked) -> int:
     message = peeked.record.message
     attributes = message.attributes or {}
-    return len(message.body) + sum(
-        len(name) + len(attribute.data_type) + len(attribute.value)
-        for name, attribute in attributes.items()
-    )
+    sizes = (len(name) + len(one.data_type) + len(one.value) for name, one in attributes.items())
+    return len(message.body) + sum(sizes)

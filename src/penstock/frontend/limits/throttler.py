@@ -188,11 +188,9 @@ class Throttler:
         wait_ms, limit = _longest_wait(limits, now_ms)
         limit = limit or BYTES  # the wait may have been rounded to zero
         self.count_rejected(limits.account, limit)
-        raise Throttled(
-            f"The rate of requests is above the limit ({limit}).",
-            retry_after_ms=max(1, wait_ms),
-            held_ms=self._held_ms(limits.account, now_ms),
-        )
+        text = f"The rate of requests is above the limit ({limit})."
+        held_ms = self._held_ms(limits.account, now_ms)
+        raise Throttled(text, retry_after_ms=max(1, wait_ms), held_ms=held_ms)
 
     def _held_ms(self, account: str, now_ms: float) -> int:
         refusals = self._refusals.get(account)

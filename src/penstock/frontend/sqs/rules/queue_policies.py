@@ -230,11 +230,9 @@ def _objection(target: Topic, source: Topic) -> str | None:
 
 
 def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
-    return [
-        topic
-        for topic in catalog.topics(target.account, target.region)
-        if topic.settings.redrive is not None and topic.settings.redrive.target_arn == target.arn
-    ]
+    topics = catalog.topics(target.account, target.region)
+    found = ((topic, topic.settings.redrive) for topic in topics)
+    return [each for each, redrive in found if redrive and redrive.target_arn == target.arn]
 
 
 def merged_tags(current: Tags, given: Tags, *, queue_name: str) -> dict[str, str]:
