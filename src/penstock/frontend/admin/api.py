@@ -55,12 +55,8 @@ class AdminApi:
     ) -> None:
         """``is_audited``: no change is made before ``note_in`` was called."""
         self._context = context
-        self._gate = Gate(
-            token=token,
-            identities=context.identities,
-            account=context.info.account,
-            is_required=is_auth_on,
-        )
+        known, account = context.identities, context.info.account
+        self._gate = Gate(token=token, identities=known, account=account, is_required=is_auth_on)
         self.is_open = self._gate.is_open
         self._routes = routes(self._log_in)
         self._is_audited = is_audited

@@ -65,10 +65,8 @@ def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
         return
     found = stats.obstacles or Obstacles()
     if 0 < found.in_flight_max <= stats.in_flight:
-        text = (
-            f"the in-flight limit is reached: {stats.in_flight:,} of {found.in_flight_max:,}"
-            " messages; delete or release some, or raise queue.in_flight_max"
-        )
+        text = f"the in-flight limit is reached: {stats.in_flight:,} of {found.in_flight_max:,}"
+        text += " messages; delete or release some, or raise queue.in_flight_max"
         yield Reason("in_flight_limit", text, stats.in_flight, found.lease_ends_ms)
     if stats.obstacles is None:
         text = "a node of an older version leads part of the queue: only counts are known"
@@ -111,19 +109,15 @@ def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterato
         yield _counted("blocked", others, f"blocked in {groups:,} more groups")
     if found.exhausted:
         queue = situation.dead_letter_queue
-        text = (
-            f"received {situation.attempts_max} times, the maximum:"
-            f" will be moved to the dead-letter queue {queue or ''}".rstrip()
-        )
+        text = f"received {situation.attempts_max} times, the maximum:"
+        text += f" will be moved to the dead-letter queue {queue or ''}".rstrip()
         yield _counted("exhausted", found.exhausted, text, queue=queue)
     if found.expired:
         yield _counted("expired", found.expired, "past the retention period, will be deleted")
     rest = visible - found.available - found.blocked - found.exhausted - found.expired
     if rest > 0 and found.is_read_ahead_full:
-        text = (
-            "not examined: too many earlier messages are blocked or delayed;"
-            " receive or delete some of those first"
-        )
+        text = "not examined: too many earlier messages are blocked or delayed;"
+        text += " receive or delete some of those first"
         yield _counted("read_ahead_full", rest, text)
     elif rest > 0:
         yield _counted("unexamined", rest, "not yet examined by a receive")

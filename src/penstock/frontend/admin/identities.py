@@ -5,10 +5,12 @@ their own. A secret is only in the reply to the creation of its key. Passwords a
 client derives SCRAM credentials from the password and sends those. Access is tested by the code
 that checks requests."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
+from msgspec.structs import replace
 
 from penstock.access import evaluation
 from penstock.access.conditions import MalformedPolicy
@@ -94,9 +96,8 @@ async def change_tenant(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
     changes = _given(call.json(TenantChange))
-    tenant = await call.identities.change_tenant(
-        account, lambda before: msgspec.structs.replace(before, **changes)
-    )
+    changed = partial(replace, **changes)
+    tenant = await call.identities.change_tenant(account, changed)
     return _tenant(call, tenant)
 
 
@@ -126,13 +127,9 @@ async def set_quotas(call: Call) -> Any:
 def _limited(tenant: Tenant, change: LimitsChange) -> Tenant:
     operations = {**tenant.limits.operations, **change.limits.operations}
     kept = {action: rate for action, rate in operations.items() if rate is not None}
-    return msgspec.structs.replace(
-        tenant,
-        limits=msgspec.structs.replace(
-            tenant.limits, **{**_given(change.limits), "operations": kept}
-        ),
-        quotas=msgspec.structs.replace(tenant.quotas, **_given(change.quotas)),
-    )
+    limits = replace(tenant.limits, **{**_given(change.limits), "operations": kept})
+    quotas = replace(tenant.quotas, **_given(change.quotas))
+    return replace(tenant, limits=limits, quotas=quotas)
 
 
 def _given(change: msgspec.Struct) -> dict[str, object]:
@@ -209,13 +206,8 @@ async def create_user(call: Call) -> Any:
     call.may_manage(WRITE, account, "user", request.name)
     if request.is_operator:
         call.operator_only()
-    user = User(
-        account=account,
-        name=request.name,
-        created_at_ms=call.now_ms,
-        is_operator=request.is_operator,
-        policies=request.policies,
-    )
+    fields = picked(request, "name", "is_operator", "policies")
+    user = User(account=account, created_at_ms=call.now_ms, **fields)
     return json_reply(201, _user(call, await call.identities.create_user(user)))
 
 
@@ -237,11 +229,9 @@ async def set_password(call: Call) -> Any:
     if not 1 <= len(credentials) <= CREDENTIALS_MAX:
         raise InvalidRequest(f"credentials must have 1 to {CREDENTIALS_MAX} entries.")
     for each in credentials:
-        await call.identities.put_scram(
-            model.ScramCredential(
-                account=user.account, user=user.name, **msgspec.structs.asdict(each)
-            )
-        )
+        fields = msgspec.structs.asdict(each)
+        found = model.ScramCredential(account=user.account, user=user.name, **fields)
+        await call.identities.put_scram(found)
     return _user(call, user)
 
 
@@ -415,20 +405,13 @@ def _policy_of(
     """Return the name of the user's policy with the statement that decided."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:
         return ""
+    asked: dict[str, Any] = {"caller": caller, "owner_account": caller.account, "action": action}
+    asked |= {"resource_arn": arn, "circumstances": found}
     for name, text in user.policies.items():
         try:
             policy = evaluation.compile_policy(text, Kind.IDENTITY)
         except MalformedPolicy:
             continue
-        alone = evaluation.decide(
-            [policy],
-            None,
-            caller=caller,
-            owner_account=caller.account,
-            action=action,
-            resource_arn=arn,
-            circumstances=found,
-        )
-        if alone == decision:
+        if evaluation.decide([policy], None, **asked) == decision:
             return name
     return ""

@@ -78,10 +78,8 @@ class Gate:
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if scheme:
             raise Unauthenticated("The bearer token is unknown.")
-        raise Unauthenticated(
-            "A bearer token (admin.token, or that of a log-in) or an access key by HTTP Basic is"
-            " required."
-        )
+        text = "A bearer token (admin.token, or that of a log-in) or an access key by HTTP Basic"
+        raise Unauthenticated(f"{text} is required.")
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
         """Raises Unauthenticated, with the same text for every reason but a suspension."""

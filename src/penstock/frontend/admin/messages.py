@@ -140,9 +140,8 @@ async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) 
             # END must become an offset even if the window is full, for the next reply.
             if window.is_full and start != END:
                 continue
-            peeked, nexts[partition] = await context.broker.call(
-                Peek(topic, partition=partition, start=start, count=share)
-            )
+            peek = Peek(topic, partition=partition, start=start, count=share)
+            peeked, nexts[partition] = await context.broker.call(peek)
             left_out = window.take(await _opened(context, topic, peeked))
             if left_out is not None:
                 nexts[partition] = left_out
@@ -210,7 +209,5 @@ def _content(name: str, value: bytes) -> dict[str, object]:
 def _size_bytes(peeked: Peeked) -> int:
     message = peeked.record.message
     attributes = message.attributes or {}
-    return len(message.body) + sum(
-        len(name) + len(attribute.data_type) + len(attribute.value)
-        for name, attribute in attributes.items()
-    )
+    sizes = (len(name) + len(one.data_type) + len(one.value) for name, one in attributes.items())
+    return len(message.body) + sum(sizes)

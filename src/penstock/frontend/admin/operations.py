@@ -174,10 +174,9 @@ def _topic_id(call: Call, request: Placement | UncleanElection) -> str:
     everything = call.context.everything
     topic = call.topic(everything, request.topic, request.account, request.region)
     if not 0 <= request.partition < topic.partition_count:
-        raise NotFound(
-            f"topic {topic.name} has {counted(topic.partition_count, 'partition')} (0 to"
-            f" {topic.partition_count - 1}); there is no partition {request.partition}"
-        )
+        count = topic.partition_count
+        text = f"topic {topic.name} has {counted(count, 'partition')} (0 to {count - 1})"
+        raise NotFound(f"{text}; there is no partition {request.partition}")
     return topic.source_id or topic.topic_id
 
 

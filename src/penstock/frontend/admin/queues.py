@@ -31,6 +31,8 @@ QUEUES_MAX = 1_000  # in one reply; the rest by ``after``
 QUEUES_AT_ONCE = 32  # about a millisecond of the event loop
 OBJECTS_MAX = 10_000  # queues in one reply: about 100,000 lines
 Counted = tuple[Topic, QueueStats]
+Shown = dict[str, object]
+Sources = dict[str, list[str]]  # of dead-letter queues, by ARN
 Samples = Iterator[tuple[Family, Sample]]
 STATES = ("visible", "in_flight", "delayed")
 
@@ -54,9 +56,8 @@ async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator
     """Yield each queue with its counts, except queues deleted since; several at a time."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
         page = topics[start : start + QUEUES_AT_ONCE]
-        found = await asyncio.gather(
-            *(context.broker.call(Stats(each)) for each in page), return_exceptions=True
-        )
+        calls = (context.broker.call(Stats(each)) for each in page)
+        found = await asyncio.gather(*calls, return_exceptions=True)
         for topic, stats in zip(page, found, strict=True):
             if isinstance(stats, QueueStats):
                 yield topic, stats
@@ -76,10 +77,8 @@ async def many(call: Call) -> Any:
     page = topics[:limit]
     sources = _sources(call.context.catalog.all_topics())
     now_ms = call.now_ms
-    queues = [
-        _summary(topic, stats, sources, now_ms=now_ms)
-        async for topic, stats in read_stats(call.context, page)
-    ]
+    found = read_stats(call.context, page)
+    queues = [_summary(topic, stats, sources, now_ms=now_ms) async for topic, stats in found]
     next_ = "/".join(_full_name(page[-1])) if len(topics) > len(page) else None
     return {"queues": queues, "next": next_}
 
@@ -104,9 +103,7 @@ async def rotate_data_key(call: Call) -> Any:
     return picked(topic, "name", "account", "region")
 
 
-def _summary(
-    topic: Topic, stats: QueueStats, sources: dict[str, list[str]], *, now_ms: int
-) -> dict[str, object]:
+def _summary(topic: Topic, stats: QueueStats, sources: Sources, *, now_ms: int) -> Shown:
     redrive = topic.settings.redrive
     counts = msgspec.structs.asdict(stats)
     del counts["obstacles"]
@@ -122,9 +119,9 @@ def _summary(
     }
 
 
-def _sources(topics: Iterable[Topic]) -> dict[str, list[str]]:
+def _sources(topics: Iterable[Topic]) -> Sources:
     """Return for each dead-letter queue its source queues, by ARN."""
-    sources: dict[str, list[str]] = {}
+    sources: Sources = {}
     for topic in sorted(topics, key=lambda topic: topic.arn):
         if topic.settings.redrive is not None:
             sources.setdefault(topic.settings.redrive.target_arn, []).append(topic.arn)
@@ -225,9 +222,8 @@ async def objects(call: Call) -> HttpReply:
         raise InvalidRequest("kind must be queue.")
     topics = select(call)
     if len(topics) > OBJECTS_MAX:
-        raise InvalidRequest(
-            f"{len(topics)} queues match, at most {OBJECTS_MAX} are allowed: use a longer prefix."
-        )
+        text = f"{len(topics)} queues match, at most {OBJECTS_MAX} are allowed"
+        raise InvalidRequest(f"{text}: use a longer prefix.")
     now_ms = call.now_ms
     by_family: dict[Family, list[Sample]] = {}
     async for topic, stats in read_stats(call.context, topics):

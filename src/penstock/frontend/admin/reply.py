@@ -40,7 +40,7 @@ FAULTS: Mapping[type[Exception], tuple[int, str]] = {
 }
 
 
-def picked(value: object, *names: str) -> dict[str, object]:
+def picked(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 

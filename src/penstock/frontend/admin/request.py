@@ -271,15 +271,14 @@ def whole(text: str, *, digits_max: int) -> int | None:
 
 def parse(context: Context, request: HttpRequest) -> Call:
     try:
-        pairs = parse_qsl(
-            request.query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
-        )
+        query, most = request.query, PARAMETERS_MAX
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=most)
         parts = request.path.strip("/").split("/")
         segments = tuple(unquote(part, errors="strict") for part in parts)
     except (ValueError, UnicodeDecodeError) as exc:
         raise InvalidRequest("The path or query is not valid.") from exc
-    query = dict(pairs)
-    if len(query) != len(pairs):
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise InvalidRequest("A parameter is given twice.")
     peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
-    return Call(context, segments, query, request.body, peer, is_tls, request_id=request_id)
+    return Call(context, segments, found, request.body, peer, is_tls, request_id=request_id)

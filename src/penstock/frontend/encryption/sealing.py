@@ -137,9 +137,8 @@ class Sealing:
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
-                raise BatchTooLarge(
-                    f"the encrypted batch has {len(done)} bytes, {BATCH_BYTES_MAX} are allowed"
-                )
+                text = f"the encrypted batch has {len(done)} bytes"
+                raise BatchTooLarge(f"{text}, {BATCH_BYTES_MAX} are allowed")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
@@ -229,17 +228,9 @@ class Sealing:
         if logged_at_ms is None or now_ms - logged_at_ms >= LOG_INTERVAL_MS:
             logged_at_ms = now_ms
             offset, reason = new[0]
-            log.error(
-                "message not delivered: decryption failed",
-                extra={
-                    "topic": topic.name,
-                    "account": topic.account,
-                    "partition": partition,
-                    "offset": offset,
-                    "count": len(new),
-                    "reason": reason,
-                },
-            )
+            facts = {"topic": topic.name, "account": topic.account, "partition": partition}
+            facts |= {"offset": offset, "count": len(new), "reason": reason}
+            log.error("message not delivered: decryption failed", extra=facts)
         while len(self._logged_at_ms) >= TOPICS_LOGGED_MAX:
             del self._logged_at_ms[next(iter(self._logged_at_ms))]
         self._logged_at_ms[topic_id] = logged_at_ms

@@ -113,8 +113,9 @@ class FactLog:
             if not self._batch:
                 self._batch = self._encoded(records)
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
+                batches = (self._batch,)
                 await self.broker.call(
-                    AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
+                    AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=batches)
                 )
         except TimeoutError:
             return self._note("the log did not reply in time")
@@ -187,9 +188,8 @@ class FactLog:
         newest: RawRecord | None = None
         offset = start
         while offset < end:
-            fetched = await self.broker.call(
-                Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
-            )
+            call = Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
+            fetched = await self.broker.call(call)
             if fetched.next_offset <= offset:  # a new leader does not know the committed end yet
                 raise Overloaded(f"{self.name} cannot be read to its end now.")
             offset = fetched.next_offset

@@ -133,14 +133,8 @@ class TelemetryWriter(FactWriter):
         self._cpu_ms = now.cpu_ms
         columns.add(wire.NODE, **now._replace(cpu_ms=now.cpu_ms - before_ms)._asdict())
         from_ms, self._from_ms = self._from_ms, now_ms
-        await self._append(
-            wire,
-            wire.TelemetryFacts,
-            from_ms=from_ms,
-            written_at_ms=now_ms,
-            columns=columns,
-            left_out=self._left_out,
-        )
+        fields = {"from_ms": from_ms, "written_at_ms": now_ms, "left_out": self._left_out}
+        await self._append(wire, wire.TelemetryFacts, columns=columns, **fields)
 
     async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
         await self.flush()

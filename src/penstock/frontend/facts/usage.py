@@ -177,10 +177,8 @@ class UsageTable:
                 counts.clear()
         nothing = (0,) * (len(wire.NUMBERS) - 1)
         rows += [(*key, wire.STORAGE, STORED, *nothing, size) for key, size in self._stored.items()]
-        rows += [
-            (tenant, "", FOLDED, wire.STORAGE, STORED, *nothing, size)
-            for tenant, size in self._stored_folded.items()
-        ]
+        for tenant, size in self._stored_folded.items():
+            rows.append((tenant, "", FOLDED, wire.STORAGE, STORED, *nothing, size))
         self._stored.clear()
         self._stored_rows.clear()
         self._stored_folded.clear()

@@ -109,11 +109,8 @@ class TenantQuotas:
 
     def shares(self) -> dict[str, int]:
         """Return the largest share of one tenant by field of the quota, where there is a bound."""
-        return {
-            quota.field: model.share_of(self.bounds[quota], quota.percent)
-            for quota in model.QUOTAS
-            if quota in self.bounds
-        }
+        bounds, quotas = self.bounds, [quota for quota in model.QUOTAS if quota in self.bounds]
+        return {each.field: model.share_of(bounds[each], each.percent) for each in quotas}
 
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:

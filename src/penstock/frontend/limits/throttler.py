@@ -188,11 +188,9 @@ class Throttler:
         wait_ms, limit = _longest_wait(limits, now_ms)
         limit = limit or BYTES  # the wait may have been rounded to zero
         self.count_rejected(limits.account, limit)
-        raise Throttled(
-            f"The rate of requests is above the limit ({limit}).",
-            retry_after_ms=max(1, wait_ms),
-            held_ms=self._held_ms(limits.account, now_ms),
-        )
+        text = f"The rate of requests is above the limit ({limit})."
+        held_ms = self._held_ms(limits.account, now_ms)
+        raise Throttled(text, retry_after_ms=max(1, wait_ms), held_ms=held_ms)
 
     def _held_ms(self, account: str, now_ms: float) -> int:
         refusals = self._refusals.get(account)
@@ -252,10 +250,8 @@ class Throttler:
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
     """Return the time until one more request passes, and the limit that causes it."""
-    waits = [
-        (bucket.wait_ms(1, now_ms=now_ms), name)
-        for name, bucket in zip(limits.names, limits.buckets, strict=True)
-    ]
+    named = zip(limits.names, limits.buckets, strict=True)
+    waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:
         waits.append((limits.bytes_bucket.wait_ms(0, now_ms=now_ms), BYTES))
     return max(waits, default=(0, ""))

@@ -32,6 +32,7 @@ from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
 from penstock.wire.facts.audit import AuditEntry
 
+Samples = Iterator[tuple[Family, Sample]]
 NONE: Final = ""  # no tenant, region, resource or operation
 # Codes of callers that are unknown or not allowed.
 DENIALS: Final = frozenset(
@@ -87,9 +88,7 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
     return queue_arn(queue.account or call.account, call.region, queue.name)
 
 
-def samples_of(
-    throttler: Throttler, quotas: TenantQuotas | None, *, own_account: str
-) -> Iterator[tuple[Family, Sample]]:
+def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
     """Yield how often each limit was reached; not by tenant: there may be thousands."""
     counts: Counter[tuple[str, str]] = Counter()
     rejected = dict(throttler.rejected)

@@ -251,10 +251,8 @@ def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:
         reason = f"with an explicit deny in {article} {decision.source}-based policy"
     else:
         reason = f"because no {decision.source}-based policy allows the {name} action"
-    return fault(
-        "AccessDenied",
-        f"User: {call.caller.arn} is not authorized to perform: {name} on resource: {arn} {reason}",
-    )
+    text = f"User: {call.caller.arn} is not authorized to perform: {name} on resource: {arn}"
+    return fault("AccessDenied", f"{text} {reason}")
 
 
 _OWNER_ONLY: Final = frozenset(f"sqs:{name}" for name in queue_policies.OWNER_ONLY)

@@ -185,10 +185,8 @@ def _verify(context: Context, call: Call) -> None:
     timestamp = sigv4.check(http, scope, service=service, now_ms=now_ms)
     region = _region_in_host(http.headers.get("host", "")[:256])
     if region is not None and region != scope.region:
-        raise fault(
-            "SignatureDoesNotMatch",
-            f"Credential should be scoped to a valid region, not '{scope.region}'.",
-        )
+        text = f"Credential should be scoped to a valid region, not '{scope.region}'."
+        raise fault("SignatureDoesNotMatch", text)
     signer = context.signers.of(scope)
     is_genuine = sigv4.is_genuine(
         http, scope, timestamp=timestamp, key=signer.signing_key, body_hash=call.body_hash

@@ -7,6 +7,7 @@ any other as InternalFailure, logged here with its traceback. Nothing is logged 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -72,57 +73,52 @@ RESET: Final = "penstock:Reset"
 RETRY_AFTER_MS: Final = "x-amz-retry-after"  # newer SDKs use it; Retry-After is in seconds
 
 
+@dataclass(eq=False, kw_only=True)
 class Frontend:
-    def __init__(
-        self,
-        *,
-        broker: BrokerPort,
-        catalog: Catalog,
-        clock: Clock,
-        config: FrontendConfig,
-        meter: Meter,
-        entropy: Callable[[int], bytes],
-        perf: Callable[[], float],
-        identities: Identities | None = None,
-        sealing: Sealing | None = None,
-        usage: UsageTable | None = None,
-        audit: AuditTrail | None = None,
-        throttler: Throttler | None = None,
-        quotas: TenantQuotas | None = None,
-    ) -> None:
-        """``perf`` is a monotonic clock in seconds; ``identities`` are needed if authentication is
-        on. ``throttler`` and ``quotas`` are shared with the other protocols of the node."""
-        self._metering = Metering(meter, usage)
-        self._audit = audit
+    broker: BrokerPort
+    catalog: Catalog
+    clock: Clock
+    config: FrontendConfig
+    meter: Meter
+    entropy: Callable[[int], bytes]
+    perf: Callable[[], float]  # a monotonic clock in seconds
+    identities: Identities | None = None  # needed if authentication is on
+    sealing: Sealing | None = None
+    usage: UsageTable | None = None
+    audit: AuditTrail | None = None
+    throttler: Throttler | None = None  # shared with the other protocols of the node
+    quotas: TenantQuotas | None = None
+
+    def __post_init__(self) -> None:
+        self._metering = Metering(self.meter, self.usage)
         self._replies = Replies()
+        account = self.config.account
         self._context = Context(
-            broker,
-            queues_of(catalog),
-            clock,
-            config,
+            self.broker,
+            queues_of(self.catalog),
+            self.clock,
+            self.config,
             self._metering,
-            entropy,
-            everything=catalog,
-            sealing=sealing,
-            throttler=throttler or Throttler(own_account=config.account),
-            quotas=quotas,
-            identities=identities or NoIdentities(),
+            self.entropy,
+            everything=self.catalog,
+            sealing=self.sealing,
+            throttler=self.throttler or Throttler(own_account=account),
+            quotas=self.quotas,
+            identities=self.identities or NoIdentities(),
         )
-        self._meter = meter
-        self._perf = perf
-        self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=config.account)
+        self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=account)
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
         context = self._context
-        yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
+        yield from samples_of(context.throttler, context.quotas, context.config.account)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
         """Return the reply. Raises nothing but CancelledError, when the client has disconnected."""
         if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
             return await self._handle_path(http)
-        started = self._perf()
+        started = self.perf()
         call = Call(http, codec_of(http))
         context = self._context
         code = OK
@@ -139,9 +135,9 @@ class Frontend:
                 await _authorize_in_thread(context, call, postponed)
                 throttle(context, call)
             action = call.action
-            if action.name in AUDITED and self._audit is not None:
-                await self._audit.admit()
-                audit = self._audit
+            if action.name in AUDITED and self.audit is not None:
+                await self.audit.admit()
+                audit = self.audit
             token = token_of(call, action.name) if action.name in REPEATABLE else None
             if token is None:
                 result = await action.run(context, call, call.request)
@@ -173,11 +169,11 @@ class Frontend:
                 audit.add(entry_of(context, call, CANCELLED))
             raise
         metering = self._metering
-        seconds = self._perf() - started
+        seconds = self.perf() - started
         if call.bytes_bucket is not None and code is OK:
             size_bytes = metering.bytes_in + metering.bytes_out
             call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
-        self._meter.request(call.action.name, call.codec.name, code, seconds)
+        self.meter.request(call.action.name, call.codec.name, code, seconds)
         if audit is not None or code is not OK:
             self._record(call, code, audit, seconds)
         else:
@@ -190,7 +186,7 @@ class Frontend:
         """Return the reply to a request that the listener's browser guard rejects."""
         refusal = fault("AccessDenied", reason)
         codec = codec_of(http)
-        self._meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
+        self.meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, http.request_id)
 
     async def _hold(self, account: str, held_ms: int) -> None:
@@ -207,11 +203,11 @@ class Frontend:
             self._metering.rejected(context, call, code)
         if audit is not None:
             audit.add(entry_of(context, call, "" if code is OK else code))
-        elif self._audit is not None and code in DENIALS:
-            self._audit.deny(entry_of(context, call, code, is_denial=True))
+        elif self.audit is not None and code in DENIALS:
+            self.audit.deny(entry_of(context, call, code, is_denial=True))
 
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
-        started = self._perf()
+        started = self.perf()
         try:
             if http.path.startswith(endpoints.PREFIXES):
                 reply = await endpoints.reply_to(self._context, http)
@@ -223,11 +219,11 @@ class Frontend:
             reply = HttpReply(refusal.status, body, "application/json")
         reply.headers = ((REQUEST_ID, http.request_id), *reply.headers)
         code = OK if reply.status < 400 else str(reply.status)
-        self._meter.request(OWN_API, "http", code, self._perf() - started)
-        if http.method == "POST" and reply.status == 200 and self._audit is not None:
+        self.meter.request(OWN_API, "http", code, self.perf() - started)
+        if http.method == "POST" and reply.status == 200 and self.audit is not None:
             # A reset, by an unknown caller.
             facts = {"source_ip": http.peer, "request_id": http.request_id}
-            await self._audit.note(RESET, caller=None, **facts)
+            await self.audit.note(RESET, caller=None, **facts)
         return reply
 
 

@@ -34,9 +34,8 @@ _RUNS: Final[Mapping[str, Run]] = {
     "TagQueue": queues.tag_queue,
     "UntagQueue": queues.untag_queue,
 }
-ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
-    {name: Action(name, run) for name, run in _RUNS.items()}
-)
+_BY_NAME = {name: Action(name, run) for name, run in _RUNS.items()}
+ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(_BY_NAME)
 
 
 async def _get_caller_identity(_context: Context, call: Call, _request: None) -> CallerIdentity:

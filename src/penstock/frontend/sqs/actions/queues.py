@@ -9,13 +9,13 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from penstock.frontend.sqs.context import Call, Context
 from penstock.frontend.sqs.rules import queue_attributes, queue_policies
-from penstock.frontend.sqs.rules.queue_attributes import changed, requested, show
+from penstock.frontend.sqs.rules.queue_attributes import NewQueue, changed, requested, show
 from penstock.frontend.sqs.rules.queue_policies import check_tag_keys, checked_tags, merged_tags
 from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
 from penstock.model.calls import OpenShare, Purge, Stats
@@ -41,6 +41,10 @@ _NOT_OF_SHARES: Final = (
     "DelaySeconds",
 )
 _PAGE_VERSION: Final = "1:"
+T = TypeVar("T")
+Page = tuple[list[T], str | None]  # and the token of the next page
+Tags = dict[str, str]
+Topics = Sequence[Topic]
 
 
 async def create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> aws.Reply:
@@ -62,9 +66,8 @@ async def create_queue(context: Context, call: Call, request: aws.CreateQueueReq
             raise invalid(text)
         tags = queue_policies.checked_tags(request.tags or {})
         _check_not_just_deleted(context, account, region, name)
-        topic = _new_topic(
-            context, call, name, new, queue_policies.merged_tags({}, tags, queue_name=name)
-        )
+        tags = queue_policies.merged_tags({}, tags, queue_name=name)
+        topic = _new_topic(context, call, name, new, tags)
         if topic.settings.redrive is not None:
             queue_policies.check_target(context.catalog, topic, topic.settings.redrive)
         try:
@@ -84,9 +87,7 @@ async def create_queue(context: Context, call: Call, request: aws.CreateQueueReq
     return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
 
 
-def _new_topic(
-    context: Context, call: Call, name: str, new: queue_attributes.NewQueue, tags: dict[str, str]
-) -> Topic:
+def _new_topic(context: Context, call: Call, name: str, new: NewQueue, tags: Tags) -> Topic:
     now_ms = context.clock.wall_ms()
     return Topic(
         topic_id=context.entropy(16).hex(),
@@ -126,9 +127,7 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
         )
 
 
-async def _create_share(
-    context: Context, call: Call, request: aws.CreateQueueRequest, name: str
-) -> aws.CreateQueueReply:
+async def _create_share(context: Context, call: Call, request: Any, name: str) -> aws.Reply:
     """Create ``topic:group``, by default from the latest message on."""
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
@@ -147,9 +146,8 @@ async def _create_share(
         raise TopicNotFound(topic_name)
     share = context.broker.find_share(source, group)
     if share is None:
-        tags = queue_policies.merged_tags(
-            {}, queue_policies.checked_tags(request.tags or {}), queue_name=name
-        )
+        tags = queue_policies.checked_tags(request.tags or {})
+        tags = queue_policies.merged_tags({}, tags, queue_name=name)
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
             queue_policies.check_target(context.catalog, reader, settings.redrive)
@@ -205,16 +203,12 @@ async def list_dead_letter_source_queues(
     return aws.ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
 
 
-def _page_of_urls(
-    context: Context, call: Call, topics: Sequence[Topic], request: Any
-) -> tuple[list[str], str | None]:
+def _page_of_urls(context: Context, call: Call, topics: Topics, request: Any) -> Page[str]:
     shown, next_token = page(topics, request.next_token, request.max_results)
     return [url_of(context, call, topic) for topic in shown], next_token
 
 
-def page(
-    topics: Sequence[Topic], next_token: str | None, max_results: int | None
-) -> tuple[Sequence[Topic], str | None]:
+def page(topics: Topics, next_token: str | None, max_results: int | None) -> Page[Topic]:
     """Return one page, and the token of the next if the request has ``max_results``."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
         reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
@@ -222,7 +216,7 @@ def page(
     if next_token:
         topics = topics[bisect_right(topics, _name_in(next_token), key=lambda t: t.name) :]
     size = PAGE_MAX if max_results is None else max_results
-    shown = topics[:size]
+    shown = list(topics[:size])
     if max_results is None or len(topics) <= size:
         return shown, None
     return shown, base64.urlsafe_b64encode((_PAGE_VERSION + shown[-1].name).encode()).decode()
@@ -340,8 +334,6 @@ async def untag_queue(context: Context, call: Call, request: aws.UntagQueueReque
     await _change(context, topic, untag)
 
 
-async def list_queue_tags(
-    context: Context, call: Call, request: aws.ListQueueTagsRequest
-) -> aws.ListQueueTagsReply:
+async def list_queue_tags(context: Context, call: Call, request: aws.QueueRequest) -> aws.Reply:
     topic = topic_of(context, call, request.queue_url)
     return aws.ListQueueTagsReply(tags=dict(topic.tags) or None)

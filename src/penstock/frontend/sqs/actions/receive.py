@@ -80,9 +80,7 @@ async def receive_message(
     context.meter.received(len(deliveries), size_bytes)
     if view is None:
         return aws.ReceiveMessageReply()
-    return reply or aws.ReceiveMessageReply(
-        messages=[view.show(delivery) for delivery in deliveries]
-    )
+    return reply or aws.ReceiveMessageReply(messages=[view.show(each) for each in deliveries])
 
 
 def _lease_request(request: aws.ReceiveMessageRequest, topic: Topic) -> LeaseRequest:

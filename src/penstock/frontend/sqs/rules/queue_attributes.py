@@ -244,11 +244,9 @@ def _kind_of_new(name: str, given: Mapping[str, str]) -> Kind:
     if text is None:
         wrong = "Can only include alphanumeric characters, hyphens, or underscores."
         raise fault("InvalidParameterValue", f"{wrong} 1 to 80 in length")
-    raise fault(
-        "InvalidParameterValue",
-        "The name of a FIFO queue can only include alphanumeric characters, hyphens, or "
-        "underscores, must end with .fifo suffix and be 1 to 80 in length",
-    )
+    wrong = "The name of a FIFO queue can only include alphanumeric characters, hyphens, or"
+    more = "underscores, must end with .fifo suffix and be 1 to 80 in length"
+    raise fault("InvalidParameterValue", f"{wrong} {more}")
 
 
 def read_new(name: str, given: Mapping[str, str]) -> NewQueue:

@@ -153,10 +153,8 @@ def _redrive(document: dict[str, Any] | None) -> Redrive | str:
         return "Invalid value for deadLetterTargetArn."
     count = int(given) if isinstance(given, str) and _COUNT.match(given) else given
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= ATTEMPTS_MAX:
-        return (
-            f"Invalid value for maxReceiveCount: {given}, valid values are from 1 to {ATTEMPTS_MAX}"
-            " both inclusive."
-        )
+        text = f"Invalid value for maxReceiveCount: {given}, valid values are from 1 to"
+        return f"{text} {ATTEMPTS_MAX} both inclusive."
     return Redrive(target_arn=target, attempts_max=count)
 
 
@@ -232,11 +230,9 @@ def _objection(target: Topic, source: Topic) -> str | None:
 
 
 def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
-    return [
-        topic
-        for topic in catalog.topics(target.account, target.region)
-        if topic.settings.redrive is not None and topic.settings.redrive.target_arn == target.arn
-    ]
+    topics = catalog.topics(target.account, target.region)
+    found = ((topic, topic.settings.redrive) for topic in topics)
+    return [each for each, redrive in found if redrive and redrive.target_arn == target.arn]
 
 
 def merged_tags(current: Tags, given: Tags, *, queue_name: str) -> dict[str, str]:
@@ -263,10 +259,8 @@ def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
 def check_tag_keys(keys: Sequence[str]) -> None:
     """Raise InvalidParameterValue for a bad key; an empty list counts as one empty key."""
     if not all(1 <= len(key) <= TAG_KEY_MAX for key in keys or ("",)):
-        raise fault(
-            "InvalidParameterValue",
-            f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length.",
-        )
+        text = f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length."
+        raise fault("InvalidParameterValue", text)
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
