@@ -17,6 +17,7 @@ from tests.pipeline.topics import topics_of
 from tests.unit.pipeline.test_retention_plan import STARTS, WANT, ack_rows
 
 from penstock.net.kafka_client.client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.archive import retention_plan
 from penstock.pipeline.archive.ack_ranges import floors, read_ack_files
 from penstock.pipeline.job import JobMisused
 from penstock.pipeline.jobs import archive, retention
@@ -204,7 +205,7 @@ def test_what_is_asked_for_is_on_record_before_it_is_done(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "delete_records", die)
+        patch.setattr(retention_plan, "delete_records", die)
         with pytest.raises(KeyboardInterrupt):
             retention.JOB.run(context)
     assert outcomes() == [(0, "asked"), (1, "asked")]

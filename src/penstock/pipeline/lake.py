@@ -192,8 +192,8 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Name part files in the log, once for each (app, batch_id). ``ids``: known ids of the
-        topics, for a tracked table."""
+        """Name part files in the log, once for each (app, batch_id). ``ids``: those of tracked
+        topics."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -294,8 +294,7 @@ class Table:
                     path.unlink()
 
     def _settle(self, handle: "DeltaTable") -> int:
-        """Make the last commit durable, before Spark records the batch as done. Return the new
-        version."""
+        """Make the last commit durable, before Spark records the batch. Return the new version."""
         before = handle.version()
         handle.update_incremental()
         for version in range(before, handle.version() + 1):

@@ -150,8 +150,7 @@ def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
 
 
 def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> None:
-    """End the session and its JVM, even one that has died. A JVM that has not ended after
-    ``seconds_max`` is killed."""
+    """End the session and its JVM, even one that has died; it is killed after ``seconds_max``."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

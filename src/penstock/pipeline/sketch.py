@@ -28,8 +28,7 @@ def count_of(hist: Sequence[int]) -> int:
 
 
 def percentile(hist: Sequence[int], q: float) -> float | None:
-    """Return the seconds that a share ``q`` of the observations did not exceed; None without
-    any."""
+    """Return the seconds that a share ``q`` of the observations did not exceed."""
     count = count_of(hist)
     if not count:
         return None

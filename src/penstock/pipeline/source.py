@@ -107,8 +107,7 @@ class PenstockSource(DataSource):
             return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        """Parse the options, and create the topic here, on the driver, so that a failure to create
-        it is reported once and not by each task."""
+        """Parse the options, and create the topic here, so that a failure is reported once."""
         options = parse_write_options(self.options)
         check_columns(schema, options)
         if options.topic:

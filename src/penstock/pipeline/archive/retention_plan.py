@@ -206,8 +206,8 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect the facts. ``acked``: first offsets needed by cursors that the server does not know.
-    Raises KafkaTrouble."""
+    """``acked``: first offsets needed by cursors that the server does not know. Raises
+    KafkaTrouble."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -321,8 +321,7 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Delete all records below these offsets. Return for each partition the server's error, or ""
-    for success. The server itself checks whether records of the topic may be deleted."""
+    """Delete all records below these offsets. Return the server's errors, "" for success."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

@@ -386,8 +386,7 @@ _local = threading.local()
 
 
 def new_client(connection: Connection) -> KafkaClient:
-    """Return a client that connects when first used; the caller closes it. Raises
-    SecurityInvalid."""
+    """Return a client, which the caller closes. Raises SecurityInvalid."""
     return KafkaClient(
         connection.addresses,
         security=connection.security,

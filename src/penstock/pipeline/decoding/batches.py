@@ -118,8 +118,7 @@ def complete_batches(buffer: bytes | memoryview) -> list[int]:
 def read_batch_headers(
     buffer: bytes | memoryview, positions: Sequence[int]
 ) -> tuple[BatchHeaders, Flags]:
-    """Return the headers of the batches at these positions, and which batches have both a valid
-    header and a correct checksum."""
+    """Return the headers, and which batches have both a valid header and a correct checksum."""
     octets: Bytes = np.frombuffer(buffer, np.uint8)
     at = np.array(positions, np.int64)
     raw = octets[at[:, None] + np.arange(layout.HEADER_BYTES)].view(_LAYOUT)[:, 0]

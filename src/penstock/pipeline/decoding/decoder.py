@@ -69,8 +69,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """A decoder for one partition's batches. ``next_offset``, the offset to fetch next, advances
-    when a chunk has been decoded completely."""
+    """``next_offset``, the offset to fetch next, advances when a chunk has been decoded
+    completely."""
 
     def __init__(
         self,

@@ -109,8 +109,8 @@ class RecordBuffer(Generic[Record]):
         *,
         bytes_max: int,
     ) -> None:
-        """If ``read_many`` raises UnusualRecords, which must be before it changes any state, the
-        named records are passed to ``read_one``."""
+        """Records that ``read_many`` rejects, before it changes any state, are passed to
+        ``read_one``."""
         self._read_many = read_many
         self._read_one = read_one
         self._bytes_max = bytes_max
@@ -251,8 +251,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """Return the number of elements (-1 if there is no array) and the size of the header of the
-    arrays at these positions."""
+    """Return number of elements (-1: no array) and size of the header of these arrays."""
     code = data[at]
     counts = np.full(len(at), -1, np.int64)
     sizes = np.ones(len(at), np.int64)

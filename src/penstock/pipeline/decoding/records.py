@@ -115,8 +115,7 @@ _JUMPS: Final = _jumps()
 def walk(
     data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
 ) -> tuple[Longs, Longs]:
-    """Return the beginning (after its length) and the end of each record, batch by batch. Raises
-    Unreadable."""
+    """Return the beginning (after its length) and the end of each record. Raises Unreadable."""
     whole = Chains(starts, stops, counts)
     chains = cut(data, whole, is_dense)
     found = _walk_short(data, chains)
@@ -344,8 +343,7 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Return the fields of the records between ``starts`` and ``stops`` of each batch; ``spans``
-    are the last offset deltas. Raises Unreadable."""
+    """Return the fields of records; ``spans`` are the last offset deltas. Raises Unreadable."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
         raise Unreadable("more records than bytes for them")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)

@@ -75,8 +75,7 @@ def ends_of(lake: Lake, name: str) -> dict[int, int]:
 
 
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
-    """Commit the files of a batch, with one commit for each table. If a batch is repeated, tables
-    that have its commit already skip it."""
+    """Commit the files of a batch; if it is repeated, tables that have its commit skip it."""
     parts: dict[str, list[Part]] = {}
     ids: dict[str, str] = {}
     for topic, topic_id, part in written:

@@ -106,8 +106,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a root for each day that has records after its last root, and return the number of
-        roots. ``before``: only for days before this one."""
+        """Record a root for each day (``before`` a day) that has records after its last root."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0

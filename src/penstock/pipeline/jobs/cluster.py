@@ -96,8 +96,8 @@ class Cluster:
         self.stop()
 
     def start(self, stopping: threading.Event) -> None:
-        """Start and wait until all workers have registered, or ``stopping`` is set. Raises
-        ClusterFailed and JavaMissing."""
+        """Wait until all workers have registered, or ``stopping``. Raises ClusterFailed,
+        JavaMissing."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "spark.properties"
         properties.write_text(_PROPERTIES)

@@ -151,8 +151,7 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Return the groups of one queue, the most frequent first, each with a suggestion. A last row
-    has the sums of the groups beyond ``groups_max``."""
+    """Return the groups of one queue, the most frequent first; a last row sums up the rest."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]

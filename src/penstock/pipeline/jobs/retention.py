@@ -63,8 +63,7 @@ class Planner:
         return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Return the end offsets of the archive. If a topic was deleted and created again, the
-        archive of the old topic does not count for the new one."""
+        """Return the archive's ends, without archives of topics that were created again."""
         lake, found = self._context.lake, dict[Place, int]()
         ids = {
             topic.name: known_id(bytes(topic.topic_id).hex())

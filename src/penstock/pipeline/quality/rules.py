@@ -233,8 +233,7 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """Return a result for each rule about rows or offsets. ``ends``: offsets after earlier
-    batches."""
+    """Return a result for each rule about rows or offsets. ``ends``: of earlier batches."""
     from pyspark.sql import functions as f
 
     sums = [f.count("*").alias("rows")]

@@ -164,8 +164,7 @@ class Leases:
             return list(self._batches.get(batch, ()))
 
     def ack(self, batch: int) -> None:
-        """Delete the messages of this batch and all earlier ones. A message whose lease has expired
-        stays in the queue and is delivered again."""
+        """Delete the messages up to this batch; those with an expired lease are delivered again."""
         with self._lock:
             done = [number for number in self._batches if number <= batch]
         if not done:

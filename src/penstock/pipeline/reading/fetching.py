@@ -64,8 +64,7 @@ class Fetcher:
         self._bytes = options.fetch_bytes
 
     def fetch(self, offset: int) -> _Reply:
-        """Fetch from ``offset`` on. A reply without buffers means that the range has no more
-        records. Raises KafkaTrouble, DataLoss."""
+        """Fetch; a reply without buffers is the end of the range. Raises KafkaTrouble, DataLoss."""
         place, end = self._range.place, self._range.end
         for _ in range(_EMPTY_MAX):
             part = self._client.fetch(

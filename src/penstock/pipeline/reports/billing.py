@@ -63,8 +63,7 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[list[Row], list[Row]]:
-    """Return the last revision of each invoice and its lines, for the months that overlap the
-    requested time. Raises JobMisused."""
+    """Return the last revision of each invoice and its lines. Raises JobMisused."""
     require_table(lake, INVOICE, job="billing")
     last: dict[tuple[str, str], Row] = {}
     for row in read(lake, INVOICE, where=_months(since_ms, until_ms)):

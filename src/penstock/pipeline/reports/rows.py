@@ -119,8 +119,7 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Return the series of at least one row. ``at``: the time column. ``step_s_min``: the length of
-    the shortest step."""
+    """Return the series of at least one row. ``at``: the time column."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s

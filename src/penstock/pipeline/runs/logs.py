@@ -116,8 +116,8 @@ class _LogText(io.TextIOBase, TextIO):
 
 
 def read_log(path: Path, *, count: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yield the last ``count`` lines, then new lines, also after the file was replaced, until
-    ``is_over`` returns True for the writer."""
+    """Yield the last ``count`` lines, then new lines, until ``is_over`` returns True for the
+    writer."""
     pause = threading.Event()  # never set: the writer is another process and cannot notify
     file = path.open(encoding="utf-8", errors="replace")
     try:

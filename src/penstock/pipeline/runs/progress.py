@@ -174,8 +174,8 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return sums over all partitions: start and end of the batch, and end of the sources, which is
-    None unless all sources report it."""
+    """Return sums over all partitions: start and end of the batch, and end of the sources, if
+    known."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
@@ -197,8 +197,7 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """Return the sum of all integers in an offset; a version is the same in all offsets and cancels
-    out."""
+    """Return the sum of all integers; a version is in all offsets and cancels out."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):

@@ -112,8 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the text of an exception. Spark's exceptions get it from the JVM, which may have
-    ended."""
+    """Spark's exceptions get their text from the JVM, which may have ended."""
     try:
         return str(error)
     except Exception:

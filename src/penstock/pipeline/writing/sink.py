@@ -95,8 +95,7 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
-    """End a transaction. Return True if it has ended as requested, now or before; False if it was
-    aborted. Raises KafkaTrouble."""
+    """Return True if the transaction has ended as requested, now or before. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated.end_txn import EndTxnRequest
 
     name = transactional_id(query_id, written.task)
@@ -115,8 +114,7 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """Store the decision, which is final after the reply. ``topic`` is any existing topic. Raises
-    KafkaTrouble, TooManyTasks."""
+    """Store the decision at any existing topic; final after the reply. Raises TooManyTasks."""
     written = decision.written
     if len(written) > TASKS_MAX:
         raise TooManyTasks(
@@ -139,8 +137,7 @@ def decided(client: KafkaClient, query_id: str) -> Decision | None:
 
 
 def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
-    """Commit the transactions of a decision. Return the tasks whose transactions are committed.
-    Raises KafkaTrouble."""
+    """Commit the transactions of a decision. Return the committed tasks. Raises KafkaTrouble."""
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )
@@ -300,8 +297,7 @@ def _settled(
 
 
 def commit_batch(messages: Sequence[Done], options: WriteOptions, *, batch_id: int) -> None:
-    """Decide the batch and commit its transactions. Raises KafkaTrouble, CommitLost,
-    TooManyTasks."""
+    """Decide the batch and commit. Raises KafkaTrouble, CommitLost, TooManyTasks."""
     fresh = [each for each in messages if each.written is not None and not each.is_settled]
     if not fresh:
         return
