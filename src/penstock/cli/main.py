@@ -45,7 +45,7 @@ COMMANDS: Table = {
         "doctor": ("operate.doctor", "Check the machine, settings and server."),
         "storage": ("data.storage", "Inspect and verify a data folder on disk."),
         "coordinator": (
-            "operate.coordinator",
+            "cluster.status",
             "Show and skip an unreadable row in a coordinator log.",
         ),
         "definitions": ("data.definitions", "Export and import queues and topics as a JSON file."),

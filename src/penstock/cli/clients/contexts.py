@@ -87,10 +87,10 @@ def file_of_contexts() -> "Path":
     return Path(base) / "penstock" / "contexts.json"
 
 
+@dataclasses.dataclass
 class Contexts:
-    def __init__(self, current: str = DEFAULT, contexts: Mapping[str, Context] = {}) -> None:
-        self.current = current
-        self.contexts = dict(contexts)
+    current: str = DEFAULT
+    contexts: dict[str, Context] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls) -> "Contexts":

@@ -164,14 +164,17 @@ class Connection:
         self._http.close()
 
 
-def _decode(data: bytes, url: str) -> Json:
-    if not data.strip():
-        return {}
+def _object(data: bytes) -> Json | None:
     try:
         value = json.loads(data)
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _decode(data: bytes, url: str) -> Json:
+    value = _object(data) if data.strip() else {}
+    if value is None:
         raise Failure(
             f"{url} is not a Penstock server",
             f"expected a JSON object, got {data[:60]!r}",
@@ -412,11 +415,8 @@ def _account_in(token: str) -> str | None:
 
 def _refused(what: str, status: int, data: bytes) -> Refused:
     """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
-    try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
+    value = _object(data)
+    if value is None:
         text = data[:200].decode("utf-8", "replace").strip()
         return Refused(what, status=status, fault="", message=text)
     if isinstance(value.get("error"), dict):

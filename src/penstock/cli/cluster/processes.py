@@ -347,58 +347,42 @@ def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str
 
 
 class StartStopped(Failure):
-    def __init__(self) -> None:
-        super().__init__("stopped before the cluster was ready")
+    pass
 
 
 def wait_healthy(
     process: Process, port: int, path: str, *, log: Path, seconds: float, signals: StopSignals
 ) -> None:
     for _ in range(int(seconds / CHECK_EVERY_S)):
-        if _is_healthy(port, path):
-            return
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=2)) as there,
+        ):
+            there.request("GET", path)
+            if there.getresponse().status == 200:
+                return
         ready = wait_readable([signals.fd, process.fd], seconds=CHECK_EVERY_S)
         if signals.fd in ready:
-            raise StartStopped
+            raise StartStopped("stopped before the cluster was ready")
         if process.fd in ready:
-            raise _start_failure(process.name, log)
-    what = f"{process.name} is not ready after {seconds:g} s"
-    raise Failure(what, _last_lines(_lines(log)), f"see {log}")
+            raise _failure(f"{process.name} did not start", log, has_ended=True)
+    raise _failure(f"{process.name} is not ready after {seconds:g} s", log, has_ended=False)
 
 
-def _is_healthy(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _lines(log: Path) -> list[str]:
-    try:
-        return log.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-
-
-def _last_lines(lines: Sequence[str]) -> str:
-    return " | ".join(line.strip() for line in lines[-LAST_LINES:] if line.strip())
-
-
-def _start_failure(name: str, log: Path) -> Failure:
-    """Return the last error in the log, which has the form of the errors of commands."""
-    lines = _lines(log)
+def _failure(what: str, log: Path, *, has_ended: bool) -> Failure:
+    """The last error in the log of an ended process has the form of the errors of commands."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = log.read_text("utf-8", "replace").splitlines()
     found: dict[str, str] = {}
-    for line in lines[-ERROR_LINES:]:
+    for line in lines[-ERROR_LINES:] if has_ended else ():
         label, _, text = line.strip().partition(": ")
         if label == "error":
             found = {}
         if label in ("error", "why", "do"):
             found[label] = text
     if "error" not in found:
-        return Failure(f"{name} did not start", _last_lines(lines), f"see {log}")
+        last = " | ".join(line.strip() for line in lines[-LAST_LINES:] if line.strip())
+        return Failure(what, last, f"see {log}")
     do = f"{found['do']}; log file: {log}" if "do" in found else f"see {log}"
-    return Failure(f"{name} did not start: {found['error']}", found.get("why", ""), do)
+    return Failure(f"{what}: {found['error']}", found.get("why", ""), do)

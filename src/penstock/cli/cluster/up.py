@@ -174,7 +174,7 @@ class LocalCluster:
             if not wrong:
                 break
             if processes.wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
-                raise processes.StartStopped
+                raise processes.StartStopped("stopped before the cluster was ready")
         admin.close()
         for line in wrong:
             self._session.remark(f"not ready yet: {line}")

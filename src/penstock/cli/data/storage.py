@@ -159,11 +159,8 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
 def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[Json]:
     for part in inspection.iter_segment(file):
         if isinstance(part, Damage):
-            yield {
-                "offset": part.first_offset,
-                "kind": "damage",
-                "detail": f"{part.size_bytes} bytes at {part.position}: {part.reason}",
-            }
+            detail = f"{part.size_bytes} bytes at {part.position}: {part.reason}"
+            yield {"offset": part.first_offset, "kind": "damage", "detail": detail}
         else:
             yield from _batch_rows(part, from_offset=from_offset, with_bodies=with_bodies)
 

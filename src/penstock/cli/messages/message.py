@@ -162,13 +162,7 @@ def as_item(message: Json) -> Json:
     }
     item |= {field: system[name] for field, name in _OPTIONAL_FIELDS.items() if name in system}
     if attributes := message.get("MessageAttributes"):
-        item["attributes"] = {
-            name: {
-                "type": value["DataType"],
-                "value": value.get("StringValue", value.get("BinaryValue", "")),
-            }
-            for name, value in attributes.items()
-        }
+        item["attributes"] = sending.typed(attributes, "DataType", "StringValue", "BinaryValue")
     item["receipt"] = message["ReceiptHandle"]
     return item
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli.clients.http import Json
 from penstock.cli.command import Session
+from penstock.cli.messages.sending import typed
 from penstock.cli.terminal.failure import Misuse
 from penstock.cli.terminal.output import Column, columns, one_line, time_of_day
 
@@ -50,13 +51,7 @@ class TailRequest(NamedTuple):
 def as_item(row: Json, now_ms: int | None = None) -> Json:
     item = {key: value for key, value in row.items() if value not in ({}, None)}
     if "attributes" in item:
-        item["attributes"] = {
-            name: {
-                "type": value["data_type"],
-                "value": value.get("value", value.get("value_base64", "")),
-            }
-            for name, value in item["attributes"].items()
-        }
+        item["attributes"] = typed(item["attributes"], "data_type", "value", "value_base64")
     if "source_arn" in item:
         item["source"] = item.pop("source_arn")
     if now_ms is not None:

@@ -254,6 +254,15 @@ def _typed(kind: str, content: str) -> dict[str, Any]:
     return {"DataType": kind, field: content}
 
 
+def typed(attributes: dict[str, Any], kind: str, *fields: str) -> dict[str, Any]:
+    """Return attributes of another form as NDJSON has them: with ``type`` and ``value``."""
+    made = {}
+    for name, found in attributes.items():
+        value = next((found[field] for field in fields if field in found), "")
+        made[name] = {"type": found[kind], "value": value}
+    return made
+
+
 def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
     label, sign, value = text.partition("=")
     name, _, kind = label.partition(":")

@@ -99,23 +99,19 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
 
 
 def rows(session: Session, prefix: str = "") -> list[Json]:
-    return [_row(item) for item in session.admin.queues(prefix)]
-
-
-def _row(item: Json) -> Json:
-    counts = dict(item["stats"])
-    counts.pop("oldest_sent_at_ms", None)
-    age_ms = counts.pop("oldest_age_ms", None)
-    target = item.get("dead_letter_target")
-    return {
-        "name": item["name"],
-        "kind": item["kind"],
-        "partitions": item["partition_count"],
-        **counts,
-        "oldest_age_s": None if age_ms is None else age_ms / 1_000,
-        "dead_letter": None if target is None else target.rpartition(":")[2],
-        "sources": [arn.rpartition(":")[2] for arn in item.get("sources", ())],
-    }
+    """Return flat rows of queues: identity first, then counts."""
+    made = []
+    for item in session.admin.queues(prefix):
+        counts = dict(item["stats"])
+        counts.pop("oldest_sent_at_ms", None)
+        age_ms = counts.pop("oldest_age_ms", None)
+        target = item.get("dead_letter_target")
+        row = {"name": item["name"], "kind": item["kind"], "partitions": item["partition_count"]}
+        row |= {**counts, "oldest_age_s": None if age_ms is None else age_ms / 1_000}
+        row["dead_letter"] = None if target is None else target.rpartition(":")[2]
+        row["sources"] = [arn.rpartition(":")[2] for arn in item.get("sources", ())]
+        made.append(row)
+    return made
 
 
 @queue.command()

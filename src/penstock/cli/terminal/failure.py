@@ -56,20 +56,17 @@ class Unhealthy(Failure):
     EXIT_CODE = ExitCode.UNHEALTHY
 
 
-# AWS error codes, without prefix. For other codes the HTTP status decides.
-_EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
-    "QueueDoesNotExist": ExitCode.NOT_FOUND,
-    "NonExistentQueue": ExitCode.NOT_FOUND,
-    "ResourceNotFoundException": ExitCode.NOT_FOUND,
-    "QueueNameExists": ExitCode.CONFLICT,
-    "QueueAlreadyExists": ExitCode.CONFLICT,
-    "QueueDeletedRecently": ExitCode.CONFLICT,
-    "PurgeQueueInProgress": ExitCode.CONFLICT,
-    "OverLimit": ExitCode.UNREACHABLE,
-    "RequestThrottled": ExitCode.UNREACHABLE,
-    "ServiceUnavailable": ExitCode.UNREACHABLE,
-    "ReceiptHandleIsInvalid": ExitCode.FAILED,
+# AWS error codes, without prefix, and HTTP statuses, which decide for other codes.
+_FAULTS: Mapping[ExitCode, str] = {
+    ExitCode.NOT_FOUND: "QueueDoesNotExist NonExistentQueue ResourceNotFoundException 404",
+    ExitCode.CONFLICT: "QueueNameExists QueueAlreadyExists QueueDeletedRecently"
+    " PurgeQueueInProgress 409",
+    ExitCode.UNREACHABLE: "OverLimit RequestThrottled ServiceUnavailable 429 502 503",
+    ExitCode.DENIED: "401 403",
+    ExitCode.TIMEOUT: "408 504",
+    ExitCode.FAILED: "ReceiptHandleIsInvalid",
 }
+_EXIT_CODES = {fault: code for code, faults in _FAULTS.items() for fault in faults.split()}
 
 _FIX_BY_FAULT: Mapping[str, str] = {
     "QueueDoesNotExist": "list queues with `penstock queue list`, and check --region",
@@ -91,18 +88,6 @@ _FIX_BY_WORDS: Mapping[str, str] = {
     "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",
 }
 
-_EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
-    401: ExitCode.DENIED,
-    403: ExitCode.DENIED,
-    404: ExitCode.NOT_FOUND,
-    408: ExitCode.TIMEOUT,
-    409: ExitCode.CONFLICT,
-    429: ExitCode.UNREACHABLE,
-    502: ExitCode.UNREACHABLE,
-    503: ExitCode.UNREACHABLE,
-    504: ExitCode.TIMEOUT,
-}
-
 _FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
     ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the admin API"
     " PENSTOCK_KEY_ID and PENSTOCK_SECRET, or PENSTOCK_TOKEN",
@@ -114,7 +99,7 @@ class Refused(Failure):
     """The server rejected a request. ``fault`` is the error code, such as QueueDoesNotExist."""
 
     def __init__(self, what: str, *, status: int, fault: str, message: str) -> None:
-        code = _EXIT_CODE_BY_FAULT.get(fault) or _EXIT_CODE_BY_STATUS.get(status, ExitCode.FAILED)
+        code = _EXIT_CODES.get(fault) or _EXIT_CODES.get(str(status), ExitCode.FAILED)
         fix = _FIX_BY_FAULT.get(fault) or fix_in(message) or _FIX_BY_EXIT_CODE.get(code, "")
         why = f"{message} ({fault})" if fault else message
         super().__init__(what, why or f"HTTP status {status}", fix, exit_code=code)
