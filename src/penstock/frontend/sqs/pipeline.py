@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.access.decisions import NoIdentities, Postponed, Question
+from penstock.access.decisions import Postponed, Question
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
@@ -76,16 +76,15 @@ class Frontend:
         meter: Meter,
         entropy: Callable[[int], bytes],
         perf: Callable[[], float],
-        identities: Identities | None = None,
+        identities: Identities,
         sealing: Sealing | None = None,
         usage: UsageTable | None = None,
         audit: AuditTrail | None = None,
         throttler: Throttler | None = None,
         quotas: TenantQuotas | None = None,
     ) -> None:
-        """``entropy`` returns random bytes; ``perf`` is a monotonic clock in seconds;
-        ``identities`` are needed if authentication is on. ``throttler`` and ``quotas`` are shared
-        with the other protocols of the node."""
+        """``entropy`` returns random bytes; ``perf`` is a monotonic clock in seconds.
+        ``throttler`` and ``quotas`` are shared with the other protocols of the node."""
         self._metering = None if usage is None else Metering(usage, meter)
         self._tally = Tally(meter) if self._metering is None else self._metering.tally
         self._audit = audit
@@ -101,7 +100,7 @@ class Frontend:
             sealing=sealing,
             throttler=throttler or Throttler(own_account=config.account),
             quotas=quotas,
-            identities=identities or NoIdentities(),
+            identities=identities,
         )
         self._meter = meter
         self._perf = perf
