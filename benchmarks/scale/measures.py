@@ -28,7 +28,7 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.serving.mirror import Member, Mirror, Ring
+from penstock.metadata.serving.mirror import Member, Mirror, Ring, place_of
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.replication.election import Standing
@@ -220,7 +220,8 @@ def ring(members: int, *, keys: int = 20_000) -> RingCost:
     owned: dict[str, int] = {}
     begun = time.process_time()
     for number in range(keys):
-        owner = made.owner(f"/topics/{population.ACCOUNT}/{population.REGION}/{number}")
+        key = f"/topics/{population.ACCOUNT}/{population.REGION}/{number}"
+        owner = made.owner_at(place_of(key))
         owned[owner] = owned.get(owner, 0) + 1
     owner_us = (time.process_time() - begun) / keys * 1e6
     shares = _shares(made)

@@ -9,58 +9,16 @@ queue can still replace the policy of the queue.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from penstock.access import evaluation
 from penstock.access.conditions import Asks, MalformedPolicy
 from penstock.access.evaluation import Compiled, Decision, Kind
-from penstock.model.acls import AclIndex
-from penstock.model.errors import NotFound
-from penstock.model.identity import AccessKey, Caller, Circumstances, ScramCredential, Tenant, User
+from penstock.model.identity import Caller, Circumstances
 from penstock.model.ports import Catalog, Identities
 from penstock.model.topic import Topic
-
-
-class NoIdentities:
-    """Those of a node with authentication off: none. Implements ``model.ports.Identities``."""
-
-    epoch = 0
-
-    def tenant(self, account: str) -> Tenant | None:  # noqa: ARG002
-        return None
-
-    def tenants(self) -> Sequence[Tenant]:
-        return ()
-
-    def user(self, account: str, name: str) -> User | None:  # noqa: ARG002
-        return None
-
-    def users(self, account: str) -> Sequence[User]:  # noqa: ARG002
-        return ()
-
-    def key(self, key_id: str) -> AccessKey | None:  # noqa: ARG002
-        return None
-
-    def keys(self, account: str, user: str) -> Sequence[AccessKey]:  # noqa: ARG002
-        return ()
-
-    def secret(self, key: AccessKey) -> bytes:
-        raise NotFound(f"There is no key {key.key_id}.")
-
-    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:  # noqa: ARG002
-        return None
-
-    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:  # noqa: ARG002
-        return {}
-
-    def acls(self, account: str) -> AclIndex | None:  # noqa: ARG002
-        return None
-
-    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
-        pass
-
 
 log = logging.getLogger("penstock.frontend")
 

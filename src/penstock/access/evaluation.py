@@ -42,19 +42,9 @@ class Kind(StrEnum):
 # A user's policy may have one statement for each of many ACLs of other protocols.
 _CHARS_MAX = {Kind.IDENTITY: 131_072, Kind.RESOURCE: 20_480}
 STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # of a resource: the same as in AWS
-_ELEMENTS = frozenset(
-    [
-        "Sid",
-        "Effect",
-        "Principal",
-        "NotPrincipal",
-        "Action",
-        "NotAction",
-        "Resource",
-        "NotResource",
-        "Condition",
-    ]
-)
+_ELEMENTS = frozenset(("Sid", "Effect", "Condition")) | {
+    negation + name for negation in ("", "Not") for name in ("Principal", "Action", "Resource")
+}
 _ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
 # Valid kinds of principals that no caller can be.
 _OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))

@@ -182,8 +182,6 @@ class _Writing:
         topic = _decode_topic(line.value)
         return (topic.source_id or topic.topic_id) in self.gone
 
-    # ── Logs ─────────────────────────────────────────────────────────────────────────────────
-
     def _copy(self, cut: PartitionCut) -> PartitionPart | None:
         """Return None if the topic was deleted."""
         start = cut.start_offset

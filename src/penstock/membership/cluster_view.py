@@ -7,7 +7,7 @@ replaces a newer one."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.cache import PrefixWatch
@@ -236,10 +236,9 @@ class ClusterLevel(PrefixWatch):
             if entries:
                 return
         entry = cluster.encode_entry(cluster.LevelEntry(self.levels.highest))
-        try:
+        # If another node, or perhaps this one, has written the entry, it is read.
+        with suppress(VersionConflict, OutcomeUnknown):
             await self._store.put(cluster.LEVEL_KEY, entry, if_version=0)
-        except (VersionConflict, OutcomeUnknown):
-            pass  # the entry was written by another node, or perhaps by this one: read it
         await self.refresh()
 
     async def admit(self) -> tuple[str, int]:
@@ -268,8 +267,6 @@ class ClusterLevel(PrefixWatch):
                 f"Node {hello.node_id} supports feature {levels}; this cluster is at level"
                 f" {self.in_force}."
             )
-
-    # ── Updates ──────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         await self.refresh()

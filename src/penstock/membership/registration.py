@@ -85,7 +85,7 @@ class LeaseClock:
     ends first. The clock continues while the machine sleeps, as the store's does. The node uses
     only a part of the granted time, because two clocks do not run at exactly the same speed.
 
-    Code that only the holder may run checks ``is_held`` at that moment. A lease that has ended in
+    Code that only the holder may run checks ``is_good`` at that moment. A lease that has ended in
     the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
     also end a lease too early (an etcd leader that was stopped for longer than the lease and
     resumes): if a watch shows that its entries are gone, ``ended`` is called."""
@@ -109,7 +109,8 @@ class LeaseClock:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def is_held(self) -> bool:
+    def is_good(self) -> bool:
+        """Whether no other node can have declared this node dead yet."""
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
@@ -198,11 +199,6 @@ class Membership(LeaseClock):
         self.incarnation = 0
         self._on_lost = on_lost
         self._admit = admit
-
-    @property
-    def is_good(self) -> bool:
-        """Whether no other node can have declared this node dead yet."""
-        return self._clock_ms() < self.deadline_ms
 
     @property
     def lease_left_ms(self) -> int:

@@ -17,7 +17,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -158,10 +158,9 @@ class _Database:
             raise StoreUnusable(f"{self._path}: {exc}") from exc
 
     def close(self) -> None:
-        try:
+        # If it fails, the WAL is read at the next start.
+        with suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:
-            pass  # the WAL is read at the next start; close must not fail because of it
         self._connection.close()
 
     def get(self, key: str) -> Entry | None:
@@ -411,8 +410,6 @@ class SqliteStore(Store):
         finally:
             self._wakes.discard(wake)
 
-    # ── Leases ───────────────────────────────────────────────────────────────────────────────
-
     async def grant(self, ttl_ms: int) -> int:
         check_ttl(ttl_ms)
         return await self._call(partial(self._grant, ttl_ms))
@@ -451,11 +448,9 @@ class SqliteStore(Store):
                 continue
             end_ms = self._leases.next_end_ms()
             wait_ms = None if end_ms is None else max(0, end_ms - self._now_ms()) + 1
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1_000):
                     await self._lease_began.wait()
-            except TimeoutError:
-                pass
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1_000)

@@ -204,8 +204,6 @@ class Node:
             except PenstockError as error:  # for example a full disk: retried
                 log_.warning("tombstones not removed", extra={"reason": str(error)})
 
-    # ── Health and metrics ───────────────────────────────────────────────────────────────────
-
     def _report(self) -> None:
         # At most one trouble of the metadata: all copies are of the same store.
         away = self._metadata.trouble or self._security.trouble or self._role.trouble

@@ -217,6 +217,7 @@ async def test_a_forwarded_send_is_not_nested_deeply(cluster: Cluster, kind: Kin
         meter=MemoryMeter(),
         entropy=secrets.token_bytes,
         perf=lambda: 0.0,
+        identities=MemoryIdentities(),
     )
     asked = {"QueueUrl": f"http://h/{OWN_ACCOUNT}/{name}", "MessageBody": "m"}
     if kind is Kind.FIFO:

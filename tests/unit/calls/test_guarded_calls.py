@@ -428,6 +428,7 @@ async def frontend_over(folder: Path, callees: Callees) -> AsyncIterator[tuple[R
         meter=MemoryMeter(),
         entropy=lambda count: next(chance).to_bytes(count, "big"),
         perf=lambda: 0.0,
+        identities=MemoryIdentities(),
         quotas=quotas,
     )
     try:

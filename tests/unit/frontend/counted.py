@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tests.unit.broker.stage import Stage
 from tests.unit.calls.routing_kit import Cluster
-from tests.unit.frontend.memory import Rig
+from tests.unit.frontend.memory import MemoryIdentities, Rig
 
 from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.fact_log import FactLog
@@ -44,7 +44,7 @@ class CountedRig(Rig):
             meter=self.meter,
             entropy=secrets.token_bytes,
             perf=lambda: 0.0,
-            identities=identities,
+            identities=identities or MemoryIdentities(),
             usage=self.table,
             audit=audit,
         )

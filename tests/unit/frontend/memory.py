@@ -266,13 +266,16 @@ class MemoryIdentities:
         return self._secrets[key.key_id]
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:
-        raise AssertionError("no HTTP client has a password")
+        assert not self._users, "no HTTP client has a password"
+        return None
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
-        raise AssertionError("no HTTP client has a password")
+        assert not self._users, "no HTTP client has a password"
+        return {}
 
     def acls(self, account: str) -> AclIndex | None:
-        raise AssertionError("only the Kafka view looks at access rules")
+        assert not self._users, "only the Kafka view looks at access rules"
+        return None
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         self.used.append((key.key_id, now_ms))
@@ -307,7 +310,7 @@ class Rig:
             entropy=lambda count: next(chance).to_bytes(count, "big"),
             # Each request begins at the clock's time and takes half a second.
             perf=lambda: self.clock.now_ms / 1_000 + next(ticks) % 2 * 0.5,
-            identities=identities,
+            identities=identities or MemoryIdentities(),
             quotas=self.quotas,
         )
 

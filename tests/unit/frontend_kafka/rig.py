@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from tests.harness.served import Served
-from tests.unit.frontend.memory import MemoryCatalog, MemoryClock
+from tests.unit.frontend.memory import MemoryCatalog, MemoryClock, MemoryIdentities
 
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
+from penstock.metadata.store import Store
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
 from penstock.model.calls import (
     AppendBatches,
     DeleteRecords,
@@ -270,6 +272,8 @@ class Rig:
             config=KafkaConfig(advertised=lambda: ("broker.test", 9092), cluster_id="c1", **config),
             meter=self.meter,
             entropy=lambda count: next(self._chance).to_bytes(count, "big"),
+            identities=MemoryIdentities(),
+            dynamic=DynamicConfigs(ResourceConfigs(cast(Store, None))),
         )
         self.frontend = KafkaFrontend(self.context)
         listener = KafkaListener(self.frontend.answer, config=ListenerConfig())

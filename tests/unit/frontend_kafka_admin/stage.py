@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.unit.frontend.memory import MemoryIdentities
 
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.config import KafkaConfig
@@ -217,6 +218,7 @@ async def admin_on(
         config=KafkaConfig(advertised=lambda: ("127.0.0.1", 9092), node_id=NODE_ID, **config),
         meter=absent,
         entropy=secrets.token_bytes,
+        identities=MemoryIdentities(),
         dynamic=dynamic,
     )
     try:

@@ -6,9 +6,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.unit.frontend.memory import MemoryIdentities
 from tests.unit.frontend_kafka_admin.stage import NODE, Admin, HandClock
 from tests.unit.manager.cluster import Cluster, Node, until
 
@@ -18,7 +19,9 @@ from penstock.manager import operator_requests
 from penstock.manager.decisions import Policy
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.metadata.sqlite import SqliteStore
-from penstock.node.cluster.routes import ClusterRoutes
+from penstock.metadata.store import Store
+from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
+from penstock.node.cluster.cluster_role import ClusterRoutes
 from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter
@@ -76,6 +79,8 @@ class Three:
             ),
             meter=absent,
             entropy=secrets.token_bytes,
+            identities=MemoryIdentities(),
+            dynamic=DynamicConfigs(ResourceConfigs(cast(Store, None))),
             nodes=ClusterBrokers(role, node.catalog, ("", "")),
             joined=ClusterChanges(role),
         )

@@ -55,15 +55,15 @@ async def test_r20_a_lease_that_is_kept_is_held_and_one_given_back_is_not(
     store: SqliteStore,
 ) -> None:
     clock = LeaseClock(store, config=QUICK)
-    assert not clock.is_held
+    assert not clock.is_good
     lease = await clock.start()
     await store.txn(puts=(("/nodes/1", b""),), lease=lease)
     for _ in range(15):
         await asyncio.sleep(QUICK.ttl_ms / 10_000)
-        assert clock.is_held
+        assert clock.is_good
     assert await store.get("/nodes/1") is not None
     await clock.stop()
-    assert not clock.is_held
+    assert not clock.is_good
     assert await store.get("/nodes/1") is None
     with pytest.raises(LeaseGone):
         await store.keep_alive(lease)
@@ -75,9 +75,9 @@ async def test_r20_time_alone_ends_it_whatever_the_task_has_noticed(store: Sqlit
     await clock.start()
     assert clock.deadline_ms == 1_000_000 + 4_800
     now_ms += 4_799
-    assert clock.is_held
+    assert clock.is_good
     now_ms += 1  # the machine slept, say: nothing here has run
-    assert not clock.is_held
+    assert not clock.is_good
     await clock.stop()
 
 
@@ -88,23 +88,23 @@ async def test_who_holds_it_hears_that_the_store_has_ended_it(store: SqliteStore
     await store.revoke(lease)
     async with asyncio.timeout(10):
         await gone.wait()
-    assert not clock.is_held
+    assert not clock.is_good
     again = await clock.start()
     assert again not in (0, lease)
-    assert clock.is_held
+    assert clock.is_good
     await clock.stop()
 
 
 async def test_what_a_watch_has_seen_ends_it_at_once(store: SqliteStore) -> None:
     gone: list[bool] = []
-    clock = LeaseClock(store, config=QUICK, on_gone=lambda: gone.append(clock.is_held))
+    clock = LeaseClock(store, config=QUICK, on_gone=lambda: gone.append(clock.is_good))
     await clock.start()
     clock.ended()
     clock.ended()
     assert gone == [False]
-    assert not clock.is_held
+    assert not clock.is_good
     await clock.start()
-    assert clock.is_held
+    assert clock.is_good
     await clock.stop()
     clock.ended()
     assert gone == [False]

@@ -20,7 +20,7 @@ from penstock.metadata.cluster_entries import (
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import VersionConflict
 from penstock.model.topic import Kind, Topic
-from penstock.node.cluster.routes import ClusterRoutes
+from penstock.node.cluster.cluster_role import ClusterRoutes
 from penstock.replication.election import elect
 from penstock.replication.row import PartitionRow
 from penstock.telemetry.clock import SystemClock

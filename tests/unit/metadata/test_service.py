@@ -35,7 +35,7 @@ from penstock.metadata.serving.calls import (
     Misdirected,
     Watch,
 )
-from penstock.metadata.serving.mirror import Member, merge_pages
+from penstock.metadata.serving.mirror import Member, merge_pages, place_of
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import ChangeKind, Compacted, Entry, Txn
 from penstock.metadata.topics.catalog import StoredCatalog, tomb_key, topic_key
@@ -376,7 +376,9 @@ async def test_lists_and_ids_are_put_together_from_all_parts(sharded: Cluster) -
 def foreign(cluster: Cluster, node_id: str) -> str:
     """The name of a topic that is another node's."""
     ring = cluster.nodes[node_id].service.ring
-    return next(name for n in range(60) if ring.owner(key_of(name := f"q{n:04d}")) != node_id)
+    return next(
+        name for n in range(60) if ring.owner_at(place_of(key_of(name := f"q{n:04d}"))) != node_id
+    )
 
 
 async def test_what_was_forwarded_is_remembered_until_it_changes(sharded: Cluster) -> None:
@@ -402,7 +404,8 @@ async def test_what_was_forwarded_is_remembered_until_it_changes(sharded: Cluste
 
 async def test_only_so_much_of_others_is_remembered(sharded: Cluster) -> None:
     service, caller = sharded.nodes["m1"].service, sharded.caller("m1")
-    names = [f"q{n:04d}" for n in range(60) if service.ring.owner(key_of(f"q{n:04d}")) != "m1"][:10]
+    named = [f"q{n:04d}" for n in range(60)]
+    names = [one for one in named if service.ring.owner_at(place_of(key_of(one))) != "m1"][:10]
     for name in names:
         await get(caller, name)
     assert service.forwarded_count == 10

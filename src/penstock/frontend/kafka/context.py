@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.access.decisions import Decisions, NoIdentities
+from penstock.access.decisions import Decisions
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import AuditTrail
@@ -58,7 +58,7 @@ class KafkaContext:
     meter: Meter
     entropy: Callable[[int], bytes]
     sealing: Sealing | None = None  # None: no key ring, nothing is encrypted
-    identities: Identities = field(default_factory=NoIdentities)
+    identities: Identities
     tokens: TokenCalls | None = None  # delegation tokens; None: not served
     changes: IdentityChanges | None = None  # None: identities cannot be changed
     throttler: Throttler = field(default_factory=Throttler)
@@ -72,7 +72,7 @@ class KafkaContext:
     share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # running
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster; None: a single node
-    dynamic: DynamicConfigs = field(default_factory=DynamicConfigs.detached)
+    dynamic: DynamicConfigs
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # total and free bytes of the disk
     level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     login_seed: bytes = b""  # salts for unknown users; empty: random at each start

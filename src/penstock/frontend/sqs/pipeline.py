@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.access.decisions import NoIdentities, Postponed, Question
+from penstock.access.decisions import Postponed, Question
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.facts.usage import Meter, UsageTable
@@ -82,7 +82,7 @@ class Frontend:
     meter: Meter
     entropy: Callable[[int], bytes]
     perf: Callable[[], float]  # a monotonic clock in seconds
-    identities: Identities | None = None  # needed if authentication is on
+    identities: Identities
     sealing: Sealing | None = None
     usage: UsageTable | None = None
     audit: AuditTrail | None = None
@@ -104,7 +104,7 @@ class Frontend:
             sealing=self.sealing,
             throttler=self.throttler or Throttler(own_account=account),
             quotas=self.quotas,
-            identities=self.identities or NoIdentities(),
+            identities=self.identities,
         )
         self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=account)
         self.outlives = outlives  # for the listener

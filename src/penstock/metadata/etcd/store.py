@@ -13,7 +13,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 from penstock.metadata.etcd import wire
@@ -96,8 +96,6 @@ class EtcdStore(Store):
         """The longest time for which the watches may have missed changes."""
         return self._watches.staleness_ms
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
     async def get(self, key: str) -> Entry | None:
         ranged = wire.decode_range(
             await self._call(Method.RANGE, wire.encode_range(self._key(key)))
@@ -178,10 +176,8 @@ class EtcdStore(Store):
         return await self._keep_alives.keep_alive(lease)
 
     async def revoke(self, lease: int) -> None:
-        try:
+        with suppress(LeaseGone):
             await self._call(Method.REVOKE, wire.encode_lease(lease))
-        except LeaseGone:
-            pass
 
     async def close(self) -> None:
         """Close all connections; calls in progress fail."""
@@ -220,8 +216,6 @@ class EtcdStore(Store):
         finally:
             self._call_count -= 1
             self.durations[method].observe(self._loop.time() - began)
-
-    # ── Names ────────────────────────────────────────────────────────────────────────────────
 
     def _key(self, key: str) -> bytes:
         if not key.startswith("/"):

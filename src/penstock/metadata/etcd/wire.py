@@ -56,9 +56,6 @@ class WatchAnswer(NamedTuple):
     events: Sequence[tuple[bool, Stored]]  # True: a put
 
 
-# ── Writing ──────────────────────────────────────────────────────────────────────────────────
-
-
 _SMALL: Final = tuple(bytes((number,)) for number in range(0x80))  # tags and most lengths
 
 
@@ -121,9 +118,6 @@ PROGRESS: Final = _bytes(3, b"")  # requests a sign of life from a watch's strea
 def encode_lease(number: int) -> bytes:
     """Encode a request to keep a lease alive or to revoke it, or for one of so many seconds."""
     return _int(1, number)
-
-
-# ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _read(decode: Callable[P, T]) -> Callable[P, T]:

@@ -12,6 +12,7 @@ import asyncio
 import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -76,26 +77,9 @@ class Ring:
         members_text = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
         self.fingerprint = blake2b(members_text.encode(), digest_size=8).hexdigest()
 
-    def owner(self, key: str) -> str:
-        return self.owner_at(place_of(key))
-
     def owner_at(self, place: int) -> str:
         at = bisect_right(self._places, place)
         return self._owners[at if at < len(self._owners) else 0]
-
-    def owners(self, key: str, count: int) -> Sequence[str]:
-        """Return the owner and the members after it, each once, at most ``count``."""
-        wanted = min(count, len(self.members))
-        at = bisect_right(self._places, place_of(key))
-        owners = self._owners
-        found: list[str] = []
-        for step in range(len(owners)):
-            if len(found) == wanted:
-                break
-            node_id = owners[(at + step) % len(owners)]
-            if node_id not in found:
-                found.append(node_id)
-        return found
 
 
 HISTORY_CHANGES_MAX = 8_192
@@ -236,14 +220,12 @@ class Mirror(PrefixWatch):
 
     async def wait(self, from_revision: int, *, seconds: float) -> None:
         """Wait until the watch has reported a revision, or until the timeout."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.revision < from_revision and not self._is_stopped:
                     if from_revision < self._history_start:
                         return  # it will never come: ``changes`` raises Compacted
                     await self._moved.wait()
-        except TimeoutError:
-            pass
 
     # ── The held part ────────────────────────────────────────────────────────────────────────
 

@@ -88,8 +88,6 @@ class RemoteStore(store.Store):
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
     async def get(self, key: str) -> store.Entry | None:
         self._check_there()
         lookup = self._lookups.setdefault(key, _Lookup())
@@ -177,8 +175,6 @@ class RemoteStore(store.Store):
         """Revoke a lease. Lists may contain its entries until the watch has reported their end."""
         self._check_there()
         await self._caller.call(calls.REVOKE, calls.OfLease(lease), timeout_ms=self._config.call_ms)
-
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────
 
     async def watch(
         self, prefix: str, *, from_revision: int

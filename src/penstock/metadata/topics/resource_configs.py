@@ -12,7 +12,7 @@ service and other nodes reject kinds that they do not know."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple, Self, cast
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -198,11 +198,6 @@ class DynamicConfigs:
         self._listeners: list[Callable[[], None]] = []
         configs.on_change(BROKER, self._brokers_changed)
 
-    @classmethod
-    def detached(cls) -> Self:
-        """Return configs without a store: nothing is set, and changes fail."""
-        return cls(ResourceConfigs(cast(Store, None)))
-
     @property
     def is_in_force(self) -> bool:
         """Whether every node of the cluster can read these configs (feature level 7)."""
@@ -214,8 +209,6 @@ class DynamicConfigs:
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
         """Change configs whose values have been checked. Raises as ``ResourceConfigs.change``."""
         await self.stored.change(Resource(self.account, kind, name), changes)
-
-    # ── Brokers ──────────────────────────────────────────────────────────────────────────────
 
     def value(self, name: str) -> str | None:
         """Return the value that this node applies; None: not set, use the node's configuration."""

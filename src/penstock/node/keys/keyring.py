@@ -33,6 +33,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -115,11 +116,10 @@ class CommandKms:
         timer.start()
         try:
             with process.stdin, process.stdout:
-                try:
+                # If it did not read the request, its reply and exit code are checked below.
+                with suppress(BrokenPipeError):
                     process.stdin.write(request)  # fits into the pipe, so it does not block
                     process.stdin.close()
-                except BrokenPipeError:
-                    pass  # it did not read the request; its reply and exit code are checked below
                 reply = process.stdout.read(REPLY_BYTES_MAX + 1)
             if len(reply) > REPLY_BYTES_MAX:
                 _kill(process)
@@ -136,10 +136,8 @@ class CommandKms:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 MASTER_VARIABLE = "PENSTOCK_MASTER_KEY"
@@ -233,9 +231,6 @@ def _damaged(context: bytes, reason: str) -> Damaged:
     return Damaged(
         context.decode(errors="replace"), 0, f"a wrapped secret cannot be read: {reason}"
     )
-
-
-# ── Sources of the master key ────────────────────────────────────────────────────────────────
 
 
 async def start_key_ring(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.frontend.encryption.sealing import Sealing
@@ -54,17 +55,13 @@ async def bootstrap(
         return None
     key_id, secret = _given(env)
     log_.warning("no operator has an access key: creating one")
-    try:
+    with suppress(Conflict):  # it exists already
         await identities.create_tenant(Tenant(account, TENANT, now_ms))
-    except Conflict:
-        pass  # it exists already
     name = _name(identities, account)
     if identities.user(account, name) is None:
         root = User(account, name, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
-        try:
+        with suppress(Conflict):  # created by another node at the same moment; each creates a key
             await identities.create_user(root)
-        except Conflict:
-            pass  # created by another node at the same moment; each creates a key
     try:
         return await identities.create_key(
             account, name, now_ms=now_ms, key_id=key_id, secret=secret
@@ -224,10 +221,8 @@ class NodeSecurity:
         account, now_ms = config.node.account, setup.clock.wall_ms()
         if identities.tenant(account) is None:
             # Users can be created before authentication is turned on.
-            try:
+            with suppress(Conflict):  # created by another node at the same moment
                 await identities.create_tenant(Tenant(account, TENANT, now_ms))
-            except Conflict:
-                pass  # created by another node at the same moment
         if self._setup.is_auth_on:
             made = await bootstrap(identities, account=account, env=os.environ, now_ms=now_ms)
             if KEY_ID_VARIABLE not in os.environ:
