@@ -101,9 +101,6 @@ class Producers:
         self._aborted: list[Aborted] = []  # by marker
         self.next_offset = 0  # from which a scan must continue
 
-    def __len__(self) -> int:
-        return len(self._producers)
-
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._producers
 

@@ -216,6 +216,8 @@ class _Plan:
         replicas = self._places[key]
         wanted = self._partitions[key].wanted
         kept = [node for node in replicas if node not in self._draining]
+        if len(kept) == wanted == len(replicas):
+            return replicas
         weak, shared, on = self._partitions[key].weak, self._racks.shared, self._on
         while len(kept) > wanted:
             worst = max(kept, key=lambda n: (n in weak, shared(n, kept), len(on.get(n, ())), n))

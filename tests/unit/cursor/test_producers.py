@@ -154,7 +154,7 @@ def test_producers_do_not_see_each_other(log: Log) -> None:
 
 def test_batches_without_a_producer_pass(log: Log) -> None:
     assert log.send(-1, producer=-1, epoch=-1) is APPEND
-    assert len(log.producers) == 0
+    assert len(log.producers._producers) == 0
     assert log.send(-1, producer=-1, is_open=True) == refused(ErrorCode.INVALID_TXN_STATE)
 
 
@@ -166,7 +166,7 @@ def test_a_silent_producer_is_forgotten_after_a_day(log: Log) -> None:
     assert log.send(0) == refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)  # its past is unknown now
     log.now *= 2
     assert log.producers.expire(wall_ms=log.now) == 1
-    assert len(log.producers) == 0
+    assert len(log.producers._producers) == 0
 
 
 def test_only_the_silent_without_an_open_transaction_expire(log: Log) -> None:
@@ -178,7 +178,7 @@ def test_only_the_silent_without_an_open_transaction_expire(log: Log) -> None:
     assert log.producers.is_in_transaction(1, 0)
     assert log.send(0, producer=3) == Duplicate(2)
     assert log.producers.expire(wall_ms=IDLE_MS_MAX + 1) == 1
-    assert len(log.producers) == 1
+    assert len(log.producers._producers) == 1
 
 
 def test_so_many_producers_are_kept_the_longest_silent_go() -> None:
@@ -186,7 +186,7 @@ def test_so_many_producers_are_kept_the_longest_silent_go() -> None:
     log.send(0, producer=1, is_open=True)
     log.send(0, producer=2)
     log.send(0, producer=3)
-    assert len(log.producers) == 2
+    assert len(log.producers._producers) == 2
     assert log.send(0, producer=3) == Duplicate(2)
     assert log.send(9, producer=2) is APPEND  # forgotten; the one with a transaction is not
     assert log.producers.is_in_transaction(1, 0)

@@ -218,9 +218,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
     ) -> tuple[frozenset[str], str]:
-        """Return the patterns to match before the decision about a heartbeat, and the one (empty:
-        none) whose matching topics to check with ``visibility``. The broker does both in advance,
-        because a decision cannot be interrupted."""
+        """Return the patterns to match before the decision about a heartbeat, which cannot be
+        interrupted, and the one (empty: none) whose topics to check with ``visibility``."""
         regex = request.topic_regex
         if regex is None:
             regex = self._members.get(request.member_id, _NEW_MEMBER).topic_regex

@@ -62,8 +62,7 @@ class Offsets:
         self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
     ) -> None:
         """``open_groups``: producer → groups with its pending commits, shared by all groups of a
-        coordinator and updated here, so that a marker finds its groups without a search. ``usage``
-        counts the bytes of the group's tenant."""
+        coordinator, so that a marker finds its groups without a search."""
         self.group_id = group_id
         self._account = usage.account_of(group_id)
         self._usage = usage

@@ -99,9 +99,8 @@ class LeaseState:
         now_ms: int,
         elapsed_ms: int = 0,
     ) -> None:
-        """Count ``count`` messages appended at ``base_offset``; the log now ends at
-        ``next_offset``. ``delays`` lists (offset, delay) of the delayed ones if known, with the
-        append's wall clock; without it they count as visible until they are read."""
+        """``delays`` lists (offset, delay) of delayed messages if known, with the append's wall
+        clock; without it they count as visible until they are read."""
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
@@ -430,9 +429,8 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records read from ``scan_from`` on to the window; ``next_offset`` follows them. Adds
-        as many as fit: ``scan_from`` is then the first one left out. After a feed that adds
-        nothing, the next lease uses the records that there are."""
+        """Add as many records read from ``scan_from`` on as fit; ``next_offset`` follows them.
+        After a feed that adds nothing, the next lease uses the records that there are."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:

@@ -85,9 +85,9 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records for ``lease_ms``, in one event. If the outcome has
-        ``needs_feed``, nothing was picked: call ``feed``, even without records, and lease again.
-        ``queue_delay_ms`` and ``attempt_id`` are for FIFO queues."""
+        """Lease up to ``count`` records, in one event. If the outcome has ``needs_feed``, call
+        ``feed``, even without records, and lease again. ``queue_delay_ms``, ``attempt_id``: FIFO
+        only."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -193,9 +193,8 @@ class LeaseCursor(LeaseState):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """Ack records; return one result per claim. A gone record is a success without an event.
-        Standard queues accept any receipt of the record, even after its lease has ended, FIFO
-        queues only the running lease. ``is_strict``: all queues do, otherwise NotLeased."""
+        """Return one result per claim. A gone record is a success without an event. Standard queues
+        accept any receipt of the record, FIFO queues and ``is_strict`` only the running lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -230,9 +229,8 @@ class LeaseCursor(LeaseState):
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
-        """Make each lease end ``lease_ms`` from now; zero releases it. Results per claim: None,
-        NotLeased (gone), InvalidRequest (over twelve hours in total), ExpiredReceipt (FIFO).
-        ``is_strict``: NotLeased also if the lease has ended."""
+        """Zero releases. Results: None, NotLeased (gone; ``is_strict``: or ended), InvalidRequest
+        (over twelve hours in total), ExpiredReceipt (FIFO)."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
@@ -280,9 +278,8 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop known records past their retention, in flight or not, and those at the front of the
-        window; return how many. Scans every known record: for a periodic job. If ``wants_feed``
-        afterwards, feed and call again to continue."""
+        """Drop known records past their retention, and those at the front of the window; return how
+        many. A periodic job. If ``wants_feed`` afterwards, feed and call again."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table

@@ -93,9 +93,8 @@ BUCKETS_MAX = 2 * DELAY_MS_MAX // SECOND_MS  # twice the maximum, as the wall cl
 
 
 def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
-    """Return when a record with this delay may be delivered, on the monotonic clock. A delay starts
-    at the append, on the wall clock; it is converted once, when the record is read. A later jump of
-    the wall clock changes nothing, and an earlier one cannot make a delay longer than it is."""
+    """Return when a record may be delivered, on the monotonic clock: converted once, when it is
+    read, so later jumps of the wall clock change nothing, and earlier ones lengthen no delay."""
     return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
 
 

@@ -55,9 +55,8 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match a pattern against the names that are new to it. Yields about once a millisecond,
-        and after the pattern was compiled; if the topics change meanwhile, the work ends early and
-        must be started again."""
+        """Match a pattern against names that are new to it. Yields about once a millisecond; if the
+        topics change meanwhile, the work ends early and must be started again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self._row(regex)
