@@ -11,8 +11,7 @@ def client_text(error: PenstockError) -> str:
     return error.public or str(error)
 
 
-# Exit codes of a command that could not start a server; ``cli/terminal/failure.py`` has all of
-# them.
+# Exit codes of a command that could not start a server (``cli/terminal/failure.py`` has all).
 FAILED, USAGE, CONFLICT = 1, 2, 6
 
 

@@ -44,11 +44,6 @@ Span = tuple[int, int]
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class _FaultBody(msgspec.Struct):
-    type: str = msgspec.field(name="__type")
-    message: str
-
-
 def unknown_operation(target: str) -> Fault:
     """Return the error for an ``X-Amz-Target`` header that names no operation of SQS."""
     text = "The X-Amz-Target header does not name an SQS operation."
@@ -95,8 +90,8 @@ def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
     code = ("x-amzn-query-error", f"{refusal.code};{refusal.blame}")
     # The text may echo a rejected value, and half a surrogate pair must not turn a 400 into a 500.
     message = refusal.message.encode(errors="replace").decode()
-    body = _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message))
-    return body, (code, *refusal.headers)
+    body = {"__type": f"com.amazonaws.sqs#{refusal.shape}", "message": message}
+    return _encode(body), (code, *refusal.headers)
 
 
 # ── Large bodies ─────────────────────────────────────────────────────────────────────────────
