@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import click
 
 from penstock.cli.access.users import path_of
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
 from penstock.cli.terminal.options import Parsed, bytes_of, repeatable, several
-from penstock.cli.terminal.output import Column
+from penstock.cli.terminal.output import Column, Json
 from penstock.model.units import size
 
 _COUNT_MAX = 2**53

@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 import click
 
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import ExitCode, Misuse
 from penstock.cli.terminal.options import repeatable, yes_option
-from penstock.cli.terminal.output import Column, columns
+from penstock.cli.terminal.output import Column, Json, columns
 
 PASSWORD_CHARS_MIN = 8
 

@@ -15,12 +15,12 @@ from urllib.parse import quote, urlencode, urlsplit
 from penstock.cli.clients.contexts import Settings, environment
 from penstock.cli.clients.credentials import ca_file, credentials_from_environment
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, Refused, timed_out
+from penstock.cli.terminal.output import Json
 from penstock.wire.aws.signer import Signer
 
 if TYPE_CHECKING:
     import ssl
 
-Json = dict[str, Any]
 Query = Mapping[str, object]  # a value of None is left out
 
 _JSON = "application/json"

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.http import Json
 from penstock.cli.cluster.status import cluster
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
 from penstock.cli.terminal.options import Parsed
-from penstock.cli.terminal.output import Progress, columns, is_drawing
+from penstock.cli.terminal.output import Json, Progress, columns, is_drawing
 from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0

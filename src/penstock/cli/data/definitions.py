@@ -8,11 +8,10 @@ from typing import Any, TextIO
 
 import click
 
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.queues.settings import SETTINGS
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.output import columns
+from penstock.cli.terminal.output import Json, columns
 from penstock.cli.topics import topic as kafka
 
 _VERSION = 1

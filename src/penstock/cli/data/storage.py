@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
 from penstock.cli.terminal.options import count_option
-from penstock.cli.terminal.output import Progress, columns, moment, one_line
+from penstock.cli.terminal.output import Json, Progress, columns, moment, one_line
 from penstock.log import inspection
 from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import LOG_SUFFIX, base_offset_of

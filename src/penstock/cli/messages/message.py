@@ -14,12 +14,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from penstock.cli.clients.http import Json, name_of
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
 from penstock.cli.terminal.options import count_option, option, repeatable, seconds
-from penstock.cli.terminal.output import duration
+from penstock.cli.terminal.output import Json, duration
 
 _QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
 _TOPIC_ONLY = ("key", "headers", "partition")
@@ -229,6 +228,8 @@ def receive(
             if delete:
                 failed += _delete_all(session, queue, (item["receipt"] for item in items))[1]
     if not received and session.out.is_for_people:
+        from penstock.cli.clients.http import name_of
+
         try:
             session.remark(f"no message: {session.admin.explanation(name_of(queue))['summary']}")
         except Failure:

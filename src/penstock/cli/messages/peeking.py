@@ -11,11 +11,10 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Session
 from penstock.cli.messages.sending import typed
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.output import Column, columns, one_line, time_of_day
+from penstock.cli.terminal.output import Column, Json, columns, one_line, time_of_day
 
 if TYPE_CHECKING:
     from penstock.cli.topics.offsets import Target

@@ -20,10 +20,11 @@ import click
 import uvloop
 
 from penstock.cli.clients.credentials import credentials_from_environment
-from penstock.cli.clients.http import Json, signed, tls_context
+from penstock.cli.clients.http import signed, tls_context
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Failure, timed_out, unreachable
 from penstock.cli.terminal.options import bytes_of, option, several, some_seconds
+from penstock.cli.terminal.output import Json
 from penstock.wire.aws.signer import Signer
 
 _HEAD_BYTES_MAX = 65_536

@@ -24,12 +24,13 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from penstock.broker.context.disk import reserve_of
-from penstock.cli.clients.http import Json, as_seen_from, is_loopback
+from penstock.cli.clients.http import as_seen_from, is_loopback
 from penstock.cli.command import Session, Verb
 from penstock.cli.terminal.failure import ExitCode, Failure
 from penstock.cli.terminal.output import (
     FINDING_COLUMNS,
     Finding,
+    Json,
     Status,
     columns,
     installed_version,

@@ -5,12 +5,11 @@ import time
 
 import click
 
-from penstock.cli.clients.http import Json
 from penstock.cli.command import Noun, Session
 from penstock.cli.queues.queue import rows
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
 from penstock.cli.terminal.options import count_option
-from penstock.cli.terminal.output import Progress, columns
+from penstock.cli.terminal.output import Json, Progress, columns
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")

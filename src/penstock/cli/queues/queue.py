@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.http import Json, name_of
+from penstock.cli.clients.http import name_of
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.queues.settings import (
     SETTINGS,
@@ -19,7 +19,7 @@ from penstock.cli.queues.settings import (
 )
 from penstock.cli.terminal.failure import Failure, NotFound
 from penstock.cli.terminal.options import option, repeatable, yes_option
-from penstock.cli.terminal.output import columns, field, none_of, watch_options, watch_rows
+from penstock.cli.terminal.output import Json, columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
 _BACKLOG = ("visible", "in_flight", "delayed")

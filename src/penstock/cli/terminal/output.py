@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "ndjson", "name")
 
+Json = dict[str, Any]
 Row = Mapping[str, Any]
 Form = Callable[[Any], str]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.http import Json
 from penstock.cli.clients.kafka import Group, Kafka, check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
 from penstock.cli.terminal.options import yes_option
 from penstock.cli.terminal.output import (
     Column,
+    Json,
     columns,
     duration,
     field,
