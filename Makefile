@@ -85,10 +85,10 @@ test: setup  ## everything; what CI runs
 	@$(MAKE) --no-print-directory -j 2 pytest checks; code=$$?; tail -n 1 $(CHECKS); exit $$code
 
 # The tests of a file stay together and in order: they share servers, and some go on from others.
-# tests/conftest.py spreads the files over the workers. Four workers on two cores, for many tests
+# tests/conftest.py spreads the files over the workers. Five workers on two cores, for many tests
 # wait.
 pytest:
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # Printed as a whole when they are finished, so that their lines do not mix with those of pytest.
 CHECKS := .venv/checks.log
