@@ -294,7 +294,7 @@ def test_compaction_leaves_the_last_commit_of_each_partition(tmp_path: Path) -> 
             texts = [b85encode(chance.randbytes(800)).decode() for _ in range(partitions)]
             where = [TopicPartition("t", index, number, text) for index, text in enumerate(texts)]
             commit(consumer, where)
-        live.read_to(count * partitions)
+            live.read_to((number + 1) * partitions)  # before a compaction removes them
 
         def is_compacted() -> Follower | None:
             fresh = Follower(cluster.bootstrap)
