@@ -70,6 +70,23 @@ async def test_sends_of_one_turn_share_one_batch_and_keep_their_order(tmp_path: 
         assert bodies(got) == [str(n) for n in range(50)]
 
 
+@pytest.mark.parametrize("count", [100, 140, 160])
+@pytest.mark.parametrize("body_bytes", [200, 256, 300])
+async def test_no_receive_is_empty_while_messages_wait_in_large_batches(
+    tmp_path: Path, count: int, body_bytes: int
+) -> None:
+    """The end of a large batch, which is decoded in pieces, is not the end of the log."""
+    batches = 16
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic()
+        for _ in range(batches):
+            await stage.broker.call(
+                Append(topic, 0, [message("x" * body_bytes) for _ in range(count)])
+            )
+        for number in range(batches * count):
+            assert await stage.broker.call(Lease(topic, LeaseRequest(count=1))), number
+
+
 async def test_a_parked_receive_wakes_when_a_message_is_committed(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stage.topic(fsync=Fsync.ALWAYS)

@@ -117,8 +117,10 @@ class RecordReader:
                 self._decode_piece()
             if len(ahead) >= limits.WINDOW_RECORDS_MAX:
                 break
-        if not ahead and (self._pieces is not None or self._awaited is not None):
-            self.is_later = True
+        if not ahead and (
+            self._pieces is not None or self._awaited is not None or self.ahead_end <= scan_from
+        ):
+            self.is_later = True  # the last piece was empty: the log may have more batches
             return False
         return is_read
 
