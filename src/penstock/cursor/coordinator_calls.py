@@ -127,7 +127,7 @@ class CommitInTransaction(GroupCall[CommitReply], frozen=True):
 
 
 class CompleteTransaction(GroupCall[Reply], frozen=True):
-    """End a transaction for all groups of the coordinator of this group. Idempotent."""
+    """End a transaction for this group and all other groups of its coordinator. Idempotent."""
 
     producer_id: int
     producer_epoch: int
@@ -138,7 +138,7 @@ class FetchOffsets(GroupCall[FetchReply], frozen=True):
     """Return committed offsets, after waiting some seconds if the coordinator is moving or
     loading."""
 
-    partitions: Sequence[TopicPartition] | None  # None: all that have a committed offset
+    partitions: Sequence[TopicPartition] | None  # None for all that have a committed offset
     requires_stable: bool = False
     member_id: str | None = None
     member_epoch: int = -1
@@ -191,8 +191,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Check that a partition is in the open transaction. The reply is valid until the next
-    await."""
+    """Check that a partition is in the open transaction, which is certain until the next await."""
 
     partition: Place
 

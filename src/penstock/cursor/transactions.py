@@ -358,7 +358,6 @@ class Transactions:
         ]
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
-        """Record that a marker is committed. Repeated confirmations change nothing."""
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)

@@ -306,7 +306,6 @@ class ActiveManager:
         self.state.mark((key,))
 
     def _await(self, decision: Decision, revision: int) -> None:
-        """Check the partition again only when the watch has reported this revision."""
         view = self.state.rows.get(decision.key)
         if view is None:
             is_seen = decision.kind is not DecisionKind.CREATED
@@ -349,8 +348,7 @@ class ActiveManager:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> deciding.Situation:
-        """Return the input of a plan. Other tasks run meanwhile, because a million partitions take
-        longer than the lease of this node."""
+        """Return the input of a plan, collected in parts so that other tasks can run meanwhile."""
         state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):
@@ -360,7 +358,6 @@ class ActiveManager:
         return deciding.Situation(partitions, list(state.hosts), state.draining, self._policy)
 
     def _log_decisions(self) -> None:
-        """Log one line for all decisions since the last one, when none is in progress."""
         if not self._sent and self._logged_counts != self._counts:
             new = self._counts - self._logged_counts
             self._logged_counts = Counter(self._counts)
@@ -369,8 +366,6 @@ class ActiveManager:
 
 
 class _Later:
-    """A set of partitions that are checked again after a delay."""
-
     def __init__(self, look: Callable[[Iterable[PartitionKey]], None], delay_ms: int) -> None:
         self._look = look
         self._delay_seconds = delay_ms / 1_000

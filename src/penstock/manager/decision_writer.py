@@ -51,7 +51,6 @@ class DecisionWriter:
     def __init__(
         self, store: Store, *, manager_created: int, on_end: OnEnd, on_deposed: Callable[[], None]
     ) -> None:
-        """Create a writer. ``manager_created`` is the revision that created the manager's entry."""
         self._store = store
         self._manager_created = manager_created
         self._on_end = on_end
@@ -203,8 +202,6 @@ class LogEndQueries:
     def __init__(
         self, state: ClusterState, ask: AskStandings, *, on_reply: OnReply, ask_ms: int
     ) -> None:
-        """Create the queries. ``on_reply`` gets the partitions to check again, and whether the node
-        replied."""
         self._state = state
         self._ask = ask
         self._on_reply = on_reply
@@ -214,7 +211,6 @@ class LogEndQueries:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def standings(self, key: PartitionKey, view: View) -> Mapping[int, Standing]:
-        """Return the replies for this partition that are still valid."""
         return {
             node: report.standing
             for node, report in self._reports.get(key, {}).items()

@@ -60,7 +60,7 @@ class DecisionKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """A change with its conditions, which are versions and the registrations in ``change``."""
+    """A change of a partition, written only if the versions and registrations in it are current."""
 
     key: PartitionKey
     kind: DecisionKind
@@ -380,7 +380,8 @@ class _Room:
 
 
 def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
-    """Return elections for partitions whose first replica could lead but does not."""
+    """Return decisions that elect the first replica of partitions where it could lead but does
+    not."""
     found: list[Decision] = []
     for key in state.unpreferred:
         if len(found) >= count_max:

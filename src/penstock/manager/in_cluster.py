@@ -92,7 +92,6 @@ class Manager(PrefixWatch):
         )
 
     async def start(self) -> None:
-        """Become a candidate. Raises errors of the store."""
         await super().start()
         self._task = asyncio.create_task(self._stand(), name="manager")
 
@@ -117,7 +116,6 @@ class Manager(PrefixWatch):
 
     @property
     def manager(self) -> int:
-        """The id of the node that manages the cluster, as far as this node knows."""
         return NO_NODE if self._holder is None else self._holder.node
 
     @property

@@ -82,7 +82,7 @@ def cancelled(view: View, request: PlacementRequest) -> Change | None:
 def preferred_leader(
     view: View, incarnations: Mapping[int, int], avoided: frozenset[int]
 ) -> Change | Refused:
-    """Return the election of the first replica, unless its node is in ``avoided``."""
+    """Return the change that makes the first replica leader, unless its node is in ``avoided``."""
     row, first = view.row, view.row.replicas[0]
     if row.leader == first and is_led(row, incarnations):
         return Refused.NOT_NEEDED
@@ -94,8 +94,8 @@ def preferred_leader(
 
 
 def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refused:
-    """Return the election of an intact replica or, if none is alive, of any live replica, in-sync
-    replicas first. Records that the new leader does not have are lost."""
+    """Return the change that elects an intact replica or, if none is alive, any live replica,
+    in-sync replicas first. Records that the new leader does not have are lost."""
     row = view.row
     if is_led(row, incarnations):
         return Refused.NOT_NEEDED

@@ -41,8 +41,8 @@ class Loads:
     def __init__(self) -> None:
         self.replicas: Counter[int] = Counter()
         self.leaders: Counter[int] = Counter()
-        # By first and second replica. If a node fails, its second replicas become leaders, so these
-        # should be on different nodes.
+        # By first and second replica. If a node fails, the second replicas of its partitions become
+        # leaders, so they should be on different nodes.
         self.seconds: Counter[tuple[int, int]] = Counter()
         self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders, by topic id and node
 
@@ -66,8 +66,8 @@ class Loads:
         )
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return the nodes, beginning with ``first`` and the node that is least often second after
-        it."""
+        """Return the nodes, first ``first``, then the node that is least often second after
+        ``first``."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -125,8 +125,6 @@ def _least(
     *,
     has: frozenset[int] = frozenset(),
 ) -> int:
-    """Return the best host: fewest replicas in its rack, then a host that has the partition, then
-    least load."""
     return min(
         (host.node for host in hosts if host.node not in others),
         key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
@@ -203,7 +201,6 @@ class _Plan:
         self._places[key] = place
 
     def repair(self) -> bool:
-        """Repair all partitions. Return False if ``steps_max`` was reached."""
         steps = 0
         for key in self._keys:
             place = self._repaired(key)
@@ -265,7 +262,6 @@ class _Plan:
                     return
 
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
-        """Return the replicas with one moved to a rack that has fewer of them, or None."""
         place = self._places[key]
         if len({self._racks.of(node) for node in place}) == len(place):
             return None  # the usual case: all replicas are in different racks
@@ -289,8 +285,7 @@ class _Plan:
             steps += 1
 
     def _even_one(self) -> bool:
-        """Move one replica from a node with more to a node with fewer replicas. Return False if
-        none can move."""
+        """Move one replica to a node with fewer replicas. Return False if none can move."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -303,8 +298,7 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Return a partition that can move, preferably one that the giving node does not lead,
-        otherwise one of the topic of which this node leads the most."""
+        """Return a partition that can move, preferably one that the giving node does not lead."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:

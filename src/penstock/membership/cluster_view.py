@@ -116,7 +116,6 @@ class _Rows(PrefixWatch):
             listener(key, view)
 
     def _forget(self, key: cluster.PartitionKey, revision: int) -> None:
-        """Remove a row that is deleted at this revision, unless a newer view is known."""
         view = self.views.get(key)
         if view is None or view.revision >= revision:
             return
@@ -157,7 +156,6 @@ class ClusterView:
 
     @property
     def revision(self) -> int:
-        """The newest known revision of the store."""
         return max(self._nodes.revision, self._rows.revision)
 
     @property
@@ -202,7 +200,6 @@ class ClusterLevel(PrefixWatch):
     before feature levels existed."""
 
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
-        """Create the watch. ``levels`` are the levels that this node supports."""
         super().__init__(store, cluster.LEVEL_KEY)
         self.levels = levels or Levels()
         self.entry = NO_ENTRY
@@ -220,7 +217,6 @@ class ClusterLevel(PrefixWatch):
         return self.entry.level
 
     async def start(self) -> None:
-        """Load the level. Raises LevelRefused and errors of the store."""
         await super().start()
         try:
             if not self.version:

@@ -43,7 +43,6 @@ class LiveFrontends(PrefixWatch):
         self._listeners: list[Callable[[int], None]] = []
 
     def on_change(self, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` with each new count."""
         self._listeners.append(listener)
 
     async def start(self) -> None:

@@ -116,7 +116,6 @@ class LeaseClock:
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
-        """Take a new lease and keep it alive. Raises errors of the store."""
         assert self._task is None or self._task.done(), "a lease is still held"
         self.deadline_ms = 0
         sent_ms = self._clock_ms()
@@ -140,7 +139,6 @@ class LeaseClock:
                 log_.warning("lease revocation failed", extra={"reason": str(error)})
 
     def ended(self) -> None:
-        """Stop holding the lease, because it is known to have ended."""
         task, self._task = self._task, None
         if task is None or not self.lease:
             return
@@ -204,7 +202,6 @@ class Membership(LeaseClock):
 
     @property
     def lease_left_ms(self) -> int:
-        """The remaining time until ``is_good`` becomes false."""
         return max(0, self.deadline_ms - self._clock_ms())
 
     async def clear(self) -> int:

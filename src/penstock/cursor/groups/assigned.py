@@ -181,7 +181,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self.times = self._read_times(configs, self._settings)
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
-        """Apply a row, which was deleted if ``value`` is None."""
         kinds, member_id = self.kinds, key[-1]
         if kind == kinds.current:
             new = None
@@ -244,7 +243,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self._deadlines.drop((REVOKE, member_id))
 
     def erase(self, decision: Decision) -> None:
-        """Delete all rows, and the row of the group itself last."""
         for member_id in list(self._members):
             self._forget(decision, member_id)
         self._put(decision, self.kinds.target, None)
@@ -310,8 +308,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        """Move the member one step towards its target. ``before`` is its state at the last
-        heartbeat."""
         current = next_assignment(
             self._currents.get(member_id, MemberAssignment()),
             self._targets.get(member_id, frozenset()),
@@ -328,7 +324,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return current
 
     def _may_assign(self, now_ms: int) -> bool:
-        """Return whether the minimum time since the last assignment has passed."""
         at_ms = self._assigned_at_ms
         return at_ms is None or now_ms >= at_ms + self.times.assignment_ms
 

@@ -83,7 +83,6 @@ def assign_uniform(
 
 
 def _level(shares: dict[str, set[TopicPartition]], free: set[TopicPartition]) -> None:
-    """Balance members with equal subscriptions."""
     total = len(free) + sum(len(share) for share in shares.values())
     each, rest = divmod(total, len(shares))
     # Members with more partitions get the remainder, so that fewer partitions move.

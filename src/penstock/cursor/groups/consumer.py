@@ -184,7 +184,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         *,
         visibility: TopicVisibility | None = None,
     ) -> None:
-        """Apply a heartbeat. ``visibility`` limits the topics that the member may see; None for
+        """Apply a heartbeat. ``visibility`` says which topics the member may see; None means
         all."""
         refusal = self._refusal(request)
         if refusal is not None:

@@ -33,7 +33,7 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision:
-    """The replies and rows of one decision. ``ticket`` is that of the request that caused it."""
+    """The replies and rows of one decision. ``ticket`` identifies the request that caused it."""
 
     __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
 

@@ -103,8 +103,8 @@ class Groups(GroupTable):
         decision: Decision,
         **rights: TopicVisibility | None,
     ) -> None:
-        """Apply a heartbeat. ``rights`` has the topic ``visibility`` of a consumer group's
-        member."""
+        """Apply a heartbeat. ``rights`` may contain ``visibility``, the topics that the member may
+        see."""
         refusal = request.malformed(topics)
         if refusal is not None:
             decision.reply(refusal)
@@ -127,8 +127,6 @@ class Groups(GroupTable):
     def _find(
         self, group_id: str, kind: type[Any], *, is_join: bool
     ) -> tuple[Group | None, Any, ErrorCode]:
-        """Return the group and its members, which are created but not stored if the group is
-        new."""
         group, code = self._find_or_create(group_id, may_create=is_join)
         if group is None or isinstance(group.members, kind):
             return group, group and group.members, code

@@ -70,7 +70,7 @@ class Offsets:
         # Derived from the rows in the log.
         self._committed: dict[TopicPartition, OffsetValue] = {}
         self._pending: dict[int, dict[TopicPartition, PendingValue]] = {}  # by producer
-        self._unstable: dict[TopicPartition, int] = {}  # number of open transactions
+        self._unstable: dict[TopicPartition, int] = {}  # number of producers with pending commits
         self._pending_only = 0  # number of partitions with pending but no committed offsets
 
     def __len__(self) -> int:

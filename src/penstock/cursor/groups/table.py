@@ -97,7 +97,7 @@ class GroupTable:
         return self._wakes.next_ms()
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
-        """Apply a row of the log. Raises ValueError if the row is unknown."""
+        """Apply a row of the log. Raises ValueError if the row cannot be decoded."""
         kind, fields, body = CODEC.decode(key, value)
         if kind in (RowKind.FENCE, RowKind.CONFIGS):
             (self._fences.apply if kind == RowKind.FENCE else self._apply_configs)(fields[0], body)

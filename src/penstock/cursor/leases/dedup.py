@@ -49,7 +49,7 @@ class DedupTable:
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
             raise Throttled(
-                f"The queue received {self._entries_max} deduplication ids within 5 minutes.",
+                f"The queue accepts at most {self._entries_max} deduplication ids in 5 minutes.",
                 retry_after_ms=max(SECOND_MS, oldest_ms + DEDUP_WINDOW_MS - wall_ms),
             )
 

@@ -112,7 +112,6 @@ def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, mem
 
 
 def is_event_type(number: int) -> bool:
-    """Return whether a control record of this type belongs to the lease cursor."""
     return number in _DECODERS
 
 

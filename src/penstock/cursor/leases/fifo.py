@@ -61,8 +61,8 @@ class FifoCursor(LeaseCursor):
         return selection.reads_on
 
     def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
-        """Take records of the groups in line. Records appended after ``due_ms`` are delayed. Return
-        whether the event's size limit ended this, and whether a record is delayed."""
+        """Pick records of the available groups; those appended after ``due_ms`` are still delayed.
+        Return whether the event is full, and whether a record is delayed."""
         self._admit(due_ms)
         line = self._line
         while line and len(selection.picked) < selection.take:
@@ -79,7 +79,7 @@ class FifoCursor(LeaseCursor):
         return False, bool(self._arrivals)
 
     def _admit(self, due_ms: int) -> None:
-        """Add the groups whose first record has become due to the line."""
+        """Make groups available whose first record is no longer delayed."""
         arrivals = self._arrivals
         while arrivals:
             offset = arrivals[0]
@@ -95,8 +95,7 @@ class FifoCursor(LeaseCursor):
                 self._join(_key_of(entry.group, offset))
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
-        """Take records of one group, oldest first. Return False if the event's size limit ended
-        this."""
+        """Pick records of one group, oldest first. Return False if the event is full."""
         for offset in self._groups[key]:
             if len(selection.picked) == selection.take:
                 break
@@ -119,8 +118,6 @@ class FifoCursor(LeaseCursor):
         return True
 
     def _pass_to(self, selection: Selection, last: int) -> int:
-        """Move the head after ``last``. Records of the window before it that were not picked are
-        skipped."""
         window = self._window
         picked = {offset for offset, record in selection.picked if record is not None}
         while window and window[0].offset <= last:
@@ -136,7 +133,6 @@ class FifoCursor(LeaseCursor):
         return last + 1
 
     def _is_locked(self, now_ms: int) -> bool:
-        """Return whether to read beyond the window because all of its records are locked."""
         if self._backlog <= len(self._window) or not self._may_skip:
             return False
         if not self._window:
@@ -169,8 +165,6 @@ class FifoCursor(LeaseCursor):
         return None
 
     def _line_up(self, key: GroupKey) -> None:
-        """Add a group to the line, or to the arrivals if its first record was never leased or
-        skipped."""
         front = self._front(key)
         if front is None:
             return

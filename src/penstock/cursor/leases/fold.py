@@ -169,7 +169,6 @@ class LeaseState:
         heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Add entries for the records that no earlier lease has examined."""
         table = self._table
         head = self.head
         fresh = [o for o in event.offsets if o >= head and o not in table]
@@ -251,7 +250,7 @@ class LeaseState:
 
     @property
     def unseen(self) -> int:
-        """Number of messages from the head on, including acked ones."""
+        """Number of messages that no lease has examined, including acked ones."""
         return self._appended_count - self._passed_count
 
     def _forget_acked_ahead(self) -> None:
@@ -292,7 +291,6 @@ class LeaseState:
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
-        """Rebuild the heap of deadlines without stale ones."""
         timed = (LEASED, DELAYED)
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)
@@ -410,7 +408,6 @@ class LeaseState:
         )
 
     def _lacks(self, count: int, is_dry: bool) -> bool:
-        """Return whether the window has fewer than ``count`` records although the log has more."""
         return (
             len(self._window) < count
             and not is_dry
@@ -421,8 +418,8 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records, read from ``scan_from`` on, to the window until it is full. ``next_offset``
-        is the offset after the last record."""
+        """Add records to the read-ahead window until it is full. ``next_offset`` follows the last
+        record."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:
@@ -449,11 +446,10 @@ class LeaseState:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether the limit of skipped records in memory allows to skip another record."""
+        """Whether another record may be skipped, within the limit of skipped records in memory."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:
-        """Remove the first record of the window, because the head moves past it."""
         self._window.popleft()
         self._window_bytes -= size_of(record)
         selection.passed += 1

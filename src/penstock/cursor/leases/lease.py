@@ -83,9 +83,9 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records. If the outcome has ``needs_feed``, call ``feed``, even
-        without records, and then ``lease`` again. FIFO queues only: ``queue_delay_ms``,
-        ``attempt_id``."""
+        """Lease up to ``count`` records. If the outcome has ``needs_feed``, the caller must call
+        ``feed``, even with no records, and then ``lease`` again. Only FIFO queues use
+        ``queue_delay_ms`` and ``attempt_id``."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -120,7 +120,6 @@ class LeaseCursor(LeaseState):
         )
 
     def _consider(self, selection: Selection, offset: int, entry: Entry) -> bool:
-        """Pick, expire or hold as dead letter one entry. Return False if the event is full."""
         if entry.sent_at_ms <= selection.bound_ms:
             if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
                 return False
@@ -143,8 +142,6 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> tuple[LeaseEvent | None, tuple[Pick, ...], tuple[Pick, ...]]:
-        """Create and apply the event of a selection. Return the event, the picked and the dead
-        records."""
         picked = selection.picked
         if not (picked or selection.passed or selection.held or selection.expired):
             return None, (), ()
@@ -164,8 +161,8 @@ class LeaseCursor(LeaseState):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """Return the records of an earlier attempt, whose lease starts again, or None if any of
-        them was acked, extended or released, or its lease ended."""
+        """Lease the records of an earlier attempt again. Return None if any of them was acked,
+        extended or released, or if its lease ended."""
         attempt = self._attempts.find(attempt_id, now_ms=now_ms)
         if attempt is None:
             return None
@@ -229,9 +226,9 @@ class LeaseCursor(LeaseState):
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
-        """Change the visibility timeout; zero releases. Each result is None, NotLeased (the record
-        is gone, or with ``is_strict`` its lease has ended), InvalidRequest (longer than twelve
-        hours in total), or ExpiredReceipt (FIFO)."""
+        """Change the visibility timeout; zero makes a record visible at once. Each result is None,
+        NotLeased (the record is gone, or with ``is_strict`` its lease has ended), InvalidRequest
+        (longer than twelve hours in total), or ExpiredReceipt (FIFO)."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
@@ -299,7 +296,6 @@ class LeaseCursor(LeaseState):
         return Outcome(len(old) + selection.fresh_expired, tuple(events), unlocked_ms)
 
     def _pass_expired(self, selection: Selection) -> int:
-        """Drop expired records at the front of the window and return the new head."""
         window, head = self._window, self.head
         while window and self._retention_base(window[0]) <= selection.bound_ms:
             record = window[0]
@@ -335,7 +331,7 @@ class LeaseCursor(LeaseState):
         return None
 
     def low_offset(self) -> int:
-        """Return the lowest offset that is still needed."""
+        """Return the lowest offset of a record that is not gone."""
         return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:

@@ -12,7 +12,7 @@ from penstock.cursor.leases.parts import DELAYED, LEASED, Entry
 from penstock.cursor.leases.redrive import is_dead
 from penstock.model.topic import GroupLock, Obstacles, worst_locks
 
-AT_ONCE: Final = 500  # entries: about half a millisecond
+AT_ONCE: Final = 500  # records counted between two yields, about half a millisecond
 
 ObstacleSearch = Generator[None, None, Obstacles]
 

@@ -107,7 +107,8 @@ class DelayBuckets:
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
-        self._buckets: dict[int, tuple[int, int]] = {}  # second → count, newest monotonic time
+        # second → number of records, and the latest of their due (or append) times
+        self._buckets: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)

@@ -152,8 +152,7 @@ class StandardCursor(LeaseCursor):
                     heappush(self._ready, each)
 
     def _take_again(self, selection: Selection) -> bool:
-        """Take records that became available again. Return True if the event's size limit ended
-        this."""
+        """Pick records that became available again. Return True if the event is full."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -195,9 +194,9 @@ class StandardCursor(LeaseCursor):
         return head
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
-        """Take the first record out of the window. Return its entry, which is TAKEN if the record
-        can be leased. Return None if the record would have to be skipped and too many already
-        are."""
+        """Take the first record out of the window. Return its entry, in state TAKEN if it can be
+        leased, or None if it would have to be skipped but the limit of skipped records is
+        reached."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -219,8 +218,8 @@ class StandardCursor(LeaseCursor):
         return entry
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
-        """Take records of quiet groups in the usual order, then of noisy groups. Return the new
-        head, and whether the event's size limit ended this."""
+        """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
+        head (the first offset not examined), and whether the event is full."""
         fair = self._fair
         noisy = set(fair.noisy_groups(self._in_flight))
         picked, take = selection.picked, selection.take

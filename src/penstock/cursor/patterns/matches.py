@@ -25,7 +25,7 @@ PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 class _Row(msgspec.Struct):
     upto: int = 0  # number of the tenant's names that the pattern was matched against
     found: set[str] = set()
-    as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
+    as_set: frozenset[str] | None = None  # copy of ``found``, or None if out of date
 
 
 class Matches:
@@ -117,7 +117,6 @@ class Matches:
             self._renumber()
 
     def _renumber(self) -> None:
-        """Drop the names of deleted topics. Patterns that have not seen all names start again."""
         count, self._names = len(self._names), list(self._known)
         for row in self._rows.values():
             row.upto = len(self._names) if row.upto == count else 0
@@ -144,7 +143,7 @@ class TopicVisibility(NamedTuple):
     """Which topics a member may see at the time of its request."""
 
     version: int  # changes whenever a result of ``may_see`` may change
-    may_see: Callable[[str], bool]  # a topic, by its name
+    may_see: Callable[[str], bool]  # called with the name of a topic
 
 
 class _Found(NamedTuple):

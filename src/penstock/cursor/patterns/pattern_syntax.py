@@ -137,7 +137,6 @@ class Syntax:
         return int(low), None if is_open else int(high)
 
     def _item(self, items: list[Node]) -> None:
-        """Read one item that is not a repetition. Flags add no node, a quotation adds several."""
         mark = self._next()
         flags = self._flags
         if mark == "(":
@@ -278,8 +277,8 @@ class Syntax:
         return self._escape() if mark == "\\" else mark
 
     def _class_escape(self) -> Test | None:
-        """Read the character class after a backslash, such as ``d``, ``pL`` or ``p{Greek}``; None
-        if there is none."""
+        """Read the class after a backslash, such as ``d`` or ``p{Greek}``. None if there is
+        none."""
         mark = self._peek()
         lower = mark.lower()
         if lower == "p":

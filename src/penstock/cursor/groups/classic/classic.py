@@ -117,7 +117,8 @@ class ClassicGroup(Rebalance):
         member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
-        """Replace a static member that returned without its member id, which is then fenced."""
+        """Replace a static member that returned without its old member id, which is then
+        rejected."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)
@@ -265,8 +266,7 @@ _LENGTH_BYTES = 2
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topic names in a consumer's metadata, or None if it is not that of a plain
-    consumer."""
+    """Return the topic names in a consumer's metadata, or None if the bytes have another format."""
     if len(metadata) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(metadata)

@@ -90,7 +90,7 @@ class _Assignment:
         self.members = members
         self.active: dict[str, set[Task]] = {member.member_id: set() for member in members}
         self.standby: dict[str, set[Task]] = {member.member_id: set() for member in members}
-        self.processes: dict[str, list[tuple[int, str]]] = {}  # heap: tasks of a member, its id
+        self.processes: dict[str, list[tuple[int, str]]] = {}  # heap of (number of tasks, member)
         self._process_of = {member.member_id: member.process_id for member in members}
         self._counts = dict.fromkeys(self.active, 0)  # number of tasks of each member
         self._sizes: dict[str, int] = {}  # number of members of each process
@@ -158,7 +158,6 @@ class _Assignment:
         return False
 
     def _spread(self, tasks: Sequence[Task]) -> None:
-        """Assign one more task to each member, least loaded processes first."""
         room: dict[str, list[str]] = {}
         for member in reversed(self.members):
             if self._counts[member.member_id] == self._each:
