@@ -68,7 +68,7 @@ def unframed(data: bytes, magic: bytes, decoder: "msgspec.msgpack.Decoder[T]", n
     """Return the value of a framed snapshot. Raises Damaged if the bytes are not as ``framed`` made
     them."""
     if data[:4] != magic:
-        raise Damaged(name, 0, f"not a {name} of a known version")
+        raise Damaged(name, 0, f"the {name} has an unknown format version")
     body = data[8:]
     if zlib.crc32(body) != int.from_bytes(data[4:8], "big"):
         raise Damaged(name, 4, "checksum mismatch")

@@ -214,7 +214,7 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
-        """Abort and raise the epoch. If the producer itself requested this (``is_own``), it may
+        """Abort and raise the epoch. With ``is_own``, the producer asked for this and may
         continue."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,

@@ -1,7 +1,7 @@
-"""The state of the cluster as the manager sees it: live nodes, replicas, placement requests, and
-the partitions that must be checked because one of these has changed. The state may be out of date,
-which is safe: a decision is written only if everything it relies on is unchanged
-(``decisions.py``).
+"""The state of the cluster as the manager sees it: live nodes, rows (leader and replicas of each
+partition), placement requests, and the partitions to check because one of these has changed. The
+state may be out of date, which is safe: a decision is written only if everything it relies on is
+unchanged (``decisions.py``).
 
 The manager updates the state from watches of the metadata store. Operator commands and stopping
 nodes read the whole state once; unreadable entries are skipped and logged."""

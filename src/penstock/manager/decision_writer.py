@@ -1,10 +1,10 @@
 """The manager's calls: it writes decisions to the store, many per transaction and several
 transactions at a time, and asks nodes for the ends of their logs.
 
-Each transaction compares everything its decisions rely on, and that this node is still the manager.
-If one of its decisions is outdated, each is tried in its own transaction. If the outcome of a
-transaction is unknown, its rows are read again. To repeat a decision is safe, because the store
-rejects the second write. Codes such as R3 are rules in docs/replication.md."""
+A transaction succeeds only if everything its decisions rely on is unchanged and this node is still
+the manager. If one of its decisions is outdated, each is tried in its own transaction. If the
+outcome of a transaction is unknown, its rows are read again. To repeat a decision is safe, because
+the store rejects the second write (rules R2 and R3 of docs/replication.md)."""
 
 import asyncio
 import logging
@@ -195,9 +195,9 @@ class _Report(NamedTuple):
 
 
 class LogEndQueries:
-    """Requests to nodes for the ends of their logs, for partitions without a known intact replica
-    (R6). A reply is valid until the node restarts or the row changes. One request per node is in
-    progress at a time, for many partitions."""
+    """Requests to nodes for the ends of their logs, for partitions without a known intact replica.
+    A reply is valid until the node restarts or the row changes. One request per node is in progress
+    at a time, for many partitions."""
 
     def __init__(
         self, state: ClusterState, ask: AskStandings, *, on_reply: OnReply, ask_ms: int

@@ -1,9 +1,9 @@
-"""The cluster as known to one node: live nodes, partition rows and the feature level, kept in
-memory and updated by watches of the metadata store.
+"""The cluster as known to one node: live nodes, rows (leader and replicas of each partition) and
+the feature level, kept in memory and updated by watches of the metadata store.
 
-The view may be out of date. When a change is written (``propose``), the store compares the row's
-version and rejects the change if the row has changed. An older row never replaces a newer one in
-the view (R4). Codes such as R4 are rules in docs/replication.md."""
+The view may be out of date. When a change is written (``propose``), the store rejects it if the row
+has changed meanwhile. An older row never replaces a newer one in the view (rule R4 of
+docs/replication.md)."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -81,7 +81,7 @@ class LeaseClockConfig:
 
 class LeaseClock:
     """The lease of a node in the store, and the time until which the node may assume that it holds
-    the lease (R20).
+    the lease (rule R20 of docs/replication.md).
 
     The store counts from its reply, the node from before its request, so the node's time ends
     first. The node's clock continues while the machine sleeps, as the store's does. The node uses

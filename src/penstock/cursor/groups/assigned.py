@@ -1,5 +1,4 @@
-"""The common part of consumer groups and streams groups, whose coordinator assigns partitions (or
-tasks) to members.
+"""The common part of consumer and streams groups, whose coordinator assigns partitions or tasks.
 
 The state is rebuilt from the group's rows. No row may depend on an earlier row of another kind,
 because compaction may have removed that row. Members move towards the target assignment one by

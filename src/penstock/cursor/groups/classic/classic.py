@@ -1,5 +1,4 @@
-"""The classic group protocol: members join, one of them assigns partitions, all get their
-assignment.
+"""The classic group protocol: members join, one of them assigns partitions to all.
 
 A join gets its reply when all known members have joined again or the rebalance timeout is over, so
 all members of a generation start together. The coordinator does not parse the assignment. A member

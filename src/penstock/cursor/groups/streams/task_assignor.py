@@ -1,5 +1,4 @@
-"""The assignor of a streams group's tasks, which is sticky and spreads tasks evenly over the
-members.
+"""The sticky assignor of a streams group's tasks, which spreads tasks evenly over the members.
 
 An active task stays with the member that has it, unless that member has too many. Otherwise the
 task goes to a member of a process that has its state, as active or standby task, and only then to
