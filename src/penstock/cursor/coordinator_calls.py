@@ -46,8 +46,8 @@ class Coordinators(Protocol):
 
 class GroupCoordinators(Coordinators, Protocol):
     def share_settings(self, group_id: str) -> ShareSettings:
-        """Return the settings of a share group, or the defaults if the group does not exist. Below
-        feature level 3, other nodes than the group's coordinator return the defaults."""
+        """Return the settings of a share group, which need not exist yet. Below feature level 3,
+        only the group's coordinator knows them; other nodes return the defaults."""
         ...
 
     @property

@@ -1,8 +1,10 @@
-"""Numbers of groups, members and transactional ids that each tenant has at the coordinators.
+"""What each tenant uses at the coordinators: groups, group configs, offset bytes, transactional
+ids.
 
-A tenant's quota applies to the sum over the partitions that this node coordinates. Nodes do not
-exchange their sums, so a tenant gets at least its quota, and at most its quota from each node. An
-exact sum would need calls to other nodes before each new group."""
+A tenant's quota applies to the sum over the partitions that this node coordinates. In addition,
+each tenant may use only a part of the limit of each partition. Nodes do not exchange their sums, so
+a tenant gets at most its quota from each node. An exact sum would need calls to other nodes before
+each new group."""
 
 from collections.abc import Hashable
 from typing import Final
@@ -62,7 +64,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how many more the tenant may add. ``bound`` is the partition's limit for all
+        """Return how much more the tenant may add. ``bound`` is the partition's limit for all
         tenants."""
         most = self._node.most(account, quota)
         if most == NO_LIMIT:

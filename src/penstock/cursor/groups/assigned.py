@@ -77,7 +77,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class MemberState(IntEnum):
-    STABLE = 0  # the member has its target assignment
+    STABLE = 0  # the member has no partitions to give up or to wait for
     UNREVOKED = 1  # the member must give up partitions first
     UNRELEASED = 2  # the member waits for partitions that others have not given up yet
 

@@ -257,7 +257,7 @@ class LeaseCursor(LeaseState):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """Reset the cursor to an offset, after which there are ``backlog`` messages."""
+        """Reset the cursor to an offset. ``backlog`` is the number of messages from there on."""
         self._apply_start(event := StartEvent(offset, backlog))
         return Outcome(None, (event,))
 

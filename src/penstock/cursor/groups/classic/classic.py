@@ -86,8 +86,8 @@ class ClassicGroup(Rebalance):
             self._join_again(member, request, decision)
             self._maybe_complete_join(decision)
         elif has_changed or (is_stable and member_id == self.leader):
-            # A leader that joins a stable group again requests a new assignment, because the
-            # topics have changed.
+            # A leader that joins a stable group again requests a new assignment, for example
+            # because the topics have changed.
             self._join_again(member, request, decision)
             self._rebalance(decision)
         else:
