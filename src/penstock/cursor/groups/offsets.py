@@ -179,7 +179,8 @@ class Offsets:
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
     ) -> FetchReply:
-        """Return the committed offsets, or -1 for partitions without one. None fetches all."""
+        """Return committed offsets, -1 for partitions without one. If ``partitions`` is None,
+        return all."""
         if partitions is None:
             partitions = sorted(
                 self._committed.keys() | (self._unstable if requires_stable else ())

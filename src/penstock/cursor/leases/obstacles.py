@@ -92,8 +92,8 @@ def find_obstacles(
     fresh: Callable[[], Iterable[tuple[str | None, int]]],
     counter: ObstacleCounter,
 ) -> ObstacleSearch:
-    """Count the records in ``table``, then those of ``fresh``: the message group and the start of
-    the retention period of each record that was read ahead and is not delayed."""
+    """Count the records in ``table``, then the records that were read ahead and are not delayed,
+    for which ``fresh`` returns the message group and the start of the retention period."""
     following = iter(list(table))  # a copy, since the table may change at each yield
     while some := list(islice(following, AT_ONCE)):
         for offset in some:

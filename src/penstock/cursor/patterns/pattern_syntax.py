@@ -277,8 +277,7 @@ class Syntax:
         return self._escape() if mark == "\\" else mark
 
     def _class_escape(self) -> Test | None:
-        """Read the class after a backslash, such as ``d`` or ``p{Greek}``. None if there is
-        none."""
+        """Read a class after a backslash (``d``, ``p{Greek}``). Return None if there is none."""
         mark = self._peek()
         lower = mark.lower()
         if lower == "p":
