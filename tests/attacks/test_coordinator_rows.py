@@ -230,7 +230,7 @@ def test_one_node_names_the_row_and_serves_once_an_operator_has_skipped_it(serve
     show = ("coordinator", "show", GROUPS, str(partition), "-o", "table")
     table = run_as(server, ROOT, *show).out
     assert f"out of service: the row at offset {offset} is unreadable" in table
-    assert "row of unknown kind, key 6b" in table
+    assert "the row with key 6b has an unknown kind" in table
     done = run_as(server, ROOT, "coordinator", "skip", GROUPS, str(partition), str(offset))
     assert (done.code, done.json["unreadable"]) == (0, None)
     assert committed_by_all(server.kafka, **SASL) == expected(100)

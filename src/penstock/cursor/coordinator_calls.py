@@ -1,9 +1,8 @@
-"""The calls of the coordinators of groups and of transactions as values (as ``model/calls.py``).
+"""Requests to the coordinators of groups and of transactions, as values like ``model/calls.py``.
 
-Codes are Kafka's. Topics are named by their ids, so that a topic that is deleted and created again
-has no old offsets and transactions. Every call may return COORDINATOR_NOT_AVAILABLE: clients then
-look for the coordinator and retry. No call raises.
-"""
+Replies have Kafka's error codes; no call raises. Topics are identified by their ids, so a topic
+that is deleted and created again has no old offsets or transactions. Every call may return
+COORDINATOR_NOT_AVAILABLE; the client then looks up the coordinator and retries."""
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -35,7 +34,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class CoordinatorCall(msgspec.Struct, Generic[R_co], frozen=True):
-    """A request to a coordinator. ``R_co`` is the type of its reply."""
+    """A request to a coordinator, whose reply has the type ``R_co``."""
 
 
 Handlers = dict[type[CoordinatorCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]]
@@ -46,16 +45,14 @@ class Coordinators(Protocol):
 
 
 class GroupCoordinators(Coordinators, Protocol):
-    # Served from memory:
-
     def share_settings(self, group_id: str) -> ShareSettings:
-        """Return the settings of a share group, even if it does not exist. Below feature level 3
-        only the node that coordinates the group knows more than the defaults."""
+        """Return the settings of a share group, which need not exist yet. Below feature level 3,
+        only the group's coordinator knows them; other nodes return the defaults."""
         ...
 
     @property
     def has_stored_configs(self) -> bool:
-        """If not, only configs that older versions know can be set (``CONFIGS_OF_ROWS``)."""
+        """Whether all group configs can be set, not only those in ``CONFIGS_OF_ROWS``."""
         ...
 
 
@@ -67,7 +64,8 @@ class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
 
 
 class Join(GroupCall[JoinReply], frozen=True):
-    """After a cancelled call the member stays until its session timeout."""
+    """Join a classic group. If the call is cancelled, the member stays until its session
+    timeout."""
 
     request: JoinRequest
 
@@ -88,7 +86,7 @@ class Leave(GroupCall[LeaveReply], frozen=True):
 
 class BeatConsumer(GroupCall[ConsumerReply], frozen=True):
     request: ConsumerHeartbeat
-    # The topics that a pattern of the member may match. None: all of its tenant.
+    # The topics that the member's pattern may match; None for all topics of the tenant.
     visibility: TopicVisibility | None = None
 
 
@@ -97,33 +95,31 @@ class BeatShare(GroupCall[ShareReply], frozen=True):
 
 
 class BeatStreams(GroupCall[StreamsReply], frozen=True):
-    """Returns UNSUPPORTED_VERSION below feature level 5."""
+    """A heartbeat of a streams group member. Requires feature level 5."""
 
     request: StreamsHeartbeat
 
 
 class MakeShareGroup(GroupCall[Reply], frozen=True):
-    """Returns GROUP_ID_NOT_FOUND if there is a group of another kind."""
+    """Create a share group. Returns GROUP_ID_NOT_FOUND if a group of another kind has this id."""
 
 
 class ReadConfigs(GroupCall[tuple[ErrorCode, Mapping[str, str]]], frozen=True):
-    """Return the configs of a group, even if it does not exist."""
+    pass
 
 
 class ChangeConfigs(GroupCall[Reply], frozen=True):
-    """Set configs with checked values. None: back to the default."""
+    """Set configs of a group. The values are already checked; None restores the default."""
 
     changes: Mapping[str, str | None]
 
 
 class Commit(GroupCall[CommitReply], frozen=True):
-    """A code of the reply itself holds for all partitions of the request."""
-
     request: CommitRequest
 
 
 class CommitInTransaction(GroupCall[CommitReply], frozen=True):
-    """The caller has checked that the group is part of the transaction."""
+    """Commit offsets as part of a transaction that the group was already added to."""
 
     request: CommitRequest
     producer_id: int
@@ -131,7 +127,7 @@ class CommitInTransaction(GroupCall[CommitReply], frozen=True):
 
 
 class CompleteTransaction(GroupCall[Reply], frozen=True):
-    """End a transaction for this group and all others of the same coordinator. Idempotent."""
+    """End a transaction for this group and all other groups of its coordinator. Idempotent."""
 
     producer_id: int
     producer_epoch: int
@@ -139,9 +135,10 @@ class CompleteTransaction(GroupCall[Reply], frozen=True):
 
 
 class FetchOffsets(GroupCall[FetchReply], frozen=True):
-    """Return committed offsets. Waits some seconds for a coordinator that is moving or loading."""
+    """Return committed offsets, after waiting some seconds if the coordinator is moving or
+    loading."""
 
-    partitions: Sequence[TopicPartition] | None  # None: all that have a committed offset
+    partitions: Sequence[TopicPartition] | None  # None for all that have a committed offset
     requires_stable: bool = False
     member_id: str | None = None
     member_epoch: int = -1
@@ -165,7 +162,7 @@ class DeleteGroup(GroupCall[Reply], frozen=True):
 
 
 # ── Transactions ─────────────────────────────────────────────────────────────────────────────
-# A call for an id whose last transaction is still ending waits a moment before it returns
+# If the last transaction of an id is still ending, a call waits before it returns
 # CONCURRENT_TRANSACTIONS.
 
 
@@ -179,8 +176,8 @@ class ProducerCall(TransactionCall[R_co], Generic[R_co], frozen=True):
 
 
 class InitProducer(ProducerCall[TxnReply], frozen=True):
-    """Start a producer with this id: the earlier one is fenced and its open transaction aborted.
-    ``producer_id`` and ``producer_epoch``: of a producer that requests a higher epoch."""
+    """Start a producer with this transactional id. An earlier producer is fenced and its open
+    transaction is aborted. A client that only raises its epoch sends its producer id and epoch."""
 
     timeout_ms: int
 
@@ -194,24 +191,23 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Whether it is in the open transaction: NONE is valid until the next await."""
+    """Check that a partition is in the open transaction, which is certain until the next await."""
 
     partition: Place
 
 
 class CommitOffsets(ProducerCall[CommitReply], frozen=True):
-    """A code of the reply itself holds for all partitions of the request."""
-
     group_id: str
     request: CommitRequest
-    adds_group: bool  # the server adds the group to the transaction
+    adds_group: bool  # whether the server must add the group to the transaction first
 
 
 class EndTransaction(ProducerCall[TxnReply], frozen=True):
-    """Returns when the decision is durable; partitions get their markers after that."""
+    """Commit or abort. Returns when the decision is durable, before partitions get their
+    markers."""
 
     is_commit: bool
-    raises_epoch: bool  # the client continues with the id and the epoch of the reply
+    raises_epoch: bool  # the client continues with the producer id and epoch of the reply
 
 
 class DescribeTransaction(TransactionCall[tuple[ErrorCode, TxnValue | None]], frozen=True):

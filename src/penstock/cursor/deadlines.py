@@ -1,9 +1,8 @@
-"""Deadlines that mostly move later: one heap entry per name, corrected when it is due.
+"""Deadlines by name, for deadlines that are usually postponed, such as session timeouts.
 
-A heartbeat only writes a number into a dictionary. The heap keeps the old, earlier time; when that
-time comes and the name's deadline has moved, the entry is pushed again with the new time. So
-``next_ms`` may be too early, never too late.
-"""
+Postponing a deadline only changes a dictionary. The heap keeps the earlier time; when that time
+comes, the name is pushed again with its new deadline. So ``next_ms`` may be too early, but never
+too late."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
@@ -36,12 +35,12 @@ class Deadlines(Generic[Name]):
         self._heap.clear()
 
     def pop_due(self, now_ms: int) -> Name | None:
-        """Remove and return the name with the earliest deadline that has passed; None: no more."""
+        """Remove and return the name with the earliest deadline, or None if none has passed."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             queued_ms, _, name = heappop(heap)
             if self._queued_ms.get(name) != queued_ms:
-                continue  # replaced by an earlier entry of the same name
+                continue  # this heap entry is stale: the name has an earlier one
             del self._queued_ms[name]
             at_ms = self._at_ms.get(name)
             if at_ms is None:

@@ -1,11 +1,10 @@
-"""State of a partition's producers: detects duplicates, rejects gaps, tracks transactions.
+"""The producers of one partition: duplicate batches, gaps in sequence numbers, open transactions.
 
-The state comes from batch headers alone, so it replicates with the batches and a scan of headers
-rebuilds it (except for the time at which each producer was last seen). Only the record of a
-transaction marker is read: whether it commits or aborts. Sequences count records from 0 to 2^31 - 1
-and then restart at 0. A producer that was silent for a day is forgotten, and its next batch may
-have any sequence.
-"""
+The state is derived from batch headers, so followers and restarts rebuild it from the log, except
+the time at which each producer was last seen. Only transaction markers are decoded, to learn
+whether they commit or abort. Sequence numbers count records from 0 to 2^31 - 1 and then restart at
+0. A producer that was silent for a day is forgotten, and its next batch may have any sequence
+number."""
 
 from bisect import bisect_left
 from collections import deque
@@ -22,8 +21,8 @@ from penstock.wire.kafka.faults import ErrorCode
 
 BATCHES_KEPT = 5  # the maximum that a client may have in flight
 SEQUENCE_COUNT = 2**31
-PRODUCERS_MAX = 100_000  # per partition, about 100 MB at worst; evicts the longest silent
-ABORTED_MAX = 100_000  # per partition; if full, none may begin until cleaning
+PRODUCERS_MAX = 100_000  # per partition, at most 100 MB; the longest silent one is evicted
+ABORTED_MAX = 100_000  # per partition; if full, no transaction can begin until cleaning
 IDLE_MS_MAX = 24 * 3_600_000
 NO_OFFSET = -1
 _ENDED_MAX = 1_000  # ended transactions that the high watermark has not passed yet
@@ -32,11 +31,11 @@ _MAGIC = b"PPS1"
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """The batch may be appended."""
+    pass
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
-    """The batch is already in the log: repeat the first reply."""
+    """The batch is already in the log; the broker repeats the first reply."""
 
     base_offset: int
 
@@ -53,8 +52,8 @@ APPEND = Append()
 class Aborted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     producer_id: int
     first_offset: int
-    last_offset: int  # of the marker
-    # The first offset still open after the marker: all later aborts begin at or after it.
+    last_offset: int  # offset of the abort marker
+    # First offset of the oldest transaction still open then: later aborts do not begin before it.
     stable_offset: int
 
 
@@ -65,7 +64,7 @@ class _Producer(msgspec.Struct):
     epoch: int
     batches: deque[BatchRow] = msgspec.field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     seen_at_ms: int = 0
-    first_offset: int = NO_OFFSET  # of its open transaction
+    first_offset: int = NO_OFFSET  # first offset of the open transaction
     coordinator_epoch: int = -1
 
     @property
@@ -96,16 +95,18 @@ class Producers:
         self._producers_max = producers_max
         self._aborted_max = aborted_max
         self._producers: dict[int, _Producer] = {}  # longest silent first
-        self._open: dict[int, int] = {}  # first offset → producer; ascending, as appended
-        self._ended: deque[tuple[int, int]] = deque()  # (first, marker) above the high watermark
-        self._aborted: list[Aborted] = []  # by marker
-        self.next_offset = 0  # from which a scan must continue
+        self._open: dict[int, int] = {}  # open transactions: first offset → producer id, ascending
+        # (first offset, marker offset) of transactions whose marker is not committed yet
+        self._ended: deque[tuple[int, int]] = deque()
+        self._aborted: list[Aborted] = []  # sorted by the offset of the marker
+        self.next_offset = 0  # offset from which a scan of the log must continue
 
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._producers
 
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
-        """Return whether a client's batch may be appended. For markers: ``check_marker``."""
+        """Return whether a client's batch may be appended. Markers are checked by
+        ``check_marker``."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
@@ -142,8 +143,8 @@ class Producers:
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int
     ) -> ErrorCode:
-        """Return NONE or why a marker is rejected. Repeated markers are accepted: a coordinator
-        that does not know whether it wrote a marker writes it again. Older epochs are rejected."""
+        """Return NONE, or the error with which a marker is rejected. A repeated marker is accepted,
+        because a coordinator writes a marker again if it missed the reply."""
         producer = self._producers.get(producer_id)
         if producer is not None and producer_epoch < producer.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -152,7 +153,6 @@ class Producers:
         return ErrorCode.NONE
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return whether this transaction has a batch here: then it was verified before."""
         producer = self._producers.get(producer_id)
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
@@ -177,7 +177,6 @@ class Producers:
         return None if producer.seen_at_ms + IDLE_MS_MAX <= wall_ms else producer
 
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
-        """``at_ms``: wall clock of the append, or of the scan if that is unknown."""
         assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
         self.next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
@@ -209,7 +208,7 @@ class Producers:
         del self._open[first]
         self._ended.append((first, marker))
         if len(self._ended) > _ENDED_MAX:
-            # Merge the oldest two: the last stable offset then lags a little, but is never early.
+            # Merge the oldest two, which can only make the last stable offset too low.
             one, two = self._ended.popleft(), self._ended.popleft()
             self._ended.appendleft((min(one[0], two[0]), two[1]))
         if not is_commit:
@@ -228,7 +227,7 @@ class Producers:
         return producer
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset below which every transaction is decided and its marker committed."""
+        """Return the offset below which all transactions have a committed marker."""
         ended = self._ended
         while ended and ended[0][1] < high_watermark:
             ended.popleft()
@@ -237,7 +236,7 @@ class Producers:
         return min(first_open, first_ended, high_watermark)
 
     def aborted_between(self, start: int, end: int) -> list[Aborted]:
-        """Return aborted transactions that overlap [start, end), by first offset."""
+        """Return the aborted transactions that overlap [start, end), sorted by first offset."""
         found = []
         at = bisect_left(self._aborted, start, key=lambda aborted: aborted.last_offset)
         for aborted in self._aborted[at:]:
@@ -249,18 +248,19 @@ class Producers:
         return found
 
     def trim(self, start_offset: int) -> None:
-        """Forget transactions before ``start_offset``, where the log now begins."""
+        """Forget aborted transactions that ended before ``start_offset``, the new start of the
+        log."""
         at = bisect_left(self._aborted, start_offset, key=lambda aborted: aborted.last_offset)
         del self._aborted[:at]
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Forget aborted transactions that have no record in the log any more, given as producer,
-        first offset and marker. Their remaining batches and markers have no records to hide."""
+        """Forget the given aborted transactions (producer id, first offset, marker offset), whose
+        records compaction has removed from the log."""
         self._aborted = [each for each in self._aborted if astuple(each)[:3] not in gone]
 
     def expire(self, *, wall_ms: int) -> int:
-        """Forget producers silent for a day; return how many. A producer with an open transaction
-        stays: it holds the last stable offset back until its coordinator ends the transaction."""
+        """Forget the producers that were silent for a day and return their number. Producers with
+        an open transaction stay until their coordinator ends it."""
         ended_ms = wall_ms - IDLE_MS_MAX
         old = []
         for producer_id, producer in self._producers.items():
@@ -273,7 +273,7 @@ class Producers:
         return len(old)
 
     def snapshot(self, *, wall_ms: int) -> bytes:
-        """Encode the state. A snapshot only makes the next start faster: it may be deleted."""
+        """Encode the state. A snapshot only makes the next start faster and may be deleted."""
         rows = []
         for producer_id, p in self._producers.items():
             age_ms = max(0, wall_ms - p.seen_at_ms)
@@ -284,7 +284,7 @@ class Producers:
 
     @classmethod
     def restore(cls, data: bytes, *, wall_ms: int, **limits: int) -> "Producers":
-        """Decode a snapshot. Raises Damaged unless ``snapshot`` made these bytes."""
+        """Decode a snapshot. Raises Damaged if ``snapshot`` did not create these bytes."""
         value = unframed(data, _MAGIC, _decoder, "producer snapshot")
         self = cls(**limits)
         self.next_offset = value.next_offset
@@ -308,7 +308,7 @@ def _last_sequence(header: BatchHeader) -> int:
 
 
 def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused | None:
-    """Return None if the batch is the next. Distances are modulo the range, so a wrap is valid."""
+    """Return None if the batch has the next sequence number, which may wrap around to 0."""
     newest = batches[-1][1] if batches else -1
     if first == (newest + 1) % SEQUENCE_COUNT:
         return None
@@ -316,6 +316,6 @@ def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused 
         oldest = batches[0][0]
         distance = (oldest - 1 - last) % SEQUENCE_COUNT
         if distance < SEQUENCE_COUNT // 2:
-            # Appended too long ago to know its offset. Clients treat this code as success.
+            # The batch is a duplicate, but its offset is forgotten. Clients accept this code.
             return Refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
     return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -1,13 +1,12 @@
-"""Rows of a compacted internal topic: the newest value of each key is valid.
+"""Rows of a compacted internal topic, where the newest value of each key is valid.
 
     key    = kind u8 · MessagePack array of the key's fields
-    value  = version u8 (0) · MessagePack array of the value's fields, or no value: deleted
+    value  = version u8 (0) · MessagePack array of the value's fields, or null if deleted
 
-To change a layout: add fields at the end with a default (older rows decode, they are shorter). To
-change a meaning: raise the version and keep decoding the old one.
+To change a layout, add fields at the end with a default value, so that older rows still decode. To
+change the meaning of a field, raise the version and keep decoding the old one.
 
-A snapshot in a checkpoint has a frame: magic 4 B · CRC-32 of the rest 4 B · MessagePack.
-"""
+A snapshot has a frame: magic 4 B · CRC-32 of the rest 4 B · MessagePack."""
 
 import zlib
 from collections.abc import Mapping
@@ -31,7 +30,8 @@ class Row(NamedTuple):
 
 
 class RowCodec:
-    """``layouts``: kind number → the types of the key's fields, as a tuple, and of the value."""
+    """Encodes and decodes rows. ``layouts`` maps each kind to the types of its key and its
+    value."""
 
     def __init__(self, layouts: Mapping[int, tuple[Any, type[msgspec.Struct]]]) -> None:
         self._decoders = {
@@ -45,11 +45,11 @@ class RowCodec:
         return Row(encoded_key, None if value is None else _VERSION_BYTE + self._encode(value))
 
     def decode(self, key: bytes, value: bytes | None) -> tuple[int, KeyFields, Any]:
-        """Decode a row. Raises ValueError for an unknown kind or value: the topic is damaged or
-        newer than this program, and a guess could lose what a group has committed."""
+        """Decode a row. Raises ValueError if the row is damaged or was written by a newer version,
+        because a guess could lose committed offsets."""
         decoders = self._decoders.get(key[0]) if key else None
         if decoders is None:
-            raise ValueError(f"row of unknown kind, key {key[:16].hex()}")
+            raise ValueError(f"the row with key {key[:16].hex()} has an unknown kind")
         if value is not None and value[:1] != _VERSION_BYTE:
             raise ValueError(f"row of kind {key[0]} has version {value[:1].hex()}, not {_VERSION}")
         try:
@@ -65,9 +65,10 @@ def framed(magic: bytes, value: msgspec.Struct) -> bytes:
 
 
 def unframed(data: bytes, magic: bytes, decoder: "msgspec.msgpack.Decoder[T]", name: str) -> T:
-    """Return the value. Raises Damaged unless ``framed`` made exactly these bytes."""
+    """Return the value of a framed snapshot. Raises Damaged if the bytes are not as ``framed`` made
+    them."""
     if data[:4] != magic:
-        raise Damaged(name, 0, f"not a {name} of a known version")
+        raise Damaged(name, 0, f"the {name} has an unknown format version")
     body = data[8:]
     if zlib.crc32(body) != int.from_bytes(data[4:8], "big"):
         raise Damaged(name, 4, "checksum mismatch")

@@ -1,10 +1,10 @@
-"""Counts of what each tenant holds at the coordinators of groups and of transactions.
+"""What each tenant uses at the coordinators: groups, group configs, offset bytes, transactional
+ids.
 
-A quota is compared with the sum over the partitions that this node coordinates, a tenant's part of
-a partition's bound with that partition alone. Nodes of a cluster do not exchange their sums: a
-tenant is never refused below its quota, and gets at most its quota from each node. An exact sum
-would need calls to other nodes before each new group, and fail if one of them is down.
-"""
+A tenant's quota applies to the sum over the partitions that this node coordinates. In addition,
+each tenant may use only a part of the limit of each partition. Nodes do not exchange their sums, so
+a tenant gets at most its quota from each node. An exact sum would need calls to other nodes before
+each new group."""
 
 from collections.abc import Hashable
 from typing import Final
@@ -16,19 +16,16 @@ from penstock.model.quotas import NO_LIMIT, Quota, most_of
 
 class CoordinatorUsage:
     def __init__(self, identities: Identities | None, *, own_account: str) -> None:
-        """``identities`` None: no tenant has a quota."""
         self.own_account = own_account
         self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
         self._identities = identities
         self._partitions: dict[Hashable, PartitionUsage] = {}
 
     def start(self, key: Hashable) -> "PartitionUsage":
-        """Start counting from zero for a coordinator partition that is about to be read."""
         usage = self._partitions[key] = PartitionUsage(self)
         return usage
 
     def drop(self, key: Hashable) -> None:
-        """Forget a partition that is coordinated elsewhere, or has to be read again."""
         self._partitions.pop(key, None)
 
     def used(self, account: str, quota: Quota) -> int:
@@ -67,7 +64,8 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """``bound``: limit of this partition for all tenants together."""
+        """Return how much more the tenant may add. ``bound`` is the partition's limit for all
+        tenants."""
         most = self._node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT
@@ -75,7 +73,7 @@ class PartitionUsage:
         return max(0, min(most - self._node.used(account, quota), left_here))
 
     def may_add(self, scoped_id: str, quota: Quota, bound: int) -> bool:
-        """Return whether the tenant may hold one more; count a refusal."""
+        """Return whether the tenant may add one more. If not, count a rejection."""
         account = self.account_of(scoped_id)
         has_room = self.room(account, quota, bound=bound) > 0
         if not has_room:

@@ -1,19 +1,18 @@
-"""The transaction coordinator: the state of each transactional id.
+"""The transaction coordinator, which keeps the state of each transactional id.
 
-A transaction ends in two steps. The decision (Prepare…) is a row in the coordinator's log and is
-final for every later coordinator. Then each partition gets a marker, and when all are committed, a
-second row says so (Complete…). A coordinator that takes over writes the markers of all prepared
+A transaction ends in two steps. First the decision (Prepare…) is written to the coordinator's log
+and is then final. After that each partition gets a marker, and when all markers are committed, a
+second row is written (Complete…). A coordinator that takes over writes the markers of all prepared
 transactions again; a repeated marker changes nothing.
 
     Empty ──► Ongoing ──► PrepareCommit ──markers──► CompleteCommit ──► Ongoing
                  └──────► PrepareAbort  ──markers──► CompleteAbort  ──► Ongoing
 
-Epochs fence: InitProducerId, a timeout and, for clients of transaction version 2, every end of a
-transaction raise the epoch, and markers have the raised epoch. So a batch or an EndTxn that was
-delayed on the network never counts for the next transaction. Version 1 clients keep their epoch;
-for them partitions call ``verify`` before the first batch. Timeouts run on this node's clock. The
-wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients.
-"""
+InitProducerId, a timeout and, for clients of transaction version 2, every end of a transaction
+raise the producer epoch, and markers have the raised epoch. So a batch or an EndTxn request that
+was delayed on the network never counts for the next transaction. Version 1 clients keep their
+epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
+The wire protocol maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -31,7 +30,7 @@ TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 
 NO_PRODUCER = -1
 NO_EPOCH = -1
-EPOCH_MAX = 2**15 - 1  # clients get at most one less: the last one fences them
+EPOCH_MAX = 2**15 - 1  # only used to fence; clients get at most the epoch before it
 TIMEOUT_MS_MAX = 15 * 60_000
 ID_RETENTION_MS = 7 * 24 * 3_600_000
 IDS_MAX = 50_000  # per coordinator partition
@@ -68,13 +67,13 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     timeout_ms: int
     state: TxnState
     changed_at_ms: int  # wall clock
-    started_at_ms: int = -1  # wall clock, of the open transaction
+    started_at_ms: int = -1  # wall clock at the start of the open transaction
     partitions: tuple[TopicPartition, ...] = ()  # sorted
-    # The client's id and epoch before its last request that raised the epoch: a request with these
-    # is a retry after a lost reply. -1 once the client has been fenced.
+    # The producer id and epoch before the client's last request that raised the epoch. A request
+    # with these is a retry after a lost reply. -1 once the client has been fenced.
     last_producer_id: int = NO_PRODUCER
     last_epoch: int = NO_EPOCH
-    # The producer id to use after the markers of the last epoch are written.
+    # The client's new producer id, used once the markers of the old one are written.
     next_producer_id: int = NO_PRODUCER
 
     def moved(self, state: TxnState, wall_ms: int, **changes: Any) -> "TxnValue":
@@ -87,7 +86,8 @@ CODEC = RowCodec({_TXN: (tuple[str], TxnValue)})
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """The broker calls ``marked`` when it is committed, or the partition is gone."""
+    """A commit or abort marker to write to one partition. The broker calls ``Transactions.marked``
+    when the marker is committed or the partition no longer exists."""
 
     transactional_id: str
     topic_id: str
@@ -105,7 +105,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
-    """The reply and markers, to be sent when the rows and all rows before them are committed."""
+    """The result of a request. The reply and the markers are sent once the rows are committed."""
 
     reply: TxnReply = TxnReply()
     rows: tuple[Row, ...] = ()
@@ -117,11 +117,10 @@ class Transactions:
     def __init__(
         self, *, coordinator_epoch: int, ids_max: int = IDS_MAX, usage: PartitionUsage | None = None
     ) -> None:
-        """``usage`` has the tenants' counts for this coordinator, and their quotas."""
         self._usage = usage or PartitionUsage(NO_QUOTAS)
         self._coordinator_epoch = coordinator_epoch
         self._ids_max = ids_max
-        # The fold.
+        # Derived from the rows in the log.
         self._txns: dict[str, TxnValue] = {}
         # Local to this node.
         self._unmarked: dict[str, set[TopicPartition]] = {}
@@ -145,7 +144,7 @@ class Transactions:
             self._txns[transactional_id] = value
 
     def loaded(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
-        """Start timeouts and continue prepared transactions, once the whole log was read."""
+        """Start timeouts and resume prepared transactions, after the whole log was read."""
         for transactional_id, txn in list(self._txns.items()):
             if txn.state is TxnState.ONGOING:
                 self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
@@ -176,8 +175,9 @@ class Transactions:
         producer_epoch: int = NO_EPOCH,
         wall_ms: int,
     ) -> TxnOutcome:
-        """Assign producer id and epoch. ``fresh_producer_id``: an unused id, taken if a new one is
-        needed. ``producer_id``, ``producer_epoch``: of a client that only raises its epoch."""
+        """Assign a producer id and epoch. ``fresh_producer_id`` is an unused id, taken if a new one
+        is needed. A client that only raises its epoch passes its ``producer_id`` and
+        ``producer_epoch``."""
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
             return self._outcome(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
@@ -214,7 +214,8 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
-        """Abort with a new epoch, with which the producer may go on if it ``is_own`` request."""
+        """Abort and raise the epoch. With ``is_own``, the producer asked for this and may
+        continue."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,
             wall_ms,
@@ -236,8 +237,9 @@ class Transactions:
         now_ms: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """Add partitions: AddPartitionsToTxn; AddOffsetsToTxn, with the partition of the group's
-        coordinator; and produce requests and offset commits of version 2 clients."""
+        """Add partitions to the transaction, for AddPartitionsToTxn, for AddOffsetsToTxn (the
+        partition of the group's coordinator), and for produce requests and offset commits of
+        version 2 clients."""
         code, txn = self._find(transactional_id, producer_id, producer_epoch)
         if code:
             return self._outcome(code)
@@ -271,8 +273,9 @@ class Transactions:
         producer_epoch: int,
         partition: TopicPartition,
     ) -> ErrorCode:
-        """Return NONE if a version 1 client's batch belongs to an open transaction. Called before
-        the first batch in a partition: a late one must not open a transaction that never ends."""
+        """Return NONE if the partition is in the open transaction of a version 1 client. Called
+        before the first batch in a partition, so that a late batch cannot open a transaction that
+        never ends."""
         code, txn = self._find(transactional_id, producer_id, producer_epoch)
         if code:
             return code
@@ -286,7 +289,7 @@ class Transactions:
     ) -> tuple[ErrorCode, TxnValue]:
         txn = self._txns.get(transactional_id)
         if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
-            # The client has its next id; the markers under the old one are still being written.
+            # The client already uses its new id, while markers for the old one are being written.
             return ErrorCode.CONCURRENT_TRANSACTIONS, txn
         if txn is None or txn.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING, _UNKNOWN
@@ -305,7 +308,8 @@ class Transactions:
         fresh_producer_id: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """``raises_epoch``: EndTxn v5; the client continues with the id and epoch of the reply."""
+        """Commit or abort. With ``raises_epoch`` (EndTxn v5) the client continues with the producer
+        id and epoch of the reply."""
         txn = self._txns.get(transactional_id)
         if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
             return self._outcome(_ended_before(txn, is_commit))
@@ -315,7 +319,7 @@ class Transactions:
         if txn.state is not TxnState.ONGOING:
             if not raises_epoch:
                 return self._outcome(_ended_before(txn, is_commit))
-            # The client has the raised epoch: it ends its next transaction, which is empty.
+            # The client already has the raised epoch, so this ends its next, empty transaction.
             if txn.state in _PREPARED:
                 return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
             if is_commit:
@@ -354,7 +358,6 @@ class Transactions:
         ]
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
-        """Note that a marker is committed. Repeated or late confirmations change nothing."""
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)
@@ -386,7 +389,6 @@ class Transactions:
         return self._outcome(TxnReply())
 
     def expire(self, *, wall_ms: int) -> TxnOutcome:
-        """Forget ids that were idle for a week. For a periodic job."""
         bound_ms = wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
             if txn.state in _IDLE and txn.changed_at_ms < bound_ms:
@@ -408,7 +410,7 @@ def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
 
 
 def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
-    """Return the reply to an EndTxn without an open transaction, which may be a retry."""
+    """Return the reply to an EndTxn without an open transaction, which is probably a retry."""
     if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
         return TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
     if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):

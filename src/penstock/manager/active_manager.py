@@ -1,13 +1,12 @@
-"""The work of the node that manages the cluster: watch changes, decide, have decisions written.
+"""The work of the node that manages the cluster: it watches changes, decides, and writes decisions.
 
     rows, nodes         ┐                              ┌► due (one partition) ──┐
     placement requests  ├► state: partitions to check ─┤                        ├► decision writer
     topics              ┘                              └► plan (all partitions) ┘
 
-Nothing is polled. Each change of the cluster state marks the partitions to check. Placement looks
-at all partitions and is not urgent: it runs when nodes have settled, in a thread, for a small part
-of the time. A slow round over all partitions catches what was missed.
-"""
+The manager does not poll. Each change of the cluster state marks the partitions to check. Placement
+considers all partitions and is not urgent: it runs in a thread, when nodes have settled, and with
+long pauses. A slow round over all partitions finds changes that were missed."""
 
 import asyncio
 import logging
@@ -40,10 +39,10 @@ from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.replication.row import View
 
-KEYS_PER_TURN: Final = 5 * DECISIONS_PER_TXN_MAX  # checked before other tasks of the loop run
-KEYS_PER_SLICE: Final = 1_000  # noted for a plan before other tasks run: some milliseconds
+KEYS_PER_TURN: Final = 5 * DECISIONS_PER_TXN_MAX  # partitions checked before other tasks run
+KEYS_PER_SLICE: Final = 1_000  # partitions collected for a plan before other tasks run
 KEYS_PER_ROUND: Final = 5_000  # per part of the slow round over all partitions
-PLAN_SHARE: Final = 20  # after planning, a pause of this many times its duration
+PLAN_SHARE: Final = 20  # the pause after planning, as a multiple of the time that planning took
 
 UNREADABLE: Final = PlacementRequest(())
 
@@ -62,12 +61,12 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
 
 class Times(msgspec.Struct, frozen=True):
     settle_ms: int = 3_000  # time without node changes before partitions move
-    settle_ms_max: int = 30_000  # limit of the delay if nodes keep changing
-    plan_ms_min: int = 1_000  # between two plans
-    refused_ms: int = 250  # until a refused decision is checked again, unless its row changes
-    failed_ms: int = 1_000  # until the next check after the store or a node failed
+    settle_ms_max: int = 30_000  # limit of that time if nodes keep changing
+    plan_ms_min: int = 1_000  # minimum time between two plans
+    refused_ms: int = 250  # time until a rejected decision is checked again
+    failed_ms: int = 1_000  # time until the next check after the store or a node failed
     ask_ms: int = 5_000
-    round_ms: int = 10_000  # between two parts of the slow round
+    round_ms: int = 10_000  # time between two parts of the slow round
 
 
 class Catalog(Topics, Protocol):
@@ -90,7 +89,7 @@ class ActiveManager:
     ) -> None:
         self.state = ClusterState()
         self.began_ms = clock.mono_ms()
-        self.passes = 0  # checks of due partitions
+        self.passes = 0  # number of checks of due partitions
         self.leaderless: set[PartitionKey] = set()  # as of the last check of each partition
         self._view = view
         self._catalog = catalog
@@ -114,7 +113,7 @@ class ActiveManager:
         # Decisions in progress, by partition: the revision that must be seen before the partition
         # is checked again, or 0 until the store has replied.
         self._sent: dict[PartitionKey, int] = {}
-        self._sent_before: dict[PartitionKey, int] = {}  # at the last slow round
+        self._sent_before: dict[PartitionKey, int] = {}  # ``_sent`` at the last slow round
         self._refused = _Later(self._look_again, times.refused_ms)
         self._failed = _Later(self._look_again, times.failed_ms)
         self._wake = asyncio.Event()
@@ -129,7 +128,7 @@ class ActiveManager:
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Manage until deposed. Raises the errors of the store at the start."""
+        """Manage the cluster until another node does. Raises errors of the store at the start."""
         try:
             await self._drains.start()
             await self._places.start()
@@ -152,7 +151,8 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load the state, nodes first: without them all partitions would look leaderless."""
+        """Load the state, nodes first, because without nodes all partitions would look
+        leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))
@@ -179,7 +179,7 @@ class ActiveManager:
         del self._round[-KEYS_PER_ROUND:]
         for key, revision in self._sent_before.items():
             if revision and self._sent.get(key) == revision:
-                del self._sent[key]  # the watch will not report it any more
+                del self._sent[key]  # the watch has missed this revision
                 self.state.mark((key,))
         self._sent_before = dict(self._sent)
 
@@ -207,7 +207,6 @@ class ActiveManager:
         self._wake.set()
 
     def saw_topic(self, before: Topic | None, after: Topic | None) -> None:
-        """Called also for a tombstone, as ``before``."""
         topic = after or before
         if topic is not None:
             self.state.mark(stored.partitions_of(topic))
@@ -215,7 +214,6 @@ class ActiveManager:
             self._wake.set()
 
     def saw_policy(self) -> None:
-        """Check all partitions: each may need other settings."""
         self._look_again(self.state.rows)
 
     def _on_drain_change(self, path: str, _before: bool | None, after: bool | None) -> None:
@@ -285,7 +283,7 @@ class ActiveManager:
             self._done(decision, revision)
         elif revision:
             self._await(decision, revision)
-            self.state.mark((key,))  # the watch may have reported it already
+            self.state.mark((key,))  # the watch may have reported the revision already
         else:
             self.state.land(key)
             self.state.is_plan_old = True
@@ -308,7 +306,6 @@ class ActiveManager:
         self.state.mark((key,))
 
     def _await(self, decision: Decision, revision: int) -> None:
-        """Check the partition again only when the watch has reported this revision."""
         view = self.state.rows.get(decision.key)
         if view is None:
             is_seen = decision.kind is not DecisionKind.CREATED
@@ -338,7 +335,7 @@ class ActiveManager:
         policy, state = self._policy, self.state
         begun_ms = self._clock.mono_ms()
         now = await self._situation()
-        # In a thread, because it may take longer than clients of this node should wait.
+        # Use a thread, because planning may take longer than clients of this node should wait.
         planned = await asyncio.to_thread(deciding.targets, now)
         await self._writer.room()
         decisions = deciding.beginnings(state, now, planned, policy)
@@ -351,7 +348,7 @@ class ActiveManager:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> deciding.Situation:
-        """In parts: a million partitions take longer than the lease of this node."""
+        """Return the input of a plan, collected in parts so that other tasks can run meanwhile."""
         state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):
@@ -361,7 +358,6 @@ class ActiveManager:
         return deciding.Situation(partitions, list(state.hosts), state.draining, self._policy)
 
     def _log_decisions(self) -> None:
-        """Log one line for all decisions since the last one, once none is in progress."""
         if not self._sent and self._logged_counts != self._counts:
             new = self._counts - self._logged_counts
             self._logged_counts = Counter(self._counts)
@@ -370,8 +366,6 @@ class ActiveManager:
 
 
 class _Later:
-    """Partitions to be checked again after a delay, all with one timer."""
-
     def __init__(self, look: Callable[[Iterable[PartitionKey]], None], delay_ms: int) -> None:
         self._look = look
         self._delay_seconds = delay_ms / 1_000

@@ -1,11 +1,10 @@
-"""The state of the cluster as the manager sees it: live nodes, replicas, placement requests, and
-the partitions that must be checked because one of these has changed. It may be out of date. That is
-safe: a decision is written only if everything it relies on is unchanged (``decisions.py``).
+"""The state of the cluster as the manager sees it: live nodes, rows (leader and replicas of each
+partition), placement requests, and the partitions to check because one of these has changed. The
+state may be out of date, which is safe: a decision is written only if everything it relies on is
+unchanged (``decisions.py``).
 
-The manager fills it as it watches the store. Other callers (a command of an operator, a node that
-is about to stop) read all of it once; unreadable entries are left out and logged, so that one bad
-entry does not hide the others.
-"""
+The manager updates the state from watches of the metadata store. Operator commands and stopping
+nodes read the whole state once; unreadable entries are skipped and logged."""
 
 import asyncio
 import logging
@@ -49,13 +48,13 @@ class ClusterState:
         self.requests: dict[PartitionKey, Requested] = {}
         self.loads = Loads()
         # Dictionaries serve as ordered sets:
-        self.behind: dict[PartitionKey, None] = {}  # some replica is not in sync or not intact
+        self.behind: dict[PartitionKey, None] = {}  # partitions with a replica not in sync
         self.unpreferred: dict[PartitionKey, None] = {}  # the leader is not the first replica
         self.waiting: dict[PartitionKey, None] = {}  # not created because no node is available
-        self.due: dict[PartitionKey, None] = {}  # to be checked
+        self.due: dict[PartitionKey, None] = {}  # partitions to check
         self.is_plan_old = True  # whether anything has changed that placement depends on
-        self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
-        self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
+        self._on: dict[int, dict[PartitionKey, None]] = {}  # partitions by node
+        self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # new rows that are being written
 
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
         before, old_incarnations = self.nodes, self.incarnations
@@ -81,7 +80,7 @@ class ClusterState:
         ]
         willing = [host for host in self.hosts if host.is_open]
         staying = [host for host in self.hosts if host.node not in self.draining]
-        # A partition on a node that is about to stop is better than none.
+        # If no other nodes are available, create partitions on nodes that are about to stop.
         self.hosts_for_new = willing or staying or self.hosts
 
     def _see_node(self, node: int) -> None:
@@ -132,7 +131,7 @@ class ClusterState:
         self.due.update(dict.fromkeys(keys))
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
-        """A row that is being written counts as load for the next new row."""
+        """Count a row that is being written as load, so that the next new row goes elsewhere."""
         self.land(key)
         self._coming[key] = replicas
         self.loads.add(key.topic_id, replicas)
@@ -211,7 +210,7 @@ def arrange(
 
 
 async def read_cluster_state(store: Store) -> ClusterState:
-    """Read everything. Rows are decoded in a thread: they may be a million."""
+    """Read the whole state. Rows are decoded in a thread, because there may be a million."""
     nodes, incarnations = await read_nodes(store)
     requests = await read_requests(store)
     entries, revision = await store.list(stored.PARTITIONS_PREFIX)

@@ -1,11 +1,10 @@
-"""What the manager writes and asks: decisions are written to the store, many per transaction and
-several transactions at a time; nodes report the ends of their logs.
+"""The manager's calls: it writes decisions to the store, many per transaction and several
+transactions at a time, and asks nodes for the ends of their logs.
 
-Each transaction compares everything its decisions rely on, and that this node is still the manager
-(R3). If one of its decisions no longer holds, none is written; then each is tried in its own
-transaction. If the outcome of a transaction is unknown, its rows are read again: only the rows
-count (R2). To repeat a decision is safe, because the second write is refused.
-"""
+A transaction succeeds only if everything its decisions rely on is unchanged and this node is still
+the manager. If one of its decisions is outdated, each is tried in its own transaction. If the
+outcome of a transaction is unknown, its rows are read again. To repeat a decision is safe, because
+the store rejects the second write (rules R2 and R3 of docs/replication.md)."""
 
 import asyncio
 import logging
@@ -25,7 +24,7 @@ from penstock.replication.row import View
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
 DECISIONS_PER_TXN_MAX: Final = 48
-TXNS_MAX: Final = 32  # in progress at a time
+TXNS_MAX: Final = 32  # transactions in progress at a time
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +43,7 @@ class End(Enum):
     FAILED = "failed"  # the store failed, or the outcome is unknown
 
 
-# Called with the outcome of a decision, and the revision in which its row is known to have changed
-# (0: not known to have changed).
+# Called with the outcome of a decision, and the revision in which its row changed (0 if unknown).
 OnEnd = Callable[[Decision, End, int], None]
 
 
@@ -53,7 +51,6 @@ class DecisionWriter:
     def __init__(
         self, store: Store, *, manager_created: int, on_end: OnEnd, on_deposed: Callable[[], None]
     ) -> None:
-        """``manager_created``: the revision in which the manager's entry was created."""
         self._store = store
         self._manager_created = manager_created
         self._on_end = on_end
@@ -72,7 +69,7 @@ class DecisionWriter:
             self._start(some)
 
     async def stop(self) -> None:
-        """Cancel transactions in progress; the next manager sees their outcome in the rows."""
+        """Cancel the transactions in progress. The next manager sees their outcome in the rows."""
         await cancelled(self._tasks)
 
     def _start(self, decisions: Sequence[Decision]) -> None:
@@ -166,7 +163,7 @@ class DecisionWriter:
 
 
 def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
-    """Group decisions by transaction size, with no contradictions within a group."""
+    """Split decisions into transactions, with consistent comparisons within each."""
     some: list[Decision] = []
     created: dict[int, int] = {}
     for decision in decisions:
@@ -193,19 +190,18 @@ OnReply = Callable[[Sequence[PartitionKey], bool], None]
 
 class _Report(NamedTuple):
     incarnation: int
-    version: int  # of the row
+    version: int  # version of the partition's row
     standing: Standing
 
 
 class LogEndQueries:
-    """Requests to nodes for the ends of their logs, for partitions without a known intact replica
-    (R6). A reply is valid while the node is not restarted and the row does not change. One request
-    per node is in progress at a time, for many partitions at once."""
+    """Requests to nodes for the ends of their logs, for partitions without a known intact replica.
+    A reply is valid until the node restarts or the row changes. One request per node is in progress
+    at a time, for many partitions."""
 
     def __init__(
         self, state: ClusterState, ask: AskStandings, *, on_reply: OnReply, ask_ms: int
     ) -> None:
-        """``on_reply`` gets partitions to check again, and True to check them at once."""
         self._state = state
         self._ask = ask
         self._on_reply = on_reply
@@ -215,7 +211,6 @@ class LogEndQueries:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def standings(self, key: PartitionKey, view: View) -> Mapping[int, Standing]:
-        """Return the replies for this partition that are still valid."""
         return {
             node: report.standing
             for node, report in self._reports.get(key, {}).items()
@@ -238,7 +233,7 @@ class LogEndQueries:
 
     async def _ask_all(self, node: int) -> None:
         try:
-            await asyncio.sleep(0)  # include all partitions requested in this turn of the loop
+            await asyncio.sleep(0)  # wait for other requests for the same node
             while wanted := self._wanted.pop(node, None):
                 keys = list(islice(wanted, KEYS_PER_QUERY_MAX))
                 if len(wanted) > len(keys):
@@ -248,7 +243,7 @@ class LogEndQueries:
             del self._tasks[node]
 
     async def _ask_some(self, node: int, keys: Sequence[PartitionKey]) -> None:
-        # Read before the request: a reply from a later incarnation is not valid for this one.
+        # Read before the request, because the node may restart before it replies.
         incarnation = self._state.incarnations.get(node)
         versions = {key: view.version for key in keys if (view := self._state.rows.get(key))}
         if incarnation is None:

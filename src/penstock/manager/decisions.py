@@ -1,16 +1,15 @@
 """The next decision for one partition: create it, elect a leader, finish a move, delete its row.
-Pure, and per partition: a node failure costs work only for the partitions that the node led.
 
 Each decision names everything it relies on: versions of the row and of a placement request, and
-registrations of nodes. The store writes it only if these are unchanged. So stale knowledge is safe,
-and so are several nodes that all act as manager (R1, R3). A replica that may lack committed records
-never becomes leader, except by a request of an operator (``operator_requests.py``).
+registrations of nodes. The store writes the decision only if these are unchanged, so outdated
+knowledge and several nodes that act as manager do no harm (R1, R3 in docs/replication.md). A
+replica that may lack committed records never becomes leader, except by a request of an operator
+(``operator_requests.py``).
 
 Decisions about the whole cluster follow, with limits on simultaneous changes. A move that has begun
-is in the store, as a placement request beside the row: the next manager continues it. Requests of
-operators and moves planned here are handled alike. Planning takes time proportional to the size of
-the cluster, so it can run in a thread, with ``Situation`` as its input.
-"""
+is in the store, as a placement request next to the row, so the next manager continues it. Requests
+of operators and moves planned here are treated alike. Planning takes time proportional to the size
+of the cluster, so it can run in a thread, with ``Situation`` as its input."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,20 +35,20 @@ class Policy(msgspec.Struct):
 
     replication_factor: int = 3
     in_sync_min: int = 2
-    topics_in_sync_min: int | None = None  # for topics that are not internal; None: as in_sync_min
-    is_balancing: bool = True  # move partitions to new nodes, and return leaders to preferred nodes
+    topics_in_sync_min: int | None = None  # ``in_sync_min`` of topics that are not internal
+    is_balancing: bool = True  # whether to move partitions and leaders for balance
     moves_max: int = 16  # moves at a time, in the whole cluster
     moves_per_pair_max: int = 1  # moves from one node to one other node
     # Missing replicas are a risk, so repairs may use more of the network than moves.
     repairs_per_pair_max: int = 8
-    # A change of leader delays its clients briefly: do not change all at once for balance alone.
+    # A change of leader delays clients briefly, so not all leaders change at once for balance.
     leader_changes_max: int = 50
 
 
 class DecisionKind(StrEnum):
     CREATED = "created"
-    ELECTED = "elected"  # the leader was gone
-    RECOVERED = "recovered"  # no intact in-sync replica; the longest log leads
+    ELECTED = "elected"  # the old leader was gone
+    RECOVERED = "recovered"  # no in-sync replica was intact; the longest log leads
     HANDED_OVER = "handed_over"  # the leader is about to stop, or the partition moves
     PREFERRED = "preferred"  # the first replica leads again
     BEGUN = "begun"  # replicas were added
@@ -57,24 +56,24 @@ class DecisionKind(StrEnum):
     ORDERED = "ordered"  # same replicas, another one first
     SETTINGS = "settings"
     DELETED = "deleted"
-    FULFILLED = "fulfilled"  # a placement request is done or pointless
+    FULFILLED = "fulfilled"  # a placement request is done or not needed
 
 
 class Decision(NamedTuple):
-    """A change, and its conditions: the versions, and the registrations in ``change``."""
+    """A change of a partition, written only if the versions and registrations in it are current."""
 
     key: PartitionKey
     kind: DecisionKind
-    version: int  # of the row; 0: there is no row
-    change: Change | None = None  # None: the row is unchanged or deleted
+    version: int  # version of the row, 0 if there is no row
+    change: Change | None = None  # None if the row is unchanged or deleted
     is_row_dropped: bool = False
     request: tuple[int, ...] | None = None  # new placement request to write
     is_request_dropped: bool = False
-    request_version: int | None = None  # compared unless None; 0: there is no placement request
+    request_version: int | None = None  # compared unless None; 0 if there is no placement request
 
 
 class Ask(NamedTuple):
-    """Nodes that must report the end of their log before a decision is possible (R6)."""
+    """Nodes that must report the end of their log before a decision is possible."""
 
     key: PartitionKey
     nodes: tuple[int, ...]
@@ -105,14 +104,14 @@ def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
 def due(
     state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy, standings: Standings
 ) -> Decision | Ask | None:
-    """Return the next decision for this partition; None if nothing can be done now."""
+    """Return the next decision for this partition, or None if nothing can be done now."""
     view = state.rows.get(key)
     if topics.tombstone(key.topic_id) is not None:
         return _deletion(state, key, view)
     topic = topics.find_id(key.topic_id)
     if view is None:
         return _creation(state, key, topic, policy)
-    # A row without a topic or a tombstone means that the catalog lags: the row is kept.
+    # A row without a topic or a tombstone is kept, because the catalog may be out of date.
     return (
         _leader(state, key, view, standings)
         or _move(state, key, view)
@@ -173,7 +172,8 @@ def _leader(
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Prefer nodes that stay, and of a moving partition its future leader or replicas."""
+    """Elect a leader. Prefers nodes that do not stop and, if the partition moves, its future
+    replicas."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -189,7 +189,7 @@ def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | No
 def _recovery(
     state: ClusterState, key: PartitionKey, view: View, standings: Standings
 ) -> Decision | Ask | None:
-    """Elect the longest log. No intact replica is alive here, or it would have been elected."""
+    """Elect the longest log, because no intact replica is alive."""
     members = view.row.in_sync
     if not all(node in state.incarnations for node in members):
         return None
@@ -201,8 +201,8 @@ def _recovery(
 
 
 def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None:
-    """Return the next step of a move whose new replicas were added: once they are in sync, the
-    first of them leads if it can; then superfluous replicas and the request are removed (R23)."""
+    """Return the next step of a move whose new replicas were added. Once they are in sync, the
+    first of them becomes leader; then superfluous replicas and the request are removed."""
     request = state.requests.get(key)
     if request is None:
         return None
@@ -238,8 +238,8 @@ class Situation(NamedTuple):
 def placed(
     state: ClusterState, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
 ) -> dict[PartitionKey, Placed]:
-    """Return a part of a situation, for callers that cannot block for all of it. Rows may change
-    between two parts: moves that were planned with old rows do not begin (``beginnings``)."""
+    """Return the planner's view of some partitions. Rows may change before the rest is collected; a
+    move that was planned with an old row does not begin (``beginnings``)."""
     partitions = {}
     for key in keys:
         view = state.rows.get(key)
@@ -251,12 +251,12 @@ def placed(
 def _placed(
     state: ClusterState, key: PartitionKey, view: View, topics: Topics, policy: Policy
 ) -> Placed:
-    """Return the planner's view of a partition. A moving one counts as if it had arrived. One that
-    is not fully in sync is not moved for balance: copying it elsewhere would take longer."""
+    """Return the planner's view of a partition. A moving partition counts as if it had arrived. A
+    partition that is not fully in sync is not moved for balance."""
     row = view.row
     request = state.requests.get(key)
     if request is not None:
-        # A move to too few replicas could not end: then a replica is added.
+        # A move to fewer replicas than ``in_sync_min`` could not end, so a replica is added.
         count = max(len(request.replicas), row.in_sync_min)
         return Placed(request.replicas, count, is_fixed=True, has=frozenset(row.replicas))
     topic = topics.find_id(key.topic_id)
@@ -268,13 +268,13 @@ def _placed(
 
 
 def targets(now: Situation) -> Targets:
-    """Return where partitions should go, the necessary moves first."""
+    """Return the new replicas of partitions that should move, necessary moves first."""
     return plan(
         now.partitions,
         now.hosts,
         draining=now.draining,
         is_balancing=now.policy.is_balancing,
-        # More than may begin at once, because some of them will be blocked by limits.
+        # Plan more moves than may begin at once, because limits will block some of them.
         steps_max=4 * max(now.policy.moves_max, now.policy.leader_changes_max),
     )
 
@@ -308,7 +308,7 @@ def _toward(
     if not set(target) <= set(row.replicas):
         return _begin(state, key, view, target, room)
     if len(target) < len(row.replicas) or key in state.requests:
-        # All target replicas are there: the placement request removes the superfluous ones.
+        # All target replicas exist; the placement request removes the others.
         asked = _version(state, key)
         return Decision(
             key, DecisionKind.BEGUN, view.version, request=target, request_version=asked
@@ -322,7 +322,7 @@ def _toward(
 def _begin(
     state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Add the missing replicas, and write a placement request unless nothing else remains to do."""
+    """Add the missing replicas, and write a placement request if others must be removed later."""
     row = view.row
     if not state.is_led(row):
         return None
@@ -338,7 +338,7 @@ def _begin(
     request = state.requests.get(key)
     if set(change.row.replicas) == set(target) and request is None:
         return begun
-    # An equal request is not replaced: it may contain the original replicas.
+    # An equal request is not replaced, because it may contain the original replicas.
     is_same = request is not None and request.replicas == target
     asked = None if is_same else target
     return begun._replace(request_version=_version(state, key), request=asked)
@@ -357,7 +357,7 @@ class _Room:
         self._orders = 0
         for key in state.behind:
             row = state.rows[key].row
-            # A node that is not alive copies nothing, and must not use up the limit.
+            # A node that is not alive copies nothing, so it does not count.
             coming = [n for n in row.replicas if n not in row.whole and n in state.nodes]
             self._pairs.update((row.leader, node) for node in coming)
             if coming and key in state.requests:
@@ -380,14 +380,15 @@ class _Room:
 
 
 def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
-    """Return elections for partitions whose first replica could lead and does not."""
+    """Return decisions that elect the first replica of partitions where it could lead but does
+    not."""
     found: list[Decision] = []
     for key in state.unpreferred:
         if len(found) >= count_max:
             break
         view = state.rows[key]
         first = view.row.replicas[0]
-        # Moves end with an election, and leaderless partitions get a separate one.
+        # Moves end with an election, and ``due`` elects leaders of leaderless partitions.
         if first in state.avoided or key in state.requests or not state.is_led(view.row):
             continue
         change = election.elect(view, state.incarnations)

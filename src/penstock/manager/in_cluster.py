@@ -1,11 +1,10 @@
-"""The in-cluster manager: every node is a candidate, one of them manages at a time.
+"""The manager inside the cluster: every node is a candidate, and one of them manages at a time.
 
-A node becomes manager by writing the manager's entry while there is none. The entry depends on the
-lease of the node, so it disappears with the node, and the watch notifies the others. The entry
-guarantees nothing: two nodes may act as manager for a moment, so every change compares what it
-relies on (R3). For the same reason, a node that finds its own entry, written before a restart or in
-a call whose reply was lost, simply manages until the entry disappears.
-"""
+A node becomes manager by creating the manager's entry in the store. The entry depends on the lease
+of the node, so it disappears with the node, and the watch notifies the others. The entry guarantees
+nothing: two nodes may act as manager for a moment, so every change compares what it relies on (rule
+R3 of docs/replication.md). A node that finds its own entry, written before a restart or in a call
+whose reply was lost, manages until the entry disappears."""
 
 import asyncio
 import logging
@@ -30,7 +29,7 @@ from penstock.model.topic import Topic
 from penstock.replication.row import NO_NODE
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
-RETRY_SECONDS: Final = 1.0  # after an error of the store, or while this node has no lease
+RETRY_SECONDS: Final = 1.0  # delay after an error of the store, or while this node has no lease
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +60,8 @@ class Manager(PrefixWatch):
         times: Times | None = None,
         level: ClusterLevel | None = None,
     ) -> None:
-        """``lease`` returns the lease of this node's registration, 0 while it has none. ``view``,
-        ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
+        """Create a candidate. ``lease`` returns the lease of this node's registration, or 0.
+        ``view``, ``catalog`` and ``level`` must be started, and ``stop`` does not stop them."""
         super().__init__(store, stored.MANAGER_KEY)
         self._node = node
         self._lease = lease
@@ -79,7 +78,7 @@ class Manager(PrefixWatch):
             clock=clock,
             counts=self.counts,
         )
-        self.passes = 0  # checks of due partitions, in tenures that have ended
+        self.passes = 0  # number of checks of due partitions, in tenures that have ended
         self._holder: Holder | None = None
         self._managed: Holder | None = None  # the entry under which this node manages or managed
         self.active: ActiveManager | None = None  # None unless this node manages
@@ -93,12 +92,11 @@ class Manager(PrefixWatch):
         )
 
     async def start(self) -> None:
-        """Become a candidate. Raises the errors of the store."""
         await super().start()
         self._task = asyncio.create_task(self._stand(), name="manager")
 
     async def stop(self) -> None:
-        """Stop; if this node is the manager, another can take over at once."""
+        """Stop. If this node is the manager, another node can take over at once."""
         task, self._task = self._task, None
         await cancelled(filter(None, (task,)))
         await super().stop()
@@ -118,16 +116,15 @@ class Manager(PrefixWatch):
 
     @property
     def manager(self) -> int:
-        """The node that manages, as far as this node knows."""
         return NO_NODE if self._holder is None else self._holder.node
 
     @property
     def tenure_id(self) -> int:
-        """The revision in which that node became the manager; it increases with each manager."""
+        """The revision in which the current manager became the manager, which increases each
+        time."""
         return 0 if self._holder is None else self._holder.created
 
     def policy_changed(self) -> None:
-        """Called when the policy has been changed in place."""
         if self.active is not None:
             self.active.saw_policy()
 
@@ -146,11 +143,11 @@ class Manager(PrefixWatch):
                 # Another node may succeed where this one failed.
                 log.error("manager failed", exc_info=error)
                 await self._give_up()
-            # If the store did not reply, the watch reports nothing either: retry.
+            # If the store did not reply, the watch reports nothing either, so retry.
             await wait_for(self._changed, None if is_answered else RETRY_SECONDS)
 
     async def _try_to_hold(self) -> bool:
-        """Try to become manager. Returns whether there is a manager now."""
+        """Try to become manager. Return whether there is a manager now."""
         lease = self._lease()
         if not lease:
             return False
@@ -206,7 +203,7 @@ class Manager(PrefixWatch):
                 self._holder = None
             elif self._holder is None:
                 self._holder = Holder(_node(change.value), change.version)
-            else:  # rewritten by its holder
+            else:  # the manager rewrote its entry
                 self._holder = self._holder._replace(node=_node(change.value))
         self._tell()
 
@@ -217,7 +214,7 @@ class Manager(PrefixWatch):
 
 
 def _node(value: bytes) -> int:
-    """Return the node of the entry; an unreadable entry still counts as held."""
+    """Return the node in the manager's entry, or NO_NODE if the entry is unreadable."""
     try:
         return stored.decode_manager(stored.MANAGER_KEY, value).node
     except Damaged:
@@ -225,10 +222,9 @@ def _node(value: bytes) -> int:
 
 
 async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: int) -> None:
-    """Raise the feature level to the one that an operator requested. Once the request is in the
-    store, nodes that do not support it cannot register (``membership/cluster_level.py``), so one
-    check of the registered nodes is enough. If one of them does not, the request is removed. Levels
-    never go down. ``manager_created``: the revision in which the manager's entry was created."""
+    """Raise the feature level whenever an operator requests this. Once the request is in the store,
+    nodes that do not support the level cannot register (``ClusterLevel``), so one check of the
+    registered nodes is enough. If one of them does not support it, the request is removed."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:
@@ -241,7 +237,7 @@ async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: in
 
 
 async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) -> bool:
-    """Return whether there is nothing to do until the entry changes."""
+    """Raise the level if requested. Return False if this must be retried."""
     entry, version = level.entry, level.version
     if not entry.wanted:
         return True
@@ -255,7 +251,7 @@ async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) 
             puts=((stored.LEVEL_KEY, stored.encode_entry(raised)),),
         )
     except (VersionConflict, OutcomeUnknown):
-        return False  # the watch reports the new entry; retry in any case
+        return False
     except PenstockError as error:
         log.warning("feature level not raised yet", extra={"reason": str(error)})
         return False

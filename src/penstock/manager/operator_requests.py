@@ -1,10 +1,9 @@
-"""Requests of operators: drain a node, move a partition, elect preferred leaders, and, for one
-named partition at a time, elect a leader that may lack committed records.
+"""Requests of operators: drain a node, move a partition, elect preferred leaders, and elect a
+leader that may lack committed records (for one partition at a time).
 
 The first two are stored, and the manager performs them over time, across restarts. The last two
 change rows as the manager does: a change is written if the row is unchanged since it was read, and
-retried otherwise. Reassignments and elections are in Kafka's terms.
-"""
+retried otherwise."""
 
 import asyncio
 import contextlib
@@ -33,12 +32,12 @@ from penstock.replication.row import Change, PartitionRow, View
 
 T = TypeVar("T")
 
-TRIES_MAX: Final = 8  # attempts of a change that conflicts with others
+TRIES_MAX: Final = 8  # attempts to write a change that conflicts with others
 CHANGES_AT_ONCE: Final = 32
 
 
 class Reassignment(NamedTuple):
-    """A move in Kafka's terms: all replicas while it lasts, replicas added, replicas removed."""
+    """A move as Kafka describes it: all replicas during the move, those added and those removed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -46,7 +45,7 @@ class Reassignment(NamedTuple):
 
     @property
     def original(self) -> tuple[int, ...]:
-        """The replicas without those being added: where a cancelled move ends."""
+        """The replicas before the move, to which a cancelled move returns."""
         return tuple(node for node in self.replicas if node not in self.adding) or self.replicas
 
 
@@ -57,7 +56,7 @@ class Refused(Enum):
 
 def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
     """Return the move from the row's replicas to the requested ones. A request made by the manager
-    does not contain the original replicas: then a replica counts as new until it is in sync."""
+    does not contain the original replicas; then a replica counts as new until it is in sync."""
     wanted = frozenset(request.replicas)
     old = frozenset(request.before) or row.whole
     replicas = (*row.replicas, *(node for node in request.replicas if node not in row.replicas))
@@ -67,8 +66,8 @@ def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
 
 
 def cancelled(view: View, request: PlacementRequest) -> Change | None:
-    """Return the change that removes the replicas that a move has added. None if there are none, or
-    if they are needed: a new replica leads, or too few of the original ones are in sync."""
+    """Return the change that removes the replicas that a move has added. Returns None if there are
+    none, if one of them leads, or if too few of the original replicas are in sync."""
     row, original = view.row, reassignment(view.row, request).original
     kept = row.whole.intersection(original)
     if row.replicas == original or row.leader not in kept or len(kept) < row.in_sync_min:
@@ -83,7 +82,7 @@ def cancelled(view: View, request: PlacementRequest) -> Change | None:
 def preferred_leader(
     view: View, incarnations: Mapping[int, int], avoided: frozenset[int]
 ) -> Change | Refused:
-    """Return the election of the first replica. ``avoided``: nodes that stop or are drained."""
+    """Return the change that makes the first replica leader, unless its node is in ``avoided``."""
     row, first = view.row, view.row.replicas[0]
     if row.leader == first and is_led(row, incarnations):
         return Refused.NOT_NEEDED
@@ -95,8 +94,8 @@ def preferred_leader(
 
 
 def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refused:
-    """Return the election of an intact replica if one is alive. Otherwise elect the first live one,
-    in-sync replicas first: records that it does not have are lost."""
+    """Return the change that elects an intact replica or, if none is alive, any live replica,
+    in-sync replicas first. Records that the new leader does not have are lost."""
     row = view.row
     if is_led(row, incarnations):
         return Refused.NOT_NEEDED
@@ -110,8 +109,8 @@ def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refu
 
 
 async def drain(store: Store, node: int) -> None:
-    """Request that no replica is on this node. The node may be gone forever: its replicas are then
-    replaced. Raises NotFound if the node is not alive and has no replicas."""
+    """Request that all replicas leave this node, which may be gone for ever. Raises NotFound if the
+    node is not alive and has no replicas."""
     state = await read_cluster_state(store)
     if node not in state.nodes and not any(state.on(node)):
         raise NotFound(f"There is no node {node}.")
@@ -123,29 +122,29 @@ async def undrain(store: Store, node: int) -> None:
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
-    """Request that a partition be on these nodes. Raises NotFound, InvalidRequest."""
+    """Request that a partition moves to these nodes. Raises NotFound and InvalidRequest."""
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
-        raise InvalidRequest("A partition needs at least one node, and each node at most once.")
+        raise InvalidRequest("A partition needs at least one node, and nodes must not repeat.")
     if len(replicas) < view.row.in_sync_min:
         raise InvalidRequest(
-            f"{key} needs at least {view.row.in_sync_min} replicas; {len(replicas)} were given."
+            f"Partition {key} needs at least {view.row.in_sync_min} replicas, not {len(replicas)}."
         )
     for node in replicas:
         if node not in nodes and node not in view.row.replicas:
             raise InvalidRequest(f"There is no node {node}.")
     entry = await store.get(stored.placement_key(key))
     before = view.row.replicas
-    if entry is not None:  # without the replicas that a move in progress adds
+    if entry is not None:  # a move is in progress: leave out the replicas that it adds
         before = reassignment(view.row, _requested(entry, view)).original
     request = PlacementRequest(tuple(replicas), before)
-    # The row's version is not compared: most changes of a row do not matter here.
+    # The row's version is not compared, because most changes of a row do not matter here.
     await store.put(stored.placement_key(key), stored.encode_entry(request))
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
-    """Return the placement request of a partition; an unreadable one moves nothing."""
+    """Return the placement request of a partition. An unreadable request counts as no move."""
     try:
         return stored.decode_placement(entry.key, entry.value)
     except Damaged:
@@ -153,21 +152,22 @@ def _requested(entry: Entry, view: View) -> PlacementRequest:
 
 
 async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move; return the original replicas. Raises NotFound if it is not moving."""
+    """End a move and return the original replicas. Raises NotFound if the partition is not
+    moving."""
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
         row_at, request_at = stored.partition_key(key), stored.placement_key(key)
         entry = await store.get(request_at)
         if entry is None:
-            raise NotFound(f"{key} is not moving.")
+            raise NotFound(f"Partition {key} is not moving.")
         request = _requested(entry, view)
         original = reassignment(view.row, request).original
         change = cancelled(view, request)
         puts, deletes = [], [request_at]
         if change is not None:
             puts = [(row_at, stored.encode_entry(change.row))]
-        elif view.row.replicas != original:  # not possible yet: the manager moves it back
+        elif view.row.replicas != original:  # the manager must first move the partition back
             puts, deletes = [(request_at, stored.encode_entry(PlacementRequest(original)))], []
         compare = [(row_at, view.version), (request_at, entry.version)]
         await store.txn(compare=compare, puts=puts, deletes=deletes)
@@ -179,9 +179,9 @@ async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
 async def create(
     store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
 ) -> None:
-    """Create partitions on given nodes before their topic is created or grown. One that exists
-    there already, because an earlier request failed half-way, is accepted. Raises InvalidRequest
-    for a node that is not alive, and Conflict."""
+    """Create partitions on given nodes before their topic is created or gets more partitions. A
+    partition that an earlier, failed request created on these nodes is accepted. Raises Conflict if
+    a partition exists on other nodes, and InvalidRequest if a node is not alive."""
     nodes, incarnations = await read_nodes(store)
     for node in sorted({node for replicas in places.values() for node in replicas}):
         if node not in nodes:
@@ -195,7 +195,7 @@ async def create(
             stored.decode_row(entry.key, entry.value).replicas,
         )
         if keys.pop(key, there) != there:
-            raise Conflict(f"Partition {key.index} exists already, on nodes {list(there)}.")
+            raise Conflict(f"Partition {key.index} already exists on nodes {list(there)}.")
     changes = [
         (key, election.create(replicas, incarnations, in_sync_min=in_sync_min))
         for key, replicas in keys.items()
@@ -225,7 +225,8 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` returns for the newest row; None: done. Raises NotFound."""
+    """Elect the leader that ``choose`` returns for the newest row. Return None if that
+    succeeded."""
 
     async def swap() -> Refused | None:
         chosen = choose(await _row(store, key))
@@ -238,7 +239,7 @@ async def elect(
 
 
 async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
-    """Make a node the leader; records it lacks are lost. Raises NotFound, InvalidRequest."""
+    """Make a node the leader. Records that the node does not have are lost."""
 
     async def swap() -> None:
         view = await _row(store, key)
@@ -255,7 +256,7 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 
 
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
-    """Elect the first replica wherever it can lead. Returns the number of leaders changed."""
+    """Elect the first replica of partitions where it can lead. Return the number of changes."""
     state = await read_cluster_state(store)
     found = preferred(state, count_max=len(state.rows))
     chosen = [one for one in found if keys is None or one.key in keys]
@@ -286,4 +287,4 @@ async def _retried(key: PartitionKey, step: Callable[[], Awaitable[T]]) -> T:
             return await step()
         except VersionConflict:
             continue
-    raise Throttled(f"{key} is being changed by another request; retry.")
+    raise Throttled(f"Partition {key} is being changed by another request; retry.")

@@ -1,4 +1,4 @@
-"""A summary of a cluster: counts, and the names of affected partitions. Pure; computed from a
+"""A summary of a cluster with counts and the names of affected partitions, computed from a
 manager's state or from one read of the store (``cluster_state.py``)."""
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
 
-NAMED_MAX: Final = 100  # names per kind; the count includes partitions that are not named
+NAMED_MAX: Final = 100  # partitions listed per problem; the count includes all
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -38,8 +38,8 @@ class Overview(msgspec.Struct, frozen=True):
     leaderless: Named
     lost: Named  # no replica is known to be intact
     moving: Named
-    missing: Named  # partitions of topics, not created yet
-    orphaned: Named  # have neither a topic nor a tombstone
+    missing: Named  # partitions that are not created yet
+    orphaned: Named  # partitions without a topic or a tombstone
 
 
 def overview(
@@ -108,9 +108,8 @@ class StopRisk(msgspec.Struct, frozen=True):
     """Numbers of partitions that would be affected if this node stopped now."""
 
     unavailable: int  # no other live node has an intact replica
-    unsendable: int  # other nodes do, but too few to accept messages
-    # Partitions with one replica, as their topics are set: waiting does not help them.
-    only_here: int
+    unsendable: int  # too few other live nodes have intact replicas to accept messages
+    only_here: int  # the topic has a replication factor of one, so waiting does not help
 
 
 def risk_of_stopping(state: ClusterState, node: int) -> StopRisk:

@@ -1,14 +1,13 @@
-"""Placement of replicas on nodes. Pure and deterministic.
+"""Placement of replicas on nodes, as deterministic functions.
 
-A partition's first replica is its preferred leader, so the order of replicas matters. Three things
-are balanced, in this order, and a later one never undoes an earlier one: the racks of each
-partition, the replicas per node, the leaders per node. Every step improves one of these and worsens
-none. Therefore planning again after a plan changes nothing, and no replica moves back and forth.
+The first replica of a partition is its preferred leader, so the order of replicas matters. Three
+things are balanced, in this order: the racks of each partition, the replicas per node, and the
+leaders per node. Every step improves one of these and worsens none. Therefore planning again after
+a plan changes nothing, and no replica moves back and forth.
 
-A node that is not alive keeps its replicas: it is probably restarting. An operator who knows that
-the node will not return drains it. New partitions are spread per topic: if one node led all of a
-busy topic, the topic would be limited to the cores of that node.
-"""
+A node that is not alive keeps its replicas, because it is probably restarting. If the node will not
+return, an operator drains it. New partitions are spread per topic: if one node led all partitions
+of a busy topic, the topic would be limited to the cores of that node."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,32 +17,32 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from penstock.metadata.cluster_entries import PartitionKey
 
 T = TypeVar("T")
-# Partitions that the first node leads and of which the second has a replica.
+# By two nodes: the partitions that the first node leads and the second node has a replica of.
 _Shared: TypeAlias = dict[int, dict[int, dict[PartitionKey, None]]]
 
 
 class Host(NamedTuple):
     node: int
     rack: str = ""
-    is_open: bool = True  # can give and take replicas: neither leaving nor draining
+    is_open: bool = True  # whether replicas may move from and to this node
 
 
 class Placed(NamedTuple):
     replicas: tuple[int, ...]
     wanted: int  # requested number of replicas
-    is_fixed: bool = False  # not to be moved for balance now
+    is_fixed: bool = False  # whether the partition must not be moved for balance
     weak: frozenset[int] = frozenset()  # replicas that are not up to date or not alive
     has: frozenset[int] = frozenset()  # nodes that have a replica until the partition has moved
 
 
 class Loads:
-    """The load of each node, by the rows' order of preference."""
+    """The numbers of replicas and preferred leaders of each node."""
 
     def __init__(self) -> None:
         self.replicas: Counter[int] = Counter()
         self.leaders: Counter[int] = Counter()
-        # Pairs of first and second replica: when a node fails, its partitions spread over all
-        # other nodes only if they do not all have the same second replica.
+        # By first and second replica. If a node fails, the second replicas of its partitions become
+        # leaders, so they should be on different nodes.
         self.seconds: Counter[tuple[int, int]] = Counter()
         self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders, by topic id and node
 
@@ -59,14 +58,16 @@ class Loads:
         self.add(topic_id, replicas, -1)
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that leads the fewest of the topic, then the least loaded."""
+        """Return the node that leads the fewest partitions of the topic, or the least loaded in a
+        tie."""
         leading = self.of_topics
         return min(
             nodes, key=lambda n: (leading[topic_id, n], self.replicas[n], self.leaders[n], n)
         )
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return the nodes with ``first`` first, then the one that is least often second to it."""
+        """Return the nodes, first ``first``, then the node that is least often second after
+        ``first``."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -87,8 +88,8 @@ def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) ->
     racks = _Racks(hosts)
     first = loads.leading(topic_id, [host.node for host in hosts])
     chosen = [first]
-    # Nodes that lead more of the topic are preferred as followers over nodes that are yet to lead:
-    # these then have the least load at their turn, so leaders and replicas are both balanced.
+    # Prefer nodes that already lead partitions of the topic as followers. The other nodes then have
+    # the least load when the next leader is chosen, so leaders and replicas are both balanced.
     hosts = sorted(hosts, key=lambda host: (-loads.of_topics[topic_id, host.node], host.node))
     while len(chosen) < min(count, len(hosts)):
         chosen.append(_least(hosts, racks, loads.replicas, chosen))
@@ -124,7 +125,6 @@ def _least(
     *,
     has: frozenset[int] = frozenset(),
 ) -> int:
-    """Return the best host: fewest in its rack, then one that has the partition, then load."""
     return min(
         (host.node for host in hosts if host.node not in others),
         key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
@@ -140,7 +140,7 @@ def plan(
     steps_max: int | None = None,
 ) -> dict[PartitionKey, tuple[int, ...]]:
     """Return the new replicas of partitions that should move or have too few. With ``steps_max``,
-    each kind of change stops after that many steps: the rest is planned after they are done."""
+    each kind of change stops after that many steps; the caller plans again afterwards."""
     work = _Plan(partitions, hosts, draining, steps_max=steps_max)
     is_repaired = work.repair()
     # Balancing waits until repairs are done, because they change the load.
@@ -168,10 +168,10 @@ class _Plan:
         self._open_racks = {self._racks.of(each.node) for each in self._open}
         self._draining = draining
         self._steps_max = steps_max
-        # Open nodes only: replicas on other nodes do not move. Dictionaries serve as ordered sets,
-        # so that every manager makes the same plan.
+        # Partitions by node. Replicas on nodes that are not open do not move. Dictionaries serve as
+        # ordered sets, so that every manager makes the same plan.
         self._on: dict[int, dict[PartitionKey, None]] = {each.node: {} for each in self._open}
-        self._led: Counter[tuple[str, int]] = Counter()  # by topic id and node
+        self._led: Counter[tuple[str, int]] = Counter()  # leaders by topic id and node
         for key in self._keys:
             self._led[key.topic_id, self._places[key][0]] += 1
             for node in self._places[key]:
@@ -201,7 +201,6 @@ class _Plan:
         self._places[key] = place
 
     def repair(self) -> bool:
-        """Repair all partitions. False if ``steps_max`` was reached."""
         steps = 0
         for key in self._keys:
             place = self._repaired(key)
@@ -236,8 +235,8 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Replace leaving replicas by new ones at the same position. If there are too few new
-        nodes, some draining ones stay, at the end: fewer replicas would be worse."""
+        """Replace replicas on draining nodes by new ones at the same position. If there are too few
+        new nodes, some draining ones stay at the end."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -263,16 +262,15 @@ class _Plan:
                     return
 
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
-        """Return the replicas with one moved to a rack that has fewer of them, or None."""
         place = self._places[key]
         if len({self._racks.of(node) for node in place}) == len(place):
-            return None  # the usual case: no host has to be examined
+            return None  # the usual case: all replicas are in different racks
         giving = [node for node in place if node in self._on]
         giving.sort(key=lambda node: (-self._racks.shared(node, place), -self._load(node), node))
         for node in giving:
             others = [each for each in place if each != node]
             if self._racks.shared(node, others) <= self._racks.fewest(others, self._open_racks):
-                continue  # no rack has fewer of them
+                continue  # no rack has fewer replicas
             free = [host for host in self._open if host.node not in place]
             if not free:
                 return None
@@ -287,7 +285,7 @@ class _Plan:
             steps += 1
 
     def _even_one(self) -> bool:
-        """Move one replica from the fullest node to the emptiest, or between other nodes."""
+        """Move one replica to a node with fewer replicas. Return False if none can move."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -300,8 +298,7 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Prefer a partition that the giving node does not lead, then one of the topic that it
-        leads more."""
+        """Return a partition that can move, preferably one that the giving node does not lead."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:
@@ -319,7 +316,8 @@ class _Plan:
         return led
 
     def even_leaders(self) -> None:
-        """Change leaders along a chain of nodes: a direct exchange is not always possible."""
+        """Even out the leaders. A change may need a chain of nodes, each passing a partition to the
+        next."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:
@@ -348,10 +346,10 @@ class _Plan:
 
     def _chain(self, shared: _Shared, led: dict[int, int]) -> list[int] | None:
         least_of_all = min(led.values(), default=0)
-        in_vain: set[int] = set()  # no chain: nodes reachable from one of these have none either
+        in_vain: set[int] = set()  # nodes from which no chain leads to a node with fewer leaders
         for giving in sorted(led, key=lambda node: (-led[node], node)):
             if led[giving] - least_of_all < 2:
-                return None  # nor from any later node: a balanced cluster is not searched
+                return None  # the cluster is balanced
             if giving in in_vain:
                 continue
             came_from = {giving: giving}
@@ -359,7 +357,7 @@ class _Plan:
             while reached:
                 node = reached.popleft()
                 if led[node] == least_of_all:
-                    break  # no node leads fewer
+                    break  # no other node leads fewer partitions
                 for after in sorted(shared[node]):
                     if shared[node][after] and after not in came_from:
                         came_from[after] = node

@@ -1,9 +1,9 @@
-"""The cluster as known to one node: live nodes, partition rows and the feature level, in memory and
-updated by watches.
+"""The cluster as known to one node: live nodes, rows (leader and replicas of each partition) and
+the feature level, kept in memory and updated by watches of the metadata store.
 
-It may be out of date. A change based on it is compared by the store (``propose``), which refuses it
-if the row has changed since. The revision of a view never decreases (R4): an older row never
-replaces a newer one."""
+The view may be out of date. When a change is written (``propose``), the store rejects it if the row
+has changed meanwhile. An older row never replaces a newer one in the view (rule R4 of
+docs/replication.md)."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ OnRow = Callable[[cluster.PartitionKey, View | None], None]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Skip an entry that cannot be read, so that the others are still used."""
+    """Log an entry that cannot be read and continue with the others."""
     try:
         yield
     except Damaged as error:
@@ -60,7 +60,7 @@ class _Nodes(PrefixWatch):
                     self.incarnations.pop(node, None)
                 else:
                     self.entries[node] = cluster.decode_node(change.key, change.value)
-                    # A new key, or one that keeps its create revision.
+                    # An existing key keeps its create revision.
                     self.incarnations.setdefault(node, change.version)
         self.revision = max(self.revision, changes[-1].version)
         self._notify()
@@ -116,7 +116,6 @@ class _Rows(PrefixWatch):
             listener(key, view)
 
     def _forget(self, key: cluster.PartitionKey, revision: int) -> None:
-        """Remove a row that is deleted at this revision, unless a newer view is known."""
         view = self.views.get(key)
         if view is None or view.revision >= revision:
             return
@@ -139,11 +138,11 @@ class ClusterView:
         self.rows = self._rows.views
         self.refresh_rows = self._rows.refresh  # reads all rows, returns the revision of the read
         self.on_nodes = self._nodes.listeners.append
-        # Listeners get each newer view of a row, None if the row was deleted.
+        # Listeners get each newer view of a row, or None if the row was deleted.
         self.on_row = self._rows.listeners.append
 
     async def start(self) -> None:
-        """Load everything into memory. Add listeners before."""
+        """Load everything into memory. Listeners must be added before."""
         await self._nodes.start()
         await self._rows.start()
 
@@ -157,7 +156,6 @@ class ClusterView:
 
     @property
     def revision(self) -> int:
-        """The newest known revision of the store."""
         return max(self._nodes.revision, self._rows.revision)
 
     @property
@@ -168,14 +166,14 @@ class ClusterView:
         return self._rows.of_topic.get(topic_id, {})
 
     async def propose(self, key: cluster.PartitionKey, change: Change) -> None:
-        """Write a change to the store. Raises VersionConflict if anything that it compares has
-        changed, and OutcomeUnknown if the outcome is unknown: a later view shows it (R1, R2)."""
+        """Write a change to the store. Raises VersionConflict if the row or a node that the change
+        relies on has changed, and OutcomeUnknown if only a later view will show the outcome."""
         version = await write_row(self._store, key, change)
         self._rows.see(key, View(version, version, change.row))
 
 
 async def write_row(store: Store, key: cluster.PartitionKey, change: Change) -> int:
-    """Write a row if neither it nor a node it relies on has changed. Raises VersionConflict."""
+    """Write a row. Raises VersionConflict if the row or a node that it relies on has changed."""
     return await store.txn(
         compare=((cluster.partition_key(key), change.version),),
         compare_created=[
@@ -189,24 +187,23 @@ NO_ENTRY = cluster.LevelEntry()
 
 
 class LevelRefused(PenstockError):
-    """This node does not support the level of its cluster."""
+    """This node does not support the feature level of its cluster."""
 
 
 class ClusterLevel(PrefixWatch):
     """The feature level of a cluster (``model/levels.py``).
 
-    An operator requests a level. From then on each node that registers must support it, and when
-    the manager sees that all earlier nodes do, it raises the level. A registration compares the
-    level entry: so it is older than the request, and the manager checks that node, or its node
-    supports the requested level. In a store without a cluster the first node starts with the
-    highest level it supports; a cluster without a level entry is from before feature levels."""
+    An operator requests a level. From then on each node that registers must support it. When the
+    manager sees that all earlier nodes support it too, it raises the level. Because a registration
+    compares the level entry, no node can register unnoticed in between. In an empty store the first
+    node starts with the highest level it supports; a cluster without a level entry was created
+    before feature levels existed."""
 
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
-        """``levels``: the levels that this node supports."""
         super().__init__(store, cluster.LEVEL_KEY)
         self.levels = levels or Levels()
         self.entry = NO_ENTRY
-        self.version = 0  # of the entry
+        self.version = 0  # version of the entry
         self._on_change: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -216,11 +213,10 @@ class ClusterLevel(PrefixWatch):
 
     @property
     def in_force(self) -> int:
-        """The level that may be used in messages and data: all nodes understand it."""
+        """The level that all nodes understand, so it may be used in messages and data."""
         return self.entry.level
 
     async def start(self) -> None:
-        """Load the level. Raises LevelRefused, and the errors of the store."""
         await super().start()
         try:
             if not self.version:
@@ -236,19 +232,20 @@ class ClusterLevel(PrefixWatch):
             if entries:
                 return
         entry = cluster.encode_entry(cluster.LevelEntry(self.levels.highest))
-        # If another node, or perhaps this one, has written the entry, it is read.
+        # The entry may have been written by another node, or by this one with a lost reply.
         with suppress(VersionConflict, OutcomeUnknown):
             await self._store.put(cluster.LEVEL_KEY, entry, if_version=0)
         await self.refresh()
 
     async def admit(self) -> tuple[str, int]:
-        """Return the entry that this node's registration must compare. Raises LevelRefused."""
+        """Return key and version of the level entry, which this node's registration must
+        compare."""
         await self.refresh()
         self.check()
         return cluster.LEVEL_KEY, self.version
 
     def check(self) -> None:
-        """Raises LevelRefused if this node does not support the present and the requested level."""
+        """Raise LevelRefused if this node does not support the current and the requested level."""
         level, wanted = self.entry.level, self.entry.wanted or self.entry.level
         if level in self.levels and wanted in self.levels:
             return
@@ -260,7 +257,7 @@ class ClusterLevel(PrefixWatch):
         )
 
     def check_hello(self, hello: Hello) -> None:
-        """Raises HelloRefused for a node that does not support the level in force."""
+        """Raise HelloRefused if another node does not support the current level."""
         levels = Levels(hello.level_min, hello.level_max)
         if self.in_force not in levels:
             raise HelloRefused(
@@ -291,7 +288,7 @@ class ClusterLevel(PrefixWatch):
                 continue
             if change.kind is ChangeKind.DELETE:
                 log_.error("feature level removed from the store")
-                continue  # no node does that; the level in force stays
+                continue  # keep the level
             try:
                 self._see(cluster.decode_level(cluster.LEVEL_KEY, change.value), change.version)
             except Damaged as error:
@@ -299,7 +296,7 @@ class ClusterLevel(PrefixWatch):
 
     def _see(self, entry: cluster.LevelEntry, version: int) -> None:
         if entry.level < self.entry.level:
-            # The store was set back, but data written at the higher level still exists.
+            # An older store was restored, but data written at the higher level still exists.
             log_.error(
                 "feature level in the store decreased",
                 extra={"feature_level": entry.level, "before": self.entry.level},

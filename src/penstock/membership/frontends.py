@@ -1,9 +1,10 @@
-"""The number of live frontends, for limits and quotas that they divide among themselves.
+"""The number of live frontends, among which limits and quotas are divided.
 
-Each frontend rewrites its entry every BEAT_SECONDS, and watches the entries of all. The silence of
-another frontend is counted in own beats that the watch has reported. So no clocks are compared, and
-while the metadata is not reachable no frontend counts as silent: an outage does not double a limit.
-An id is new with every start; the entry of a killed frontend is removed after some beats."""
+Each frontend rewrites its entry in the store every BEAT_SECONDS (its heartbeat) and watches the
+entries of all frontends. Another frontend counts as silent after some heartbeats of this frontend
+that the watch has reported. So no clocks are compared, and during an outage of the store no
+frontend counts as silent, which would raise the limits of the others. A frontend has a new id after
+each start; the entry of a killed frontend is removed after FORGOTTEN_BEATS."""
 
 import asyncio
 import logging
@@ -17,8 +18,8 @@ from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import PenstockError, VersionConflict
 
 BEAT_SECONDS: Final = 2.0
-SILENT_BEATS_MAX: Final = 4  # after this silence a frontend no longer counts
-FORGOTTEN_BEATS: Final = 60  # after this its entry is removed, by the first frontend that notices
+SILENT_BEATS_MAX: Final = 4  # after this number of heartbeats a silent frontend no longer counts
+FORGOTTEN_BEATS: Final = 60  # after this number its entry is removed
 
 log_ = logging.getLogger(__name__)
 
@@ -33,26 +34,25 @@ class LiveFrontends(PrefixWatch):
         super().__init__(store, FRONTENDS_PREFIX)
         self._key = FRONTENDS_PREFIX + entropy(16).hex()
         self._value = node[:FRONTEND_NAME_CHARS_MAX].encode()
-        self._version = 0  # of this frontend's entry
-        self._turn = 0  # number of own beats that the watch has reported
+        self._version = 0  # version of this frontend's entry
+        self._turn = 0  # number of own heartbeats that the watch has reported
         self._others: dict[str, _Heard] = {}  # by key
         self._task: asyncio.Task[None] | None = None
         self._beat_trouble: str | None = None
-        self.count = 1  # of live frontends, including this one
+        self.count = 1  # number of live frontends, including this one
         self._listeners: list[Callable[[int], None]] = []
 
     def on_change(self, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` with each new count."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """The count is known when this returns. Raises the errors of the store."""
+        """Start counting. The count is known when this returns. Raises errors of the store."""
         await super().start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
 
     async def stop(self) -> None:
-        """Stop and remove the entry, so that the others need not wait for the silence."""
+        """Stop and remove the entry, so that the others notice at once."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -69,7 +69,7 @@ class LiveFrontends(PrefixWatch):
             if entry.key == self._key:
                 continue
             known = before.get(entry.key)
-            if known is None or known.version != entry.version:  # unchanged: not a sign of life
+            if known is None or known.version != entry.version:
                 known = _Heard(self._turn, entry.version)
             self._others[entry.key] = known
         self.revision = revision
@@ -80,7 +80,7 @@ class LiveFrontends(PrefixWatch):
             is_put = change.kind is ChangeKind.PUT
             if change.key == self._key:
                 self._turn += is_put
-                # A beat's reply may arrive before the watch reports an older beat.
+                # The reply to a heartbeat may arrive before the watch reports an older one.
                 self._version = max(change.version, self._version) if is_put else 0
             elif is_put:
                 self._others[change.key] = _Heard(self._turn, change.version)
@@ -115,7 +115,7 @@ class LiveFrontends(PrefixWatch):
             self._beat_trouble = None
 
     async def beat(self) -> None:
-        """Rewrite the own entry once. Raises the errors of the store."""
+        """Send a heartbeat: rewrite this frontend's entry. Raises errors of the store."""
         try:
             version = await self._store.put(self._key, self._value, if_version=self._version)
         except VersionConflict:  # the last reply was lost, or the entry was removed
@@ -127,5 +127,5 @@ class LiveFrontends(PrefixWatch):
         before = self._turn - FORGOTTEN_BEATS
         for key, heard in tuple(self._others.items()):
             if heard.turn <= before:
-                with suppress(VersionConflict):  # removed by another, or alive again
+                with suppress(VersionConflict):  # another frontend removed it, or it is alive again
                     await self._store.delete(key, if_version=heard.version)

@@ -1,9 +1,9 @@
-"""The registration of a node: an entry in the store that has a lease.
+"""The registration of a node: an entry in the metadata store that has a lease.
 
-The entry's create revision is the node's **incarnation**. A restarted process has a new one:
-nothing that was granted to the old one applies to it. The order in which the entry is removed
-before the logs are opened, and written afterwards, is R4 (``broker/replicas/replicators.py``).
-Whether this node may still act as a live node depends on its own clock (R20, ``LeaseClock``)."""
+The entry's create revision is the node's **incarnation**. A restarted process gets a new one, and
+nothing that was granted to the old process applies to it. The entry is removed before the logs are
+opened, and written afterwards (rule R4 of docs/replication.md). Whether this node may still act as
+a live node depends on its own clock (R20, ``LeaseClock``)."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,10 @@ from penstock.model.ports import Clock
 log_ = logging.getLogger(__name__)
 
 FILE_NAME = "registered-at"
-TTL_MS = 6_000  # etcd may be without a leader for 2.6 s: three seconds are too few
-BEATS = 4  # keep-alives within that time
+TTL_MS = 6_000  # etcd may be without a leader for 2.6 s, so three seconds are too few
+BEATS = 4  # number of keep-alives within that time
 RETRY_SECONDS = 0.3
-ENTER_TRIES_MAX = 5  # attempts at a registration while its conditions change
+ENTER_TRIES_MAX = 5  # attempts to register while the feature level changes
 
 
 class StoreSetBack(PenstockError):
@@ -35,11 +35,11 @@ class StoreSetBack(PenstockError):
 
 
 class RegisteredAt:
-    """The store's revision of this node's last registration, kept in its data folder.
+    """The store's revision at this node's last registration, kept in the node's data folder.
 
-    A store with a lower revision has been set back: restored from a backup, or created again. Its
-    rows describe old leaders and epochs, and new ones may reuse the same epochs; a log detects that
-    only while it has later epochs than its row (R4b). So a node does not enter such a cluster."""
+    A store with a lower revision was restored from a backup or created again. Its rows describe old
+    leaders and epochs, and new leaders may reuse the same epochs, which a log cannot always detect.
+    So a node does not join such a cluster."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE_NAME
@@ -48,7 +48,7 @@ class RegisteredAt:
             self.revision = int(self._file.read_text("ascii"))
 
     def check(self, revision: int) -> None:
-        """Compare with the present revision of the store. Raises StoreSetBack."""
+        """Raise StoreSetBack if the store's current revision is lower than the recorded one."""
         if revision < self.revision:
             raise StoreSetBack(
                 f"the metadata store is older than this node: the store is at revision {revision},"
@@ -57,7 +57,8 @@ class RegisteredAt:
             )
 
     def note(self, revision: int) -> None:
-        """Store the revision; blocks. If that fails, the old one stays, which is less strict."""
+        """Record the revision in a file. If that fails, the old revision stays, which is less
+        strict."""
         self.revision = revision
         try:
             replace_durably(DISK, self._file, f"{revision}\n".encode())
@@ -71,24 +72,25 @@ def boot_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClockConfig:
-    # An etcd election can block keep-alives for up to three seconds: shorter leases would end then.
+    # An etcd election can block keep-alives for up to three seconds; shorter leases would end.
     ttl_ms: int = 6_000
     every_ms: int = 1_500
-    retry_ms: int = 100  # after a failed keep-alive
-    used_percent: int = 80  # of the granted time
+    retry_ms: int = 100  # delay after a failed keep-alive
+    used_percent: int = 80  # the part of the granted time that the node uses
 
 
 class LeaseClock:
-    """The lease of a node in the store, and until when the node may assume that it holds it (R20).
+    """The lease of a node in the store, and the time until which the node may assume that it holds
+    the lease (rule R20 of docs/replication.md).
 
-    The store counts from its reply, the node from before its request: so the node's time always
-    ends first. The clock continues while the machine sleeps, as the store's does. The node uses
+    The store counts from its reply, the node from before its request, so the node's time ends
+    first. The node's clock continues while the machine sleeps, as the store's does. The node uses
     only a part of the granted time, because two clocks do not run at exactly the same speed.
 
     Code that only the holder may run checks ``is_good`` at that moment. A lease that has ended in
     the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
-    also end a lease too early (an etcd leader that was stopped for longer than the lease and
-    resumes): if a watch shows that its entries are gone, ``ended`` is called."""
+    also end a lease too early, for example if the etcd leader was paused for longer than the lease.
+    If a watch shows that the entries are gone, the owner calls ``ended``."""
 
     def __init__(
         self,
@@ -98,9 +100,9 @@ class LeaseClock:
         on_gone: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        """``on_gone``: called once when the store reports that the lease has ended."""
-        self.lease = 0  # also of other entries that shall disappear with this node
-        self.deadline_ms = 0  # by ``clock_ms``
+        """Create a clock. ``on_gone`` is called once when the lease has ended in the store."""
+        self.lease = 0  # also used for other entries that must disappear with this node
+        self.deadline_ms = 0  # on the clock ``clock_ms``
         self.trouble: str | None = None  # why the last keep-alive failed
         self._store = store
         self._config = config or LeaseClockConfig()
@@ -114,7 +116,6 @@ class LeaseClock:
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
-        """Take a new lease and keep it alive. Raises the errors of the store."""
         assert self._task is None or self._task.done(), "a lease is still held"
         self.deadline_ms = 0
         sent_ms = self._clock_ms()
@@ -138,7 +139,6 @@ class LeaseClock:
                 log_.warning("lease revocation failed", extra={"reason": str(error)})
 
     def ended(self) -> None:
-        """Stop holding the lease, because it is known to have ended."""
         task, self._task = self._task, None
         if task is None or not self.lease:
             return
@@ -190,9 +190,9 @@ class Membership(LeaseClock):
         ttl_ms: int = TTL_MS,
         admit: Callable[[], Awaitable[tuple[str, int]]] | None = None,
     ) -> None:
-        """``on_lost`` is called when the lease has ended although the process is alive. ``admit``
-        raises if this node may not be in the cluster; else it returns a key and version that the
-        registration must compare (``ClusterLevel``)."""
+        """Create a registration. ``on_lost`` is called when the lease has ended although the
+        process is alive. ``admit`` raises if this node may not join the cluster; otherwise it
+        returns a key and version that the registration must compare (``ClusterLevel``)."""
         timing = LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS)
         super().__init__(store, config=timing, on_gone=self._lost, clock_ms=clock.mono_ms)
         self.entry = entry
@@ -202,34 +202,33 @@ class Membership(LeaseClock):
 
     @property
     def lease_left_ms(self) -> int:
-        """The time until ``is_good`` ends, by this node's clock."""
         return max(0, self.deadline_ms - self._clock_ms())
 
     async def clear(self) -> int:
-        """Remove the entry of an earlier process; returns the revision of that. Raises
-        NodeTaken."""
+        """Remove the entry of an earlier process and return the store's revision. Raises NodeTaken
+        if another process holds the entry."""
         key = node_key(self.entry.node)
         waited_until_ms = self._clock_ms() + 2 * self._config.ttl_ms
         while True:
             found = await self._store.get(key)
             if found is None:
-                return await self._store.delete(key)  # changes nothing; returns the revision
+                return await self._store.delete(key)  # only to get the revision
             other = decode_node(key, found.value)
             if other.folder_id == self.entry.folder_id:
                 try:
                     return await self._store.delete(key, if_version=found.version)
                 except VersionConflict:
                     continue
-            # Another data folder: if the disk was replaced, the old entry ends with its lease.
+            # The entry is of another data folder. If the disk was replaced, its lease will end.
             if self._clock_ms() > waited_until_ms:
                 raise NodeTaken(
-                    f"node {self.entry.node} is running already, as {other.name} at"
-                    f" {other.internal}: give this one another cluster.node"
+                    f"node {self.entry.node} is already running as {other.name} at"
+                    f" {other.internal}; set another cluster.node on this node"
                 )
             await asyncio.sleep(RETRY_SECONDS)
 
     async def register(self) -> int:
-        """Register and return the incarnation. Raises NodeTaken, and the errors of ``admit``."""
+        """Register and return the incarnation. Raises NodeTaken and the errors of ``admit``."""
         lease = await self.start()
         try:
             self.incarnation = await self._enter(lease)
@@ -252,9 +251,9 @@ class Membership(LeaseClock):
         raise Throttled("The feature level of the cluster keeps changing; retry.")
 
     def seen_gone(self, incarnation_now: int | None) -> None:
-        """Called with the incarnation of this node's entry in the store. If it is not the own one,
-        the lease has ended, whatever this node's clock shows: an etcd whose leader was stopped for
-        long may end leases too early."""
+        """End the lease if ``incarnation_now``, read from this node's entry in the store, is not
+        the incarnation of this process. An etcd whose leader was paused may end leases too
+        early."""
         if self.incarnation and incarnation_now != self.incarnation:
             self.ended()
 
@@ -263,7 +262,6 @@ class Membership(LeaseClock):
         self._on_lost()
 
     async def change(self, **changes: object) -> None:
-        """Change this node's entry."""
         self.entry = msgspec.structs.replace(self.entry, **changes)
         key = node_key(self.entry.node)
         await self._store.txn(

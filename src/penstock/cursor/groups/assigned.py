@@ -1,15 +1,15 @@
-"""What consumer groups and streams groups share: the coordinator assigns, member by member.
+"""The common part of consumer and streams groups, whose coordinator assigns partitions or tasks.
 
-The state is a fold of the group's rows. No row may depend on an earlier row of another kind,
+The state is rebuilt from the group's rows. No row may depend on an earlier row of another kind,
 because compaction may have removed that row. Members move towards the target assignment one by
-one: first give up, then take partitions (or tasks) that no other member has.
+one: each first gives up partitions, then takes partitions that no other member has.
 
-    epochs   the group's rises when members, subscriptions or topics change;
-             the target's follows when an assignment for it is complete;
-             a member's follows when it has given up the partitions it must.
-             In a request: 0 join · -1 leave · -2 a static member leaves for a short time;
-             the previous epoch: the reply was lost, and is repeated.
-"""
+    group epoch    rises when members, subscriptions or topics change
+    target epoch   follows when an assignment for the group epoch is complete
+    member epoch   follows when the member has given up the partitions it must
+
+In a request, the member epoch 0 means join, -1 leave, and -2 that a static member leaves but will
+return soon. The previous epoch means that the member did not get the last reply."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
 
-# Epochs in requests.
+# Special member epochs in requests.
 JOIN = 0
 LEAVE = -1
 LEAVE_STATIC = -2
@@ -58,7 +58,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def malformed(self, topics: Topics) -> Reply | None:
-        """Return the error of a request that no group accepts."""
+        """Return an error reply if no group could accept the request."""
         raise NotImplementedError
 
     def merged_into(self, old: MemberT, rebalance_ms_max: int, **fields: Any) -> MemberT:
@@ -77,13 +77,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class MemberState(IntEnum):
-    STABLE = 0  # has nothing to give up or to wait for
-    UNREVOKED = 1  # must give up partitions before anything else
-    UNRELEASED = 2  # waits for partitions that others have not given up yet
+    STABLE = 0  # the member has no partitions to give up or to wait for
+    UNREVOKED = 1  # the member must give up partitions first
+    UNRELEASED = 2  # the member waits for partitions that others have not given up yet
 
 
 class MemberAssignment(msgspec.Struct, frozen=True):
-    """A member's partitions. ``epoch`` -2: a static member that is away and will return."""
+    """The partitions of a member. The epoch is -2 for a static member that is away and may
+    return."""
 
     epoch: int = 0
     previous_epoch: int = 0
@@ -108,18 +109,17 @@ def next_assignment(
     owned: Partitions | None,
     is_free: Callable[[TopicPartition], bool],
 ) -> MemberAssignment:
-    """Return the member's next state. ``owned``: the partitions it reports; None: no report.
-    ``is_free``: whether the member may take a partition now, because no other member has it."""
+    """Return the member's next state. ``owned`` are the partitions that the member reports, or
+    None. ``is_free`` returns whether no other member has a partition."""
     if current.state is MemberState.UNREVOKED:
         if owned is None or owned & current.revoking:
-            return current  # not given up yet
-        # Given up: the partitions are free from here on, and the member may move.
+            return current  # the partitions are not given up yet
     elif current.state is MemberState.STABLE and current.epoch == target_epoch:
         return current
     keep = current.assigned & target
     revoke = current.assigned - target
     if revoke and (owned is None or owned & revoke):
-        # The first revocation keeps the epoch, so that a lost reply is noticed.
+        # The first revocation keeps the epoch, so that a lost reply is detected.
         is_settled = current.state is MemberState.UNREVOKED
         epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
         previous = current.epoch if is_settled else current.previous_epoch
@@ -132,7 +132,7 @@ def next_assignment(
 
 
 def epoch_text(kind: str, epoch: int, known: int) -> str:
-    """Return, in Kafka's words, why a member with another epoch than the known one is fenced."""
+    """Return Kafka's error text for a member with another epoch than the known one."""
     size = "greater" if epoch > known else "smaller"
     return (
         f"The {kind} group member has a {size} member epoch ({epoch}) than the one known by the"
@@ -143,19 +143,18 @@ def epoch_text(kind: str, epoch: int, known: int) -> str:
 class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
-    is_stored: bool  # False: no member has joined, or the first join was rejected
+    is_stored: bool  # False until a member has joined
     kinds: ClassVar[Kinds]
     _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
-    _without_epochs: ClassVar[ErrorCode]  # for commits of clients that do not know epochs
+    _without_epochs: ClassVar[ErrorCode]  # error for commits of clients that do not know epochs
     _nothing: ValueT  # the value of a group without a row
     _read_times: Callable[[Mapping[str, str], GroupSettings], TimesT]
-    # The partitions that a row of a member's assignment states: assigned, revoking.
-    _held_in: Callable[[Any], tuple[Partitions, Partitions]]
-    _fields_of: Callable[[str, MemberAssignment], tuple[Any, ...]]  # the same as fields of the row
+    _held_in: Callable[[Any], tuple[Partitions, Partitions]]  # row → assigned, revoking
+    _fields_of: Callable[[str, MemberAssignment], tuple[Any, ...]]  # the inverse of ``_held_in``
     _target_in: Callable[[Any], Partitions]
-    _held: Callable[[str, Partitions], None]  # a member has these, or must still give them up
+    _held: Callable[[str, Partitions], None]  # called when a member has got these partitions
     _released: Callable[[str, Partitions], None]
-    _is_free: Callable[[str, TopicPartition], bool]  # whether the member may take it now
+    _is_free: Callable[[str, TopicPartition], bool]  # whether the member may take the partition
     _remove: Callable[[str, Decision], None]
     describe: Callable[[], Description]
     subscribed: Callable[[], frozenset[str]]  # names of the topics that the members read
@@ -164,26 +163,23 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self.group_id = group_id
         self._settings = settings
         self.set_times({})
-        # The fold.
+        # Derived from the rows in the log.
         self.value = self._nothing
         self.target_epoch = self._nothing.epoch
         self._members: dict[str, MemberT] = {}
         self._targets: dict[str, Partitions] = {}
         self._currents: dict[str, MemberAssignment] = {}
-        # Derived from the fold.
         self._states: Counter[tuple[MemberState, int]] = Counter()  # members by state and epoch
-        # Memory of this coordinator, which a restart loses.
+        # Lost at a restart.
         self._assigned_at_ms: int | None = None
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._seen_topics: int | None = None  # epoch of the topics at the last heartbeat
 
     # ── Rows ─────────────────────────────────────────────────────────────────────────────────
     def set_times(self, configs: Mapping[str, str]) -> None:
-        """Called before each heartbeat."""
         self.times = self._read_times(configs, self._settings)
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
-        """Apply a row; ``value`` None: it was deleted."""
         kinds, member_id = self.kinds, key[-1]
         if kind == kinds.current:
             new = None
@@ -209,7 +205,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             self._members[member_id] = value
 
     def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:  # noqa: ARG002 - for streams groups
-        """``value``: the row of ``new``."""
         old = self._currents.pop(member_id, None)
         if old is not None:
             self._states[old.state, old.epoch] -= 1
@@ -247,7 +242,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self._deadlines.drop((REVOKE, member_id))
 
     def erase(self, decision: Decision) -> None:
-        """Delete all rows, that of the group last."""
         for member_id in list(self._members):
             self._forget(decision, member_id)
         self._put(decision, self.kinds.target, None)
@@ -295,7 +289,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         if current is None or member_id not in self._members:
             text = f"Member {member_id} is not a member of the group."
             return request.refused(ErrorCode.UNKNOWN_MEMBER_ID, text)
-        # The previous epoch is accepted if the member cannot have missed a revocation.
+        # The previous epoch is accepted if the member has no partitions that it had to give up.
         has_lost_reply = (
             epoch == current.previous_epoch < current.epoch
             and owned is not None
@@ -313,7 +307,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        """Move one step towards the target. ``before``: assignment at the last heartbeat."""
         current = next_assignment(
             self._currents.get(member_id, MemberAssignment()),
             self._targets.get(member_id, frozenset()),
@@ -330,7 +323,6 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return current
 
     def _may_assign(self, now_ms: int) -> bool:
-        """Return whether the last assignment is old enough. If not, the next heartbeat retries."""
         at_ms = self._assigned_at_ms
         return at_ms is None or now_ms >= at_ms + self.times.assignment_ms
 

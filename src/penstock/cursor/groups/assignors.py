@@ -1,11 +1,10 @@
-"""Server-side assignors: partitions to members, as pure functions of the subscriptions.
+"""Server-side assignors, which assign partitions to the members of a consumer group.
 
-``range``    each topic separately, in contiguous ranges: members that read several topics with
-             the same partition count get the same partition numbers, so keys stay together.
-``uniform``  all partitions spread evenly, moving as few as possible.
+``range``    assigns contiguous ranges of each topic: members that read several topics with the
+             same partition count get the same partition numbers, so keys stay together.
+``uniform``  spreads all partitions evenly and moves as few as possible.
 
-Both are deterministic: the result depends only on the arguments, not on their order.
-"""
+Both are deterministic and do not depend on the order of their arguments."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -18,8 +17,8 @@ from penstock.cursor.groups.records import PartitionMap
 TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 Partitions: TypeAlias = frozenset[TopicPartition]
 
-# Balancing members with different subscriptions converges in a few rounds; each move makes the
-# spread strictly smaller, so this only cuts off a long tail of tiny gains.
+# Limit of the rounds in which members with different subscriptions are balanced. Usually a few
+# rounds suffice.
 _ROUNDS_MAX = 16
 
 
@@ -45,8 +44,8 @@ Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], dict[s
 
 
 def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> dict[str, Partitions]:
-    """Assign contiguous ranges. ``topics``: id → partition count. Static members are ordered by
-    instance id, so they keep their range when they return with another member id."""
+    """Assign contiguous ranges. ``topics`` maps topic ids to partition counts. Static members are
+    sorted by instance id, so they keep their range when they return with another member id."""
     ordered = sorted(
         members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id)
     )
@@ -84,10 +83,9 @@ def assign_uniform(
 
 
 def _level(shares: dict[str, set[TopicPartition]], free: set[TopicPartition]) -> None:
-    """Balance members with equal subscriptions: each gives up or gets partitions to its quota."""
     total = len(free) + sum(len(share) for share in shares.values())
     each, rest = divmod(total, len(shares))
-    # Members with more partitions keep the extra one: fewer moves.
+    # Members with more partitions get the remainder, so that fewer partitions move.
     by_size = sorted(shares, key=lambda member_id: (-len(shares[member_id]), member_id))
     quotas = {member_id: each + (1 if i < rest else 0) for i, member_id in enumerate(by_size)}
     for member_id in by_size:
@@ -111,14 +109,14 @@ def _spread(
     shares: dict[str, set[TopicPartition]],
     free: set[TopicPartition],
 ) -> None:
-    """Balance members with different subscriptions: the least loaded reader gets each free
-    partition, then partitions move from more to less loaded readers while that narrows the gap.
-    Chains of moves, where each by itself gains nothing, are not searched for."""
+    """Balance members with different subscriptions. The least loaded reader gets each free
+    partition, then partitions move from more to less loaded readers. The result may not be optimal,
+    because each single move must improve the balance."""
     readers: dict[str, list[str]] = {}
     for member in members:
         for topic_id in member.topic_ids:
             readers.setdefault(topic_id, []).append(member.member_id)
-    # Topics with few readers first: they leave the least choice.
+    # Assign topics with few readers first, because they leave the least choice.
     topic_ids = sorted(readers, key=lambda t: (len(readers[t]), t))
     waiting: dict[str, list[TopicPartition]] = {}
     for partition in sorted(free):

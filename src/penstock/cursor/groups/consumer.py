@@ -1,13 +1,9 @@
-"""Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
+"""Consumer groups whose partitions are assigned by the coordinator (KIP-848).
 
 A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
-The reply has the partitions that the member shall have now. No member waits for all others. A
-member is removed if it does not give up partitions within its rebalance timeout, or sends no
-heartbeat within the session timeout.
-
-``patterns/matches.py`` finds the topics that match a pattern; each call gets the topics as a
-value with an epoch.
-"""
+The reply has the partitions that the member must have now. No member waits for all others. A member
+is removed if it does not give up partitions within its rebalance timeout, or sends no heartbeat
+within the session timeout. ``patterns/matches.py`` finds the topics that match a pattern."""
 
 from collections import Counter
 from typing import Any
@@ -58,12 +54,12 @@ class ConsumerReply(Reply, frozen=True):
     member_id: str = ""
     member_epoch: int = 0
     heartbeat_ms: int = 0
-    assignment: Partitions | None = None  # None: unchanged
+    assignment: Partitions | None = None  # None if unchanged
 
 
 class ConsumerHeartbeat(Heartbeat, frozen=True):
-    """None means "unchanged" in every field that may be None. The member id is from the client; for
-    clients of version 0, from the broker."""
+    """A heartbeat, in which None means "unchanged". The client chooses the member id; for clients
+    of version 0 the broker does."""
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -77,7 +73,6 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
 
     @property
     def has_topics(self) -> bool:
-        """An empty list and an empty pattern are subscriptions to nothing."""
         return self.topic_names is not None or self.topic_regex is not None
 
     def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
@@ -124,7 +119,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id, settings)
-        # Derived from the fold. A member owns a partition until it has given it up.
+        # Derived from the rows in the log. A member owns a partition until it has given it up.
         self._owners: dict[TopicPartition, str] = {}
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
@@ -168,7 +163,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members request; the smaller name in a tie."""
+        """The assignor that most members request, or the first by name in a tie."""
         votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
         return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
@@ -189,7 +184,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         *,
         visibility: TopicVisibility | None = None,
     ) -> None:
-        """Apply a heartbeat. ``visibility``: the topics that the member may see; None: all."""
+        """Apply a heartbeat. ``visibility`` says which topics the member may see; None means
+        all."""
         refusal = self._refusal(request)
         if refusal is not None:
             decision.reply(refusal)
@@ -218,8 +214,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
     ) -> tuple[frozenset[str], str]:
-        """Return the patterns to match before the decision about a heartbeat, which cannot be
-        interrupted, and the one (empty: none) whose topics to check with ``visibility``."""
+        """Return the patterns to match before a heartbeat is applied, and the pattern whose topics
+        must be checked with ``visibility``, or ""."""
         regex = request.topic_regex
         if regex is None:
             regex = self._members.get(request.member_id, _NEW_MEMBER).topic_regex
@@ -251,17 +247,17 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         members_max = self._settings.members_max
         if len(self._members) < members_max or member_id in self._members:
             return None
-        text = f"The group is full: {members_max} members."
+        text = f"The group has reached its maximum of {members_max} members."
         return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Add a member: new, again, or for a static member. True if the epoch must rise."""
+        """Add a new or returning member. Return True if the group's epoch must rise."""
         member_id = request.member_id
         old_id = self._static.get(request.instance_id or "", member_id)
         if old_id not in self._members:
             return True
         if old_id == member_id:
-            # It owns nothing any more, unless it was away: others may take its partitions at once.
+            # A member that joins again has lost its partitions, unless it was a static member away.
             away = self._currents[member_id].epoch == LEAVE_STATIC
             kept = self._currents[member_id].assigned if away else frozenset()
             self._put_current(decision, member_id, MemberAssignment(assigned=kept))
@@ -277,7 +273,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return False
 
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Update the member's row. True if its subscription or assignor has changed."""
+        """Update the member's row. Return True if its subscription or assignor has changed."""
         old = self._members.get(request.member_id, _NEW_MEMBER)
         names = request.topic_names and tuple(sorted(set(request.topic_names)))
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
@@ -292,7 +288,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             stable = (MemberState.STABLE, current.assigned)
             away = MemberAssignment(LEAVE_STATIC, current.epoch, *stable)
             self._put_current(decision, member_id, away)
-            # It has its session timeout to return.
+            # The member may return within its session timeout.
             self._deadlines.drop((REVOKE, member_id))
             self._arm_session(member_id, decision.now_ms)
         else:
@@ -303,7 +299,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
     def _remove(self, member_id: str, decision: Decision) -> None:
         self._forget(decision, member_id)
         self._matches.forget(member_id)
-        self._seen_topics = None  # it may have been a topic's last subscriber
+        self._seen_topics = None  # the member may have been the last subscriber of a topic
         self._raise_epoch(self.value.topics, decision)
 
     def _raise_epoch(self, topics: tuple[tuple[str, str, int], ...], decision: Decision) -> None:
@@ -311,7 +307,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._put(decision, RowKind.CONSUMER, value)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
-        """Raise the group's epoch if anything an assignment depends on has changed."""
         if not has_changed and topics.epoch == self._seen_topics:
             return
         self._seen_topics = topics.epoch

@@ -1,14 +1,13 @@
-"""Results of a coordinator's decision: replies to tickets, and rows to append; and the descriptions
-of groups for tools, in one shape for all kinds.
+"""The results of coordinator decisions, which are replies and rows, and the descriptions of groups.
 
-The broker parks every request under a ticket of its choice. A decision may reply to any tickets: to
-its own, to none, or to those of requests parked before (also of clients that are gone).
+The broker parks every request under a ticket number. A decision may reply to its own ticket and to
+those of requests parked before, whose clients may be gone.
+
 - The rows of one decision go into one batch, so that a crash leaves all of them or none.
 - A reply with ``after_commit`` waits until everything this coordinator has appended so far is
-  committed, even if this decision has no rows: the reply may depend on earlier rows.
-- When an append fails, memory is ahead of the log. The state is folded from the log again; replies
-  held back become an error on which clients retry.
-"""
+  committed, because it may depend on earlier rows.
+- When an append fails, memory is ahead of the log. The state is then rebuilt from the log, and
+  waiting replies become an error on which clients retry."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from penstock.wire.kafka.faults import ErrorCode
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The base of all replies; used alone where there is only a code."""
+    """The base of all replies, used as is for replies that have only an error code."""
 
     code: ErrorCode = ErrorCode.NONE
 
@@ -34,7 +33,7 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision:
-    """The coordinator adds replies and rows. ``ticket``: of the request that caused it."""
+    """The replies and rows of one decision. ``ticket`` identifies the request that caused it."""
 
     __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
 
@@ -49,7 +48,7 @@ class Decision:
         self.reply_to(self.ticket, reply, after_commit=after_commit)
 
     def reply_to(self, ticket: int | None, reply: Reply, *, after_commit: bool = False) -> None:
-        """Reply to a request that was parked before; None: there is none."""
+        """Reply to a request that was parked before. Does nothing if ``ticket`` is None."""
         if ticket is not None:
             self.replies.append(TicketReply(ticket, reply, after_commit))
 
@@ -101,22 +100,22 @@ class Description(msgspec.Struct, frozen=True):
     group_id: str
     kind: str = "classic"
     state: str = "Empty"
-    # Of a classic group.
+    # Fields of classic groups.
     protocol_type: str = ""
     protocol: str = ""
     generation: int = 0
     leader: str = ""
     classic_members: tuple[ClassicMemberDescription, ...] = ()
-    # Of a consumer group, a share group or a streams group.
+    # Fields of consumer, share and streams groups.
     epoch: int = 0
     target_epoch: int = 0
     assignor: str = ""
     consumer_members: tuple[ConsumerMemberDescription, ...] = ()
     share_members: tuple[ShareMemberDescription, ...] = ()
-    subscribed: frozenset[str] = frozenset()  # topics by name, of a share group
+    subscribed: frozenset[str] = frozenset()  # names of the topics of a share group
     streams_members: tuple[StreamsMemberDescription, ...] = ()
     topology: TopologyValue | None = None
-    # Partitions of the topology's topics by name; empty until all of them exist.
+    # Partition counts of the topology's topics by name; empty until all of them exist.
     partition_counts: Mapping[str, int] = {}
 
     @classmethod

@@ -2,10 +2,9 @@
 
 A group has one kind at a time. An empty group changes between classic and consumer, and between
 classic and streams, when a member of the other kind joins; its offsets stay. A group whose
-consumers assign partitions themselves has offsets only, and counts as classic. A share group has no
-offsets and never changes its kind. Reads return the state in memory: the broker holds their
-replies, like all replies marked so, until earlier appends are committed.
-"""
+consumers assign partitions themselves has only offsets and counts as classic. A share group has no
+offsets and never changes its kind. Reads return the state in memory; the broker delays their
+replies until earlier appends are committed."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -95,7 +94,7 @@ class Groups(GroupTable):
         group = self._groups.get(group_id)
         return None if group is None else group.members
 
-    # ── Heartbeats of groups that the coordinator assigns ────────────────────────────────────
+    # ── Heartbeats of consumer, share and streams groups ─────────────────────────────────────
     def beat(
         self,
         group_id: str,
@@ -104,7 +103,8 @@ class Groups(GroupTable):
         decision: Decision,
         **rights: TopicVisibility | None,
     ) -> None:
-        """``rights``: the ``visibility`` of topics for a member of a consumer group."""
+        """Apply a heartbeat. ``rights`` may contain ``visibility``, the topics that the member may
+        see."""
         refusal = request.malformed(topics)
         if refusal is not None:
             decision.reply(refusal)
@@ -127,7 +127,6 @@ class Groups(GroupTable):
     def _find(
         self, group_id: str, kind: type[Any], *, is_join: bool
     ) -> tuple[Group | None, Any, ErrorCode]:
-        """Find the group and its members; those of a new group are not stored yet."""
         group, code = self._find_or_create(group_id, may_create=is_join)
         if group is None or isinstance(group.members, kind):
             return group, group and group.members, code
@@ -148,7 +147,8 @@ class Groups(GroupTable):
         return members.due_patterns(request, topics, visibility)
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the input of a large assignment; the result goes to ``take_assignment``."""
+        """Return the input of a large assignment. The caller passes the result to
+        ``take_assignment``."""
         members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
@@ -159,7 +159,8 @@ class Groups(GroupTable):
             self._finish(group)
 
     def make_share(self, group_id: str, decision: Decision) -> None:
-        """GROUP_ID_NOT_FOUND if a group of another kind has the name."""
+        """Create a share group. Replies GROUP_ID_NOT_FOUND if a group of another kind has the
+        id."""
         group, share, code = self._find(group_id, ShareGroup, is_join=True)
         if group is not None and share is not None and not share.epoch:
             share.begin(decision)
@@ -176,12 +177,13 @@ class Groups(GroupTable):
         *,
         producer: tuple[int, int] | None = None,
     ) -> None:
-        """``producer``: id and epoch, for a commit in a transaction of which the group is part."""
+        """Commit offsets. ``producer`` is the id and epoch of a producer that commits in a
+        transaction."""
         group, code = self._find_or_create(group_id, may_create=request.generation < 0)
         if group is not None:
             code = self._commit_refusal(group, request, decision.now_ms, producer)
         elif code is ErrorCode.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
-            code = ErrorCode.ILLEGAL_GENERATION  # what older clients expect for an unknown group
+            code = ErrorCode.ILLEGAL_GENERATION  # as older clients expect for an unknown group
         if code or group is None:
             results = tuple((p.topic_id, p.partition, code) for p in request.partitions)
             decision.reply(CommitReply(code, results))
@@ -215,7 +217,7 @@ class Groups(GroupTable):
     def complete_transaction(
         self, producer_id: int, producer_epoch: int, decision: Decision, *, is_commit: bool
     ) -> None:
-        """Apply the marker of a transaction. A repeated marker changes nothing."""
+        """Commit or drop the pending offsets of a transaction. Repeating this changes nothing."""
         if producer_epoch < self._fences.epoch_of(producer_id):
             decision.reply(Reply(ErrorCode.INVALID_PRODUCER_EPOCH))
             return
@@ -235,7 +237,7 @@ class Groups(GroupTable):
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> FetchReply:
-        """Return committed offsets. An unknown group has none; that is not an error."""
+        """Return the committed offsets of a group. For an unknown group, all offsets are -1."""
         group = self._groups.get(group_id)
         if group is None:
             nothing = Offsets(group_id, {}, self._usage)
@@ -252,9 +254,10 @@ class Groups(GroupTable):
     def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, str, int]], decision: Decision
     ) -> None:
-        """Delete offsets, given as (topic id, topic name, partition), of topics not subscribed."""
+        """Delete the offsets of partitions (topic id, topic name, partition) of topics without
+        subscribers."""
         group = self._groups.get(group_id)
-        if group is None or isinstance(group.members, ShareGroup):  # which has no offsets
+        if group is None or isinstance(group.members, ShareGroup):  # share groups have no offsets
             decision.reply(CommitReply(ErrorCode.GROUP_ID_NOT_FOUND))
             return
         subscribed = group.subscribed()
@@ -295,7 +298,7 @@ class Groups(GroupTable):
         )
 
     def describe(self, group_id: str) -> Description:
-        """Describe a group of any kind; GROUP_ID_NOT_FOUND with state Dead if there is none."""
+        """Describe a group. The reply is GROUP_ID_NOT_FOUND with state Dead if there is none."""
         group = self._groups.get(group_id)
         if group is None:
             return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
@@ -317,18 +320,19 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """For a periodic job. ``topic_ids``: group id, topic's name → topic's id for that group."""
+        """Drop old offsets and empty groups. ``topic_ids`` returns the topic id for a group id and
+        a topic name."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):
             if isinstance(group.members, ShareGroup):
-                continue  # has no offsets, and stays until it is deleted
+                continue  # share groups have no offsets and stay until they are deleted
             if group.is_empty:
                 self._expire_empty(group, bound_ms, decision)
                 continue
             subscribed = group.subscribed()
             if subscribed is not None:
-                # Offsets of topics without a subscriber expire.
+                # Only offsets of topics without a subscriber expire.
                 found = (topic_ids(group.id, name) for name in subscribed)
                 kept = frozenset(topic_id for topic_id in found if topic_id is not None)
                 group.offsets.expire(decision, older_than_ms=bound_ms, topics_kept=kept)
@@ -338,7 +342,7 @@ class Groups(GroupTable):
         emptied_at_ms = None if members is None else members.changed_at_ms
         if emptied_at_ms is not None and emptied_at_ms >= bound_ms:
             return
-        # With offsets only, each expires by its age.
+        # If the group has only offsets, each offset expires by its age.
         group.offsets.expire(decision, older_than_ms=bound_ms)
         is_idle = not isinstance(members, ClassicGroup) or members.is_idle
         if not len(group.offsets) and is_idle:

@@ -1,9 +1,8 @@
 """Committed offsets of one group, and commits that wait for their transaction to end.
 
-A commit inside a transaction is written at once but not visible: the marker of the transaction
-turns it into a committed offset or drops it. A plain commit made meanwhile is the later one, so it
-wins whatever the marker says: it drops the pending commits for its partition.
-"""
+A commit inside a transaction is pending until the marker of the transaction makes it a committed
+offset or drops it. A plain commit made meanwhile is newer, so it drops the pending commits for its
+partition."""
 
 from collections.abc import Iterable
 
@@ -30,13 +29,14 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """``generation``: or the member's epoch; -1 for a consumer that is not a member."""
+    """A request to commit offsets. ``generation`` may be the member's epoch, or -1 for a consumer
+    that is not a member."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
     generation: int = -1
     instance_id: str | None = None
-    # OffsetCommit v9 and later has epochs; older clients may not commit to groups that use them.
+    # True from OffsetCommit v9 on. Older clients may not commit to groups with member epochs.
     knows_epochs: bool = True
 
 
@@ -61,22 +61,19 @@ class Offsets:
     def __init__(
         self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
     ) -> None:
-        """``open_groups``: producer → groups with its pending commits, shared by all groups of a
-        coordinator, so that a marker finds its groups without a search."""
+        """Create an empty table. ``open_groups``, shared by all groups of a coordinator, maps
+        producer ids to the groups with pending commits of the producer."""
         self.group_id = group_id
         self._account = usage.account_of(group_id)
         self._usage = usage
         self._open_groups = open_groups
-        # The fold.
+        # Derived from the rows in the log.
         self._committed: dict[TopicPartition, OffsetValue] = {}
         self._pending: dict[int, dict[TopicPartition, PendingValue]] = {}  # by producer
-        # Derived: the number of open transactions with a commit for the partition, and the number
-        # of partitions that have only such commits.
-        self._unstable: dict[TopicPartition, int] = {}
-        self._pending_only = 0
+        self._unstable: dict[TopicPartition, int] = {}  # number of producers with pending commits
+        self._pending_only = 0  # number of partitions with pending but no committed offsets
 
     def __len__(self) -> int:
-        """Return the number of partitions with a committed or a pending offset."""
         return len(self._committed) + self._pending_only
 
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
@@ -131,7 +128,8 @@ class Offsets:
         bytes_max: int = NO_LIMIT,
         producer: tuple[int, int] | None = None,
     ) -> CommitReply:
-        """``bytes_max``: how much more the tenant may store. ``producer``: id and epoch."""
+        """Commit offsets, in a transaction if ``producer`` (id and epoch) is set. ``bytes_max`` is
+        the number of bytes that the tenant may still store."""
         results = []
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
@@ -156,7 +154,7 @@ class Offsets:
         return CommitReply(partitions=tuple(results))
 
     def _refusal(self, commit: PartitionCommit, entries_max: int) -> ErrorCode:
-        # A character is at least a byte: the cheap test first.
+        # Compare the characters first, which is cheaper than encoding them.
         if len(commit.metadata) > COMMIT_METADATA_BYTES_MAX or (
             len(commit.metadata.encode()) > COMMIT_METADATA_BYTES_MAX
         ):
@@ -174,14 +172,15 @@ class Offsets:
                 self._put(decision, partition, pending.offset)
 
     def epoch_of(self, producer_id: int) -> int:
-        """Return the epoch of the producer's pending commits; -1: it has none."""
+        """Return the epoch of the producer's pending commits, or -1 if it has none."""
         commits = self._pending.get(producer_id, {})
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
     ) -> FetchReply:
-        """Return committed offsets (None: all); -1 and no error for partitions without a commit."""
+        """Return committed offsets, -1 for partitions without one. If ``partitions`` is None,
+        return all."""
         if partitions is None:
             partitions = sorted(
                 self._committed.keys() | (self._unstable if requires_stable else ())
@@ -210,7 +209,7 @@ class Offsets:
                     self._put_pending(decision, producer_id, partition, None)
 
     def erase(self, decision: Decision, topic_ids: frozenset[str] | None = None) -> None:
-        """Drop all offsets, or those of deleted topics, whose ids are never used again."""
+        """Delete all offsets, or only those of the given (deleted) topics."""
         for partition in self._committed.keys() | self._unstable.keys():
             if topic_ids is None or partition[0] in topic_ids:
                 self.delete(partition, decision)
@@ -218,7 +217,8 @@ class Offsets:
     def expire(
         self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """``topics_kept``: ids of topics that members still subscribe to."""
+        """Delete old offsets, except those of ``topics_kept``, the ids of topics with
+        subscribers."""
         for partition, value in list(self._committed.items()):
             if (
                 value.committed_at_ms < older_than_ms
@@ -236,9 +236,9 @@ def _size_of(value: OffsetValue | PendingValue | None) -> int:
 
 
 class Fences:
-    """The epoch of the last marker of each producer that has committed offsets in a transaction: a
-    commit after the marker of its transaction would wait for ever for another marker, so it is
-    rejected (if epochs rise with each transaction, as they do for current clients)."""
+    """The epochs of the last markers of producers that commit offsets in transactions. A commit
+    that arrives after the marker of its transaction would be pending for ever, so it is
+    rejected."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first

@@ -1,5 +1,5 @@
-"""The rows in the internal topic of a group coordinator. A group that only has offsets, because its
-consumers assign partitions themselves, has no other rows. ``rows.py`` says how rows are encoded."""
+"""The rows in the internal topic of a group coordinator, encoded as in ``rows.py``. A group whose
+consumers assign partitions themselves has only rows of kind OFFSET and PENDING."""
 
 from enum import IntEnum
 from typing import TypeAlias
@@ -44,14 +44,14 @@ class ClassicValue(msgspec.Struct, frozen=True, array_like=True):
     protocol_type: str
     protocol: str | None
     leader: str | None
-    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
+    changed_at_ms: int  # wall clock; for an empty group, when it became empty
     members: tuple[ClassicMember, ...]
 
 
 class ConsumerValue(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
-    topics: tuple[tuple[str, str, int], ...]  # name, id, partitions; sorted by name
-    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
+    topics: tuple[tuple[str, str, int], ...]  # name, id, partition count; sorted by name
+    changed_at_ms: int  # wall clock; for an empty group, when it became empty
 
 
 class MemberValue(msgspec.Struct, frozen=True, array_like=True):
@@ -87,28 +87,29 @@ class ConfigsValue(msgspec.Struct, frozen=True, array_like=True):
 
 class StreamsValue(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
-    topics: tuple[tuple[str, str, int], ...]  # name, id, partitions; sorted by name
+    topics: tuple[tuple[str, str, int], ...]  # name, id, partition count; sorted by name
     is_ready: bool  # all topics exist and are partitioned as the topology requires
     standbys: int  # ``streams.num.standby.replicas`` at the last change
-    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
+    changed_at_ms: int  # wall clock; for an empty group, when it became empty
 
 
 class InternalTopic(msgspec.Struct, frozen=True, array_like=True, order=True):
     name: str
-    partition_count: int  # 0: follows from the topics the subtopology reads
-    replicas: int  # 0: the cluster's default
+    partition_count: int  # 0 if it is derived from the topics that the subtopology reads
+    replicas: int  # 0 for the cluster's default
     configs: tuple[tuple[str, str], ...]  # sorted by name
 
 
 class Subtopology(msgspec.Struct, frozen=True, array_like=True):
-    """All tuples are sorted, so that equal topologies are equal values."""
+    """A part of a Kafka Streams topology. All tuples are sorted, so that equal topologies compare
+    equal."""
 
     subtopology_id: str
     sources: tuple[str, ...]  # topics created outside the application
     repartition_sources: tuple[InternalTopic, ...]
     repartition_sinks: tuple[str, ...]
     changelogs: tuple[InternalTopic, ...]
-    copartitions: tuple[tuple[str, ...], ...]  # topics with the same number of partitions
+    copartitions: tuple[tuple[str, ...], ...]  # topics that need equal partition counts
 
 
 class TopologyValue(msgspec.Struct, frozen=True, array_like=True):
@@ -145,26 +146,26 @@ class StreamsCurrentValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowKind(IntEnum):
-    """Kinds of rows: the fields of the key → what the value states. Kinds from STREAMS on are
-    written from feature level 5 on: older nodes cannot read them."""
+    """Kinds of rows, with the fields of their keys and the content of their values. Kinds from
+    STREAMS on require feature level 5, because older nodes cannot read them."""
 
     OFFSET = 1  # group, topic, partition → a committed offset
     PENDING = 2  # group, producer, topic, partition → an offset whose transaction is still open
-    FENCE = 3  # producer → epoch of its last marker: older ones are rejected
+    FENCE = 3  # producer → epoch of its last marker; older epochs are rejected
     CLASSIC = 4  # group → generation, protocol, members, assignments
     CONSUMER = 5  # group → epoch, topics subscribed to
     MEMBER = 6  # group, member → subscription
     TARGET = 7  # group → epoch of the target assignment
-    TARGET_OF = 8  # group, member → partitions the member shall have
-    CURRENT = 9  # group, member → partitions the member has, or gives up
+    TARGET_OF = 8  # group, member → partitions of the member in the target assignment
+    CURRENT = 9  # group, member → partitions that the member has or is giving up
     SHARE = 10  # group → epoch; exists even without members
-    CONFIGS = 11  # group → settings by name; below feature level 3 only
+    CONFIGS = 11  # group → configs by name; only below feature level 3
     STREAMS = 12  # group → epoch, topics in use; marks a streams group
     TOPOLOGY = 13  # group → subtopologies of the first member
     STREAMS_MEMBER = 14  # group, member → process, endpoint, timeouts
     STREAMS_TARGET = 15  # group → epoch of the target assignment
-    STREAMS_TARGET_OF = 16  # group, member → tasks the member shall have
-    STREAMS_CURRENT = 17  # group, member → tasks the member has, or gives up
+    STREAMS_TARGET_OF = 16  # group, member → tasks of the member in the target assignment
+    STREAMS_CURRENT = 17  # group, member → tasks that the member has or is giving up
 
 
 _GROUP = tuple[str]

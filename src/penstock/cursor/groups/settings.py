@@ -1,4 +1,4 @@
-"""Settings of groups that an operator can change, and the limits of groups."""
+"""Settings of groups that an operator can change, and limits of groups."""
 
 from collections.abc import Mapping
 
@@ -8,25 +8,25 @@ from penstock.model.limits import MINUTE_MS, SECOND_MS
 
 DAY_MS = 24 * 60 * MINUTE_MS
 
-# A client of the first protocol versions has no id before the reply to its first join. If it leaves
-# meanwhile, it looks like a new client when it returns, so its membership is kept only this long.
+# How long a new member is kept without a reply to its first join. Clients of the first protocol
+# versions do not know their member id before that reply, so they return as another member.
 NEW_MEMBER_MS_MAX = 5 * MINUTE_MS
 GENERATION_MAX = 2**31 - 1  # a signed 32-bit field on the wire
 GROUP_ID_CHARS_MAX = 1_024
 MEMBER_PROTOCOLS_MAX = 64
-COMMIT_METADATA_BYTES_MAX = 4_096  # what clients may attach to an offset
+COMMIT_METADATA_BYTES_MAX = 4_096  # of the text that clients may attach to an offset
 FENCES_MAX = 50_000  # producers whose last marker is remembered, per coordinator partition
-FENCE_MS = DAY_MS  # as long as a partition remembers an idle producer
+FENCE_MS = DAY_MS  # partitions remember an idle producer for the same time
 
 
 class GroupSettings(msgspec.Struct, frozen=True):
     session_ms_min: int = 6 * SECOND_MS
     session_ms_max: int = 30 * MINUTE_MS
-    rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # or one client could block a group for weeks
-    # How long a read of committed offsets follows a coordinator that moves: longer than a move
-    # takes after the death of a node, and well below the time after which clients give up.
+    rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # so that no client blocks a group for weeks
+    # How long a read of committed offsets waits for a coordinator that moves: longer than a
+    # failover takes, and well below the timeout of clients.
     fetch_ms_max: int = 10 * SECOND_MS
-    # How long an empty group waits for more members after the first; 0 while developing.
+    # How long an empty group waits for more members after the first.
     initial_delay_ms: int = 3 * SECOND_MS
     members_max: int = 2_000  # per group
     groups_max: int = 10_000  # per coordinator partition
@@ -61,7 +61,7 @@ LATEST = "latest"
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 
-# Configs that existed before the metadata store had configs: older nodes know only these.
+# Configs that older nodes know, which store configs as rows instead of in the metadata store.
 CONFIGS_OF_ROWS = frozenset(
     (SHARE_RESET, SHARE_LOCK, SHARE_SESSION, SHARE_HEARTBEAT, SHARE_ISOLATION)
 )
@@ -74,7 +74,6 @@ class ConsumerSettings(msgspec.Struct, frozen=True, gc=False):
 
 
 def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> ConsumerSettings:
-    """``configs`` have been checked before they were stored."""
     session_ms = int(configs.get(CONSUMER_SESSION, default.consumer_session_ms))
     heartbeat_ms = int(configs.get(CONSUMER_HEARTBEAT, default.consumer_heartbeat_ms))
     return ConsumerSettings(session_ms, heartbeat_ms, int(configs.get(CONSUMER_ASSIGNMENT, 0)))
@@ -82,7 +81,7 @@ def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> Con
 
 class StreamsSettings(ConsumerSettings, frozen=True, gc=False):
     delay_ms: int = 0  # how long an empty group waits for more members after the first
-    standbys: int = 0  # copies of each task with state
+    standbys: int = 0  # number of standby copies of each stateful task
 
 
 def streams_settings(configs: Mapping[str, str], default: GroupSettings) -> StreamsSettings:
@@ -102,7 +101,7 @@ class ShareSettings(msgspec.Struct, frozen=True, gc=False):
     is_earliest: bool = False  # whether to read new topics from their beginning
     assignment_ms: int = 0  # minimum time between two assignments
     is_committed: bool = False  # hides records of open and aborted transactions
-    deliveries_max: int | None = None  # of one record; None: not set, the share's limit applies
+    deliveries_max: int | None = None  # per record; if None, the limit of the share applies
     locks_max: int = 2_000  # records of one partition that are leased at the same time
     is_renewable: bool = True  # whether members may extend their leases
 

@@ -1,13 +1,11 @@
-"""Share groups (KIP-932): which member reads which partitions; a partition may have many readers.
+"""Share groups (KIP-932), in which several members may read the same partition.
 
-No member owns a partition, so none has to be given up before another member takes it: a new
-assignment is valid at once, and members get it with their next heartbeat. Which member gets which
-record is decided by the lease cursor of the topic and the group.
+No member owns a partition, so a new assignment is valid at once, and members get it with their next
+heartbeat. The lease cursor of the topic and the group decides which member gets which record.
 
 The log stores that the group exists, and its epoch. Its members are only in this node's memory:
-after a restart each gets an unknown-member error, joins again with the same id, and misses nothing,
-because the cursors keep what the group has read.
-"""
+after a restart each gets an unknown-member error and joins again with the same id. No record is
+lost, because the cursors store which records the group has read."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +28,7 @@ from penstock.cursor.patterns.matches import Topics
 from penstock.wire.kafka.faults import ErrorCode
 
 ASSIGNOR = "simple"
-_ASSIGNMENT = ""  # name of a deadline; others are member ids, which are not empty
+_ASSIGNMENT = ""  # name of the deadline of the next assignment; others are member ids
 
 
 class ShareReply(Reply, frozen=True):
@@ -42,7 +40,7 @@ class ShareReply(Reply, frozen=True):
 
 
 class ShareHeartbeat(Heartbeat, frozen=True):
-    """None means "unchanged"."""
+    """A heartbeat, in which None means "unchanged"."""
 
     rack_id: str | None = None
     topic_names: tuple[str, ...] | None = None
@@ -71,15 +69,15 @@ class ShareMember(msgspec.Struct):
     client_id: str = ""
     client_host: str = ""
     topic_names: frozenset[str] = frozenset()
-    assigned: Partitions = frozenset()  # by the group's newest assignment
-    replied: Partitions | None = None  # assignment of the last reply
+    assigned: Partitions = frozenset()  # in the group's newest assignment
+    replied: Partitions | None = None  # the assignment in the last reply
 
 
 def assign_simple(
     members: Sequence[MemberSpec], topics: Mapping[str, int]
 ) -> dict[str, Partitions]:
-    """Assign every partition to one reader, evenly; a reader left without any gets the partition of
-    its topics that has the fewest readers so far. ``topics``: id → partition count."""
+    """Assign each partition to one member, evenly. A member left without any gets the partition of
+    its topics that has the fewest readers. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
     for member in sorted(members, key=lambda each: each.member_id):
@@ -87,7 +85,7 @@ def assign_simple(
             continue
         choice = [(t, p) for t in member.topic_ids & topics.keys() for p in range(topics[t])]
         if choice:
-            # Ties go to a previous partition, so that members stay where their records are.
+            # In a tie, prefer a partition that the member already has.
             best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
             readers[best] += 1
             shares[member.member_id] = frozenset((best,))
@@ -107,14 +105,14 @@ class ShareGroup:
         self._deadlines: Deadlines[str] = Deadlines()
         self._assigned_at_ms: int | None = None
         self.times = SHARE_DEFAULT
-        self._topics_epoch: int | None = None  # of the topics at the last heartbeat
-        self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
+        self._topics_epoch: int | None = None  # ``Topics.epoch`` at the last heartbeat
+        self._topics: dict[str, tuple[str, int]] = {}  # subscribed: name → id, partition count
 
     @property
     def epoch(self) -> int:
         return self.value.epoch
 
-    is_stored = epoch  # not 0
+    is_stored = epoch  # the epoch is 0 until the group is stored
 
     def set_times(self, configs: Mapping[str, str]) -> None:
         self.times = share_settings(configs)
@@ -151,7 +149,7 @@ class ShareGroup:
         return self._deadlines.next_ms()
 
     def begin(self, decision: Decision) -> None:
-        """Raise the epoch. A new group exists from then on, with or without members."""
+        """Raise the epoch. A new group exists from then on, even without members."""
         self.value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         decision.rows.append(CODEC.encode(RowKind.SHARE, (self.group_id,), self.value))
 
@@ -187,7 +185,7 @@ class ShareGroup:
             text = f"Member {request.member_id} is not a member of the group."
             return ShareReply(ErrorCode.UNKNOWN_MEMBER_ID, text)
         if member is None and len(self._members) >= members_max:
-            text = f"The group is full: {members_max} members."
+            text = f"The group has reached its maximum of {members_max} members."
             return ShareReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
         if member is not None and epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
             text = epoch_text("share", epoch, member.epoch)

@@ -1,9 +1,8 @@
-"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups. A
-group without rows exists only while a client is joining.
+"""The groups of one coordinator partition, rebuilt from its rows. Finds, creates and drops groups.
+A group without rows exists only while a client is joining.
 
 Below feature level 3 the configs of groups are rows here. From that level on they are in the
-metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there.
-"""
+metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
@@ -30,8 +29,7 @@ Members: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 
 
 class Group:
-    """One group: its members, under the protocol of its kind, and its offsets. Without members that
-    the coordinator knows, it has offsets only and counts as classic."""
+    """A group with its members and offsets. If ``members`` is None, the group counts as classic."""
 
     __slots__ = ("account", "id", "members", "offsets")
 
@@ -56,7 +54,7 @@ class Group:
         return State.EMPTY if self.members is None else self.members.state
 
     def subscribed(self) -> frozenset[str] | None:
-        """Return the names of subscribed topics; None if only the members know them."""
+        """Return the names of subscribed topics, or None if the coordinator cannot know them."""
         return frozenset() if self.members is None else self.members.subscribed()
 
     @property
@@ -65,12 +63,11 @@ class Group:
 
     @property
     def is_blank(self) -> bool:
-        """The group has no rows, and no client is joining."""
         return not len(self.offsets) and (self.members is None or self.members.is_blank)
 
     @property
     def is_idle_classic(self) -> bool:
-        """The group may become a consumer group or a streams group."""
+        """Whether the group may become a consumer group or a streams group."""
         if isinstance(self.members, ClassicGroup):
             return self.members.is_idle
         return self.members is None
@@ -84,23 +81,23 @@ class GroupTable:
         *,
         stored: Callable[[str], Mapping[str, str]] | None = None,
     ) -> None:
-        """``usage`` has the tenants' counts for this coordinator, and their quotas. ``stored``
-        returns the configs that the metadata store has for a group; None: all of them are rows."""
+        """Create an empty table. ``stored`` returns the configs of a group in the metadata store;
+        it is None if all configs are rows."""
         self._settings = settings
         self._stored = stored
         self._usage = usage or PartitionUsage(NO_QUOTAS)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
-        self._configs: dict[str, ConfigsValue] = {}  # of groups that may not exist yet
+        self._configs: dict[str, ConfigsValue] = {}  # by group id; the groups may not exist yet
         self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
         self._wakes: Deadlines[str] = Deadlines()
 
     def next_wake_ms(self) -> int | None:
-        """Return when to call ``tick``, on the monotonic clock; None: there is no deadline."""
+        """Return when to call ``tick``, on the monotonic clock, or None if there is no deadline."""
         return self._wakes.next_ms()
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
-        """Apply a row of the log. Raises ValueError for an unknown row."""
+        """Apply a row of the log. Raises ValueError if the row cannot be decoded."""
         kind, fields, body = CODEC.decode(key, value)
         if kind in (RowKind.FENCE, RowKind.CONFIGS):
             (self._fences.apply if kind == RowKind.FENCE else self._apply_configs)(fields[0], body)
@@ -122,7 +119,7 @@ class GroupTable:
                     members.apply(kind, fields, body)
                 else:
                     members.apply(body, now_ms=now_ms)
-                # Of several rows, that of the group is deleted last.
+                # The row of the group itself is deleted after all other rows of the group.
                 if body is None and kind in _GROUP_ROWS:
                     group.members = None
         if group.is_blank:
@@ -136,18 +133,20 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. The metadata store overrides a row not moved there yet."""
+        """Return a group's configs. Those in the metadata store override rows not moved there
+        yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
         return {**rows, **stored} if rows and stored else rows or stored
 
     def configs_rows(self) -> dict[str, Mapping[str, str]]:
-        """Return the configs that are to be moved to the metadata store, by group."""
+        """Return the configs to move to the metadata store, by group id."""
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write all configs again: once committed, this node is the leader and has all of them."""
+        """Write all configs again. When they are committed, this node has proved that it is the
+        leader."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 
@@ -158,7 +157,7 @@ class GroupTable:
     def change_configs(
         self, group_id: str, changes: Mapping[str, str | None], decision: Decision
     ) -> None:
-        """Change configs of a group; None restores the default. Values have been checked."""
+        """Change configs of a group, with checked values; None restores the default."""
         before = self.configs(group_id)
         merged, bound = {**before, **changes}, self._settings.configs_max
         after = {name: text for name, text in sorted(merged.items()) if text is not None}
@@ -200,10 +199,10 @@ class GroupTable:
 
     def _no_group(self, group_id: str, code: ErrorCode, kind: str) -> str:
         if code is not ErrorCode.GROUP_MAX_SIZE_REACHED:
-            return f"There is no {kind} group of this name."
+            return f"There is no {kind} group with this id."
         account, bound = self._usage.account_of(group_id), self._settings.groups_max
         if len(self._groups) >= bound:
-            return f"This coordinator is full: {bound:,} of {bound:,} groups. Delete some."
+            return f"This coordinator has {bound:,} of at most {bound:,} groups. Delete some."
         return self._usage.reason(account, GROUPS, bound=bound)
 
     def _add(self, group_id: str) -> Group:
@@ -217,7 +216,7 @@ class GroupTable:
         self._wakes.drop(group.id)
 
     def _finish(self, group: Group | None) -> None:
-        """Set the group's timer, or drop the group if it has nothing left."""
+        """Set the group's timer, or drop the group if it has no rows and no members."""
         if group is not None:
             self._arm(group)
             if group.is_blank:

@@ -1,10 +1,8 @@
-"""Message deduplication: the same id within five minutes of its first append is the same message.
+"""Message deduplication: messages with the same id within five minutes are the same message.
 
-The window counts from the append and outlives the message: duplicates of an acked message are
-dropped too. The table is a fold of the log's last five minutes: a start rebuilds it from there, and
-no snapshot contains it. Keys are hashes of sixteen bytes: an entry has the same size whatever ids
-clients use, and no client can in practice cause a collision with another client's id.
-"""
+The five minutes count from the append of the first message, even if it is acked meanwhile. The
+table is rebuilt at each start from the last five minutes of the log. Keys are hashes of sixteen
+bytes, so entries have a fixed size and clients cannot in practice cause a collision."""
 
 import hashlib
 from collections import deque
@@ -21,7 +19,7 @@ def dedup_key(message: Message, scope: DedupScope) -> bytes | None:
         return None
     name = dedup_id.encode()
     if scope is DedupScope.GROUP and message.group is not None:
-        # The length keeps ("ab", "c") and ("a", "bc") apart.
+        # The length distinguishes ("ab", "c") from ("a", "bc").
         group = message.group.encode()
         name = len(group).to_bytes(4, "big") + group + name
     return hashlib.blake2b(name, digest_size=16).digest()
@@ -30,31 +28,32 @@ def dedup_key(message: Message, scope: DedupScope) -> bytes | None:
 class DedupTable:
     def __init__(self, *, entries_max: int = DEDUP_ENTRIES_MAX) -> None:
         self._entries_max = entries_max
-        self._found: dict[bytes, tuple[int, bytes, int]] = {}  # → offset, message id, append time
+        # key → offset, message id, append time
+        self._found: dict[bytes, tuple[int, bytes, int]] = {}
         self._order: deque[tuple[int, bytes]] = deque()  # append time, key; oldest first
 
     def __len__(self) -> int:
         return len(self._found)
 
     def find(self, key: bytes, *, wall_ms: int) -> tuple[int, bytes] | None:
-        """Return offset and id of the first message with this key while its window is open."""
+        """Return offset and id of the message that was sent with this key in the last five
+        minutes."""
         found = self._found.get(key)
         if found is None or found[2] + DEDUP_WINDOW_MS <= wall_ms:
             return None
         return found[:2]
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
-        """Raise Throttled if ``count`` more keys do not fit. Call it before an append."""
+        """Raise Throttled if ``count`` more keys do not fit. Called before an append."""
         self._forget(wall_ms)
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
             raise Throttled(
-                f"More than {self._entries_max} deduplication ids within 5 minutes.",
+                f"The queue accepts at most {self._entries_max} deduplication ids in 5 minutes.",
                 retry_after_ms=max(SECOND_MS, oldest_ms + DEDUP_WINDOW_MS - wall_ms),
             )
 
     def remember(self, key: bytes, offset: int, message_id: bytes, appended_at_ms: int) -> None:
-        """Remember the first message with a key. Raises Throttled if the table is full."""
         self._forget(appended_at_ms)
         if key in self._found:
             return
@@ -69,7 +68,6 @@ class DedupTable:
         self._found = {key: self._found[key] for _, key in kept}
 
     def _forget(self, wall_ms: int) -> None:
-        """Drop entries whose window has ended; append times never decrease along a log."""
         order = self._order
         ended_ms = wall_ms - DEDUP_WINDOW_MS
         while order and order[0][0] <= ended_ms:

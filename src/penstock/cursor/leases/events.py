@@ -1,8 +1,8 @@
-"""The events that a lease cursor writes to its partition's log; their fold is the queue's state.
+"""The events that a lease cursor writes to its partition's log, from which its state is rebuilt.
 
-Each event is the value of one control record. It states the decision, not the reason, and contains
-durations instead of times of day, so that every replica uses its local clock. Replay needs no
-message contents: a lease names the records that it leased and the ones that it skipped.
+Each event is the value of one control record. It contains durations instead of times of day, so
+every replica uses its local clock. Replay needs no message contents: a lease event lists the
+records that it leased and skipped.
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
@@ -12,10 +12,9 @@ message contents: a lease names the records that it leased and the ones that it 
     67    Trim     start, passed
     68    Start    start, backlog
 
-The events of a share have SHARE_STEP added to the type and the share's id, sixteen bytes, before
-the value: a replay finds the share without decoding the value. To change a layout: add fields at
-the end with a default. To change a meaning: take a new type number and keep decoding the old one.
-"""
+For a share, SHARE_STEP is added to the type, and the share's id (sixteen bytes) precedes the value.
+To change a layout, add fields at the end with a default. To change the meaning of a field, take a
+new type number and keep decoding the old one."""
 
 from enum import IntEnum
 from typing import Generic, TypeAlias, TypeVar
@@ -32,25 +31,25 @@ class AckReason(IntEnum):
 
 
 class LeaseDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    skipped: tuple[int, ...] = ()  # newly skipped: delayed, group locked, noisy group
-    held: tuple[int, ...] = ()  # leased while they are copied to the dead-letter queue
-    expired: tuple[int, ...] = ()  # known records found to be past their retention
-    due_keys: tuple[int, ...] = ()  # delay buckets of the records the head passed
+    skipped: tuple[int, ...] = ()  # records that are delayed or whose group is locked or noisy
+    held: tuple[int, ...] = ()  # records that are being copied to the dead-letter queue
+    expired: tuple[int, ...] = ()  # records past their retention
+    due_keys: tuple[int, ...] = ()  # keys in ``DelayBuckets`` of the records that the head passed
     attempt_id: str | None = None
 
 
 class LeaseEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lease_seq: int
     duration_ms: int
-    head: int  # the cursor's head after this lease
-    passed: int  # messages between the head before and the head after
+    head: int  # the first offset that no lease has examined, after this lease
+    passed: int  # number of messages that the head moved past
     offsets: tuple[int, ...]
-    leased_at_ms: int  # wall clock, only shown to people
+    leased_at_ms: int  # wall clock, for display only
     detail: LeaseDetail | None = None
 
 
 class ExtendEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    leases: tuple[tuple[int, int], ...]  # (offset, milliseconds from now); zero releases
+    leases: tuple[tuple[int, int], ...]  # (offset, duration in ms); zero releases the record
 
 
 class AckEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,17 +58,17 @@ class AckEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TrimEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Nothing below ``start`` exists any more: a purge, or segments dropped by retention."""
+    """Drops all records below ``start``, because of a purge or of retention."""
 
     start: int
-    passed: int  # messages between the head and ``start``
+    passed: int  # number of messages between the head and ``start``
 
 
 class StartEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The cursor starts, or starts again, at ``start`` and forgets all earlier state."""
+    """Resets the cursor to the offset ``start``."""
 
     start: int
-    backlog: int  # messages from there to this event
+    backlog: int  # number of messages between ``start`` and this event
 
 
 Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent | StartEvent
@@ -101,12 +100,11 @@ def encode_shared(share_id: bytes, event: Event) -> tuple[int, bytes]:
 
 
 def is_shared_type(number: int) -> bool:
-    """Return whether a control record of this type belongs to a share; see ``split_shared``."""
     return number - SHARE_STEP in _DECODERS
 
 
 def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
-    """Return the share's id, and the arguments for ``decode``."""
+    """Return the share's id, the event type and the event's bytes."""
     if len(data) < SHARE_ID_BYTES:
         raise ValueError(f"control record of type {number} is too short for an event of a share")
     view = memoryview(data)
@@ -114,13 +112,12 @@ def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, mem
 
 
 def is_event_type(number: int) -> bool:
-    """Return whether a control record of this type belongs to the lease cursor."""
     return number in _DECODERS
 
 
 def decode(number: int, data: bytes | memoryview) -> Event:
-    """Decode an event. Raises ValueError for an unknown type or value: the log is damaged or newer
-    than this program, and a guess would redeliver or lose messages."""
+    """Decode an event. Raises ValueError if the log is damaged or was written by a newer version,
+    because a guess would redeliver or lose messages."""
     decoder = _DECODERS.get(number)
     if decoder is None:
         raise ValueError(f"control record type {number} is not a cursor event")
@@ -131,8 +128,7 @@ def decode(number: int, data: bytes | memoryview) -> Event:
 
 
 def clipped(event: Event, start: int) -> Event:
-    """Return the event without the records below ``start``, where a log whose beginning was dropped
-    now begins: its events may be about records on both sides, for example a lease."""
+    """Return the event without the records below ``start``, the first offset of a trimmed log."""
     if isinstance(event, LeaseEvent):
         detail = event.detail
         if detail is not None:
@@ -155,8 +151,8 @@ def _from(offsets: tuple[int, ...], start: int) -> tuple[int, ...]:
 
 
 # ── Results of decisions ─────────────────────────────────────────────────────────────────────
-# A decision has already changed the cursor when it returns. The broker appends the events in their
-# order, waits until they are as durable as the queue requires, and then replies.
+# A decision has already changed the cursor when it returns. The broker appends the events in order,
+# waits until they are as durable as the queue requires, and then replies.
 
 Reply = TypeVar("Reply")
 
@@ -164,32 +160,29 @@ Reply = TypeVar("Reply")
 class Outcome(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
     reply: Reply
     events: tuple[Event, ...] = ()
-    # Monotonic time at which a record may become available to a waiting consumer; None: never.
+    # Monotonic time at which a record may become available to a waiting consumer, or None.
     wake_at_ms: int | None = None
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
-    """One record taken by a lease."""
-
     offset: int
     lease_seq: int
-    attempt: int  # number of leases in this queue, including this one
+    attempt: int  # number of times the record was leased, including this lease
     first_leased_at_ms: int  # wall clock
-    record: Record | None  # None: leased before, so read it from the log again
+    record: Record | None  # None if the record must be read from the log
 
 
 class LeaseOutcome(msgspec.Struct, frozen=True, gc=False):
     picks: tuple[Pick, ...] = ()
-    # Leased too often: copy each to the dead-letter queue, then ack it as dead. These records are
-    # held for redrive.HOLD_MS, so a crash in between loses nothing.
+    # Records to copy to the dead-letter queue and then ack. They are held for ``HOLD_MS``, so a
+    # crash in between loses nothing.
     dead: tuple[Pick, ...] = ()
-    expired: int = 0  # records found to be past their retention
+    expired: int = 0  # number of records found to be past their retention
     event: LeaseEvent | None = None
-    # Nothing was picked because too little of the log was read: feed from ``scan_from`` and lease
-    # again. (Records may have been skipped, so there can still be an event.)
+    # Too little of the log was read: the caller must ``feed`` the cursor and call ``lease`` again.
     needs_feed: bool = False
     is_over_limit: bool = False
-    # When to try again; set if fewer records than requested were found.
+    # When to try again, if fewer records than requested were found.
     wake_at_ms: int | None = None
 
     @property
@@ -204,21 +197,21 @@ class CursorStats(msgspec.Struct, frozen=True, gc=False):
 
 
 class Selection(msgspec.Struct, gc=False):
-    """What one receive requests, and the records chosen so far; becomes one lease event."""
+    """The request of one receive and the records chosen for it so far."""
 
     take: int
     attempts_max: int | None
     bound_ms: int  # records sent up to this time are past their retention
     now_ms: int
-    is_dry: bool = False  # the last feed added nothing
+    is_dry: bool = False  # the last ``feed`` added nothing
     picked: list[tuple[int, Record | None]] = []
     held: list[int] = []
-    expired: list[int] = []  # from the table
+    expired: list[int] = []  # offsets of expired entries
     fresh_expired: int = 0
     skipped: list[int] = []
     passed: int = 0
     due_keys: list[int] = []
-    reads_on: bool = False  # all records of the window are locked: read beyond it
+    reads_on: bool = False  # whether to read on, because all records of the window are locked
 
     def detail(self, attempt_id: str | None) -> LeaseDetail | None:
         if not (self.skipped or self.held or self.expired or self.due_keys or attempt_id):

@@ -1,20 +1,16 @@
-"""The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
-one of its records is in flight. And the creation of cursors of both kinds.
+"""The lease cursor of a FIFO queue. Each message group is delivered in order and is locked while
+one of its records is in flight.
 
-Groups wait in a line in the order in which they became available, so a group that fails repeatedly
-does not starve the others. A receive takes as many records as it can from the first group before
-the next one, from the oldest remaining record to the first one in flight. So no record overtakes a
-record that is being processed, while records before one whose lease was extended are delivered
-again. A record without a group is a group by itself.
+Available groups wait in a line, so a group that fails repeatedly does not starve the others. A
+receive takes as many records as it can from the first group before the next one, from the oldest
+remaining record up to the first one in flight. A record without a group is a group by itself.
 
-Each group has a queue of offsets: entries of the table first, then records of the window, all
-ascending. A group is available if its first live record is. It is in the line at most once; an
-unavailable group found there is dropped, and the event that frees the group adds it again.
+Each group has a queue of ascending offsets: first entries of the table, then records of the window
+(records read ahead). A group is available if its first record is, and is in the line at most once.
+An unavailable group found in the line is removed; the event that frees the group adds it again.
 
-The queue's current delay applies to every record that was never leased nor skipped. So due times
-follow log order: groups that begin with such a record arrive in the order of offsets, reading ahead
-stops at a delayed record, and no entry of the table is ever delayed.
-"""
+The queue's current delay applies to every record that was never leased nor skipped. So records
+become due in log order, reading ahead stops at a delayed record, and no entry is ever DELAYED."""
 
 from collections import deque
 from heapq import heappop, heappush
@@ -27,7 +23,7 @@ from penstock.cursor.leases.standard import StandardCursor
 from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
-# Number of fresh records that a receive wants in the window, to find those of its first group.
+# Number of records that a receive wants in the window, to find those of its first group.
 _LOOK_AHEAD = WINDOW_RECORDS_MAX // 2
 
 GroupKey = str | int  # a record without a group has its offset as key
@@ -41,10 +37,10 @@ class FifoCursor(LeaseCursor):
         self._groups: dict[GroupKey, deque[int]] = {}
         self._line: deque[GroupKey] = deque()
         self._in_line: set[GroupKey] = set()
-        # Heap of fresh records that are first in their group; when due, the group joins the line.
+        # Heap of window offsets that are first in their group; when due, the group joins the line.
         self._arrivals: list[int] = []
         self._arriving: set[int] = set()
-        # The window by offset, with the append times on the monotonic clock.
+        # The records of the window by offset, with their append times on the monotonic clock.
         self._fresh: dict[int, tuple[Record, int]] = {}
         self._last_append_ms: int | None = None
 
@@ -65,8 +61,8 @@ class FifoCursor(LeaseCursor):
         return selection.reads_on
 
     def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
-        """Take records of the groups in line. Returns whether a bound on one event stopped it, and
-        whether a record is delayed. A record appended after ``due_ms`` is delayed."""
+        """Pick records of the available groups; those appended after ``due_ms`` are still delayed.
+        Return whether the event is full, and whether a record is delayed."""
         self._admit(due_ms)
         line = self._line
         while line and len(selection.picked) < selection.take:
@@ -83,7 +79,7 @@ class FifoCursor(LeaseCursor):
         return False, bool(self._arrivals)
 
     def _admit(self, due_ms: int) -> None:
-        """Add the groups whose first record has become due to the line."""
+        """Make groups available whose first record is no longer delayed."""
         arrivals = self._arrivals
         while arrivals:
             offset = arrivals[0]
@@ -99,7 +95,7 @@ class FifoCursor(LeaseCursor):
                 self._join(_key_of(entry.group, offset))
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
-        """Take from one group, oldest first. False: the event is full of expired or dead ones."""
+        """Pick records of one group, oldest first. Return False if the event is full."""
         for offset in self._groups[key]:
             if len(selection.picked) == selection.take:
                 break
@@ -118,11 +114,10 @@ class FifoCursor(LeaseCursor):
             elif not self._consider(selection, offset, entry):
                 return False
             elif selection.held and selection.held[-1] == offset:
-                break  # locked until this record is in the dead-letter queue
+                break  # the group is locked until this record is in the dead-letter queue
         return True
 
     def _pass_to(self, selection: Selection, last: int) -> int:
-        """Move the head after ``last``: records in between become skipped entries."""
         window = self._window
         picked = {offset for offset, record in selection.picked if record is not None}
         while window and window[0].offset <= last:
@@ -138,7 +133,6 @@ class FifoCursor(LeaseCursor):
         return last + 1
 
     def _is_locked(self, now_ms: int) -> bool:
-        """Return whether to read beyond the window, in which all records are locked."""
         if self._backlog <= len(self._window) or not self._may_skip:
             return False
         if not self._window:
@@ -147,7 +141,7 @@ class FifoCursor(LeaseCursor):
         return appended_ms + self._queue_delay_ms <= now_ms
 
     def _front(self, key: GroupKey) -> int | None:
-        """Return the oldest offset of a group that is not gone."""
+        """Return the offset of the oldest remaining record of a group."""
         offsets = self._groups.get(key)
         if offsets is None:
             return None
@@ -171,7 +165,6 @@ class FifoCursor(LeaseCursor):
         return None
 
     def _line_up(self, key: GroupKey) -> None:
-        """Add a group to the line or the arrivals, unless its first record is in flight."""
         front = self._front(key)
         if front is None:
             return
@@ -190,7 +183,7 @@ class FifoCursor(LeaseCursor):
 
     def _rebuild(self) -> None:
         if self._unhydrated:
-            return  # groups are not known yet; hydrate calls this again
+            return  # the groups of some records are unknown; ``hydrate`` calls this again
         self._groups = {}
         for offset, entry in self._table.items():
             self._groups.setdefault(_key_of(entry.group, offset), deque()).append(offset)
@@ -205,7 +198,7 @@ class FifoCursor(LeaseCursor):
             self._line_up(key)
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
-        # On the monotonic clock, and ascending even if the wall clock jumped between reads.
+        # Append times must ascend even if the wall clock jumped between reads.
         appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)
         if self._last_append_ms is not None:
             appended_ms = max(appended_ms, self._last_append_ms)
@@ -248,8 +241,9 @@ def open_cursor(*, is_fifo: bool) -> LeaseCursor:
 
 
 def restore_cursor(data: bytes, *, now_ms: int, elapsed_ms: int) -> LeaseCursor:
-    """Return the cursor as it was ``elapsed_ms`` ago. Apply the log's events after the snapshot,
-    then hydrate. Raises Damaged: then replay the whole log instead."""
+    """Return the cursor of a snapshot made ``elapsed_ms`` ago. The caller then applies the later
+    events of the log and calls ``hydrate``. If this raises Damaged, the caller must replay the
+    whole log."""
     state = decode_snapshot(data)
     cursor = open_cursor(is_fifo=state.is_fifo)
     cursor.load(state, now_ms=now_ms, elapsed_ms=elapsed_ms)

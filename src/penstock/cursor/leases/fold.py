@@ -1,17 +1,15 @@
-"""The state of a queue as a fold of its partition's log, and the records read ahead. Only this code
-changes that state: decisions (lease.py) create an event and apply it here, and a restart or a
-follower applies the same events from the log. So live and replayed state agree.
+"""The state of a queue, derived from the events in its partition's log, and the records read ahead.
+Only this module changes that state: decisions (lease.py) create an event and apply it here, and
+restarts and followers apply the same events from the log, so all arrive at the same state.
 
-The state, and its size:
-- ``head``: the first offset that no lease has examined. The backlog after it needs no memory.
-- the table: records below the head that are not gone, O(in flight + skipped).
-- counts of messages appended and messages passed by the head, from batch headers alone.
-- deadlines, in a heap with lazy deletion; a lease's end is not an event, it only permits the next.
-- the window: decoded records from the head on, bounded.
+- ``head`` is the first offset that no lease has examined. Records after it need no memory.
+- The table has the records below the head that are in flight, skipped or available again.
+- Counts of appended messages and of messages below the head come from batch headers alone.
+- Deadlines are in a heap with lazy deletion. The end of a lease is not an event.
+- The window has a bounded number of decoded records from the head on.
 
-Replay needs no message contents. An entry created by replay therefore lacks its group, sending time
-and due time until ``hydrate`` gets its record; a leader hydrates before its first lease.
-"""
+Replay does not decode messages. An entry created by replay therefore lacks its group, sending time
+and due time until ``hydrate`` gets its record; a leader calls it before the first lease."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -48,35 +46,32 @@ _STALE_MIN = 1_024  # with fewer stale heap items a sweep is not worth its cost
 
 class LeaseState:
     is_fifo: bool
-    # Callbacks that the two kinds of queue implement.
+    # Callbacks, implemented for standard and FIFO queues.
     _on_ready: Callable[[int, Entry], None]  # an entry may be leased again
     _on_fed: Callable[[Record, int, int], None]  # a record was added to the window (now, wall)
-    _on_dropped: Callable[[Record], None]  # a record left the window and is no entry
-    _rebuild: Callable[[], None]  # make the order again: all entries are hydrated, or many gone
+    _on_dropped: Callable[[Record], None]  # a record left the window without becoming an entry
+    _rebuild: Callable[[], None]  # compute the order of delivery again
 
-    def _on_leased(self, group: str) -> None:
-        """Called when an entry with a group was leased."""
+    def _on_leased(self, group: str) -> None: ...
 
-    def _on_lease_ended(self, group: str) -> None:
-        """Called when an entry with a group is no longer in flight."""
+    def _on_lease_ended(self, group: str) -> None: ...
 
-    def _on_gone(self, offset: int, entry: Entry) -> None:
-        """Called when an entry has left the table."""
+    def _on_gone(self, offset: int, entry: Entry) -> None: ...
 
     def __init__(self) -> None:
-        # The fold: equal on every replica that has applied the same log.
+        # Derived from the log, so equal on all replicas that have applied the same events.
         self.head = 0
         self._next_offset = 0
         self._appended_count = 0
         self._passed_count = 0
         self._next_lease_seq = 1
         self._table: dict[int, Entry] = {}  # ascending offsets: entries are added as the head moves
-        # Acked although no lease is known: a crash lost the event of the lease, but not the ack.
+        # Records that were acked although a crash lost the event of their lease.
         self._acked_ahead: set[int] = set()
-        self._acked_order: list[int] = []  # the same as a heap, to drop what the head passes
+        self._acked_order: list[int] = []  # the same offsets as a heap
         self._attempts = AttemptTable()
         # Local to this node: clocks, and state that needs the contents of records.
-        self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), stale ones included
+        self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), including stale ones
         self._deadlines_max = _STALE_MIN
         self._in_flight = 0
         self._delayed = 0
@@ -85,9 +80,9 @@ class LeaseState:
         self._window: deque[Record] = deque()  # read ahead of the head, decoded
         self._window_bytes = 0
         self.scan_from = 0  # offset from which to read the next records for ``feed``
-        self._is_dry = False  # the last feed added nothing: the next lease must not request another
+        self._is_dry = False  # whether the last ``feed`` added nothing; prevents endless feeding
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    # ── Applying events ──────────────────────────────────────────────────────────────────────
     def appended(
         self,
         base_offset: int,
@@ -99,8 +94,8 @@ class LeaseState:
         now_ms: int,
         elapsed_ms: int = 0,
     ) -> None:
-        """``delays`` lists (offset, delay) of delayed messages if known, with the append's wall
-        clock; without it they count as visible until they are read."""
+        """Count appended messages. ``delays`` has (offset, delay) of delayed messages if known;
+        otherwise these count as visible until they are read."""
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
@@ -111,7 +106,7 @@ class LeaseState:
                 )
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
-        """Replay an event written ``elapsed_ms`` ago. A lease gets the rest of its time."""
+        """Replay an event written ``elapsed_ms`` ago. A lease runs for its remaining time."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease event must come after its records"
             self._add_restored(event)
@@ -137,7 +132,7 @@ class LeaseState:
         if detail is not None:
             if detail.attempt_id is not None:
                 if self._attempts.is_repeat(detail.attempt_id, event.lease_seq):
-                    attempt = 0  # it repeats an earlier receive
+                    attempt = 0  # this lease repeats an earlier receive
                 else:
                     made = Attempt(event.lease_seq, event.offsets, now_ms - elapsed_ms)
                     self._attempts.remember(detail.attempt_id, made)
@@ -163,7 +158,7 @@ class LeaseState:
         if entry.state != LEASED:
             self._begin_lease(entry)
         if attempt:
-            # Counted at the lease, not at its end: a consumer that crashes must use an attempt too.
+            # Attempts count when the lease begins, so that a consumer that crashes uses one too.
             entry.attempts += attempt
             if entry.attempts == 1:
                 entry.first_leased_at_ms = event.leased_at_ms
@@ -174,7 +169,6 @@ class LeaseState:
         heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Add entries for the records that this lease is the first to examine."""
         table = self._table
         head = self.head
         fresh = [o for o in event.offsets if o >= head and o not in table]
@@ -196,7 +190,7 @@ class LeaseState:
                     self._on_ready(offset, entry)
                 continue
             if entry.state != LEASED:
-                # The lease had ended and its consumer extends it: no new attempt, a new start time.
+                # A consumer may extend a lease that has ended, which is not a new attempt.
                 self._begin_lease(entry)
                 entry.leased_at_ms = now_ms - elapsed_ms
             entry.until_ms = now_ms + max(0, duration_ms - elapsed_ms)
@@ -252,12 +246,11 @@ class LeaseState:
     # ── Bookkeeping ──────────────────────────────────────────────────────────────────────────
     @property
     def _backlog(self) -> int:
-        """Number of messages that no lease has examined."""
         return self._appended_count - self._passed_count - len(self._acked_ahead)
 
     @property
     def unseen(self) -> int:
-        """Number of messages from the head on, including those acked ahead."""
+        """Number of messages that no lease has examined, including acked ones."""
         return self._appended_count - self._passed_count
 
     def _forget_acked_ahead(self) -> None:
@@ -298,14 +291,13 @@ class LeaseState:
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
-        """Drop stale deadlines before they are more than half of the heap."""
         timed = (LEASED, DELAYED)
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)
         self._deadlines_max = 2 * len(self._deadlines) + _STALE_MIN
 
     def _advance(self, now_ms: int) -> None:
-        """End the leases and delays that are over by now."""
+        """End the leases and delays whose time is over."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
             until_ms, offset = heappop(deadlines)
@@ -321,9 +313,9 @@ class LeaseState:
             entry.state = READY
             self._on_ready(offset, entry)
 
-    # ── Contents that replay does not have ───────────────────────────────────────────────────
+    # ── Hydration: message contents that replay does not decode ──────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Return the offsets whose records ``hydrate`` must get before the first lease."""
+        """Return the offsets whose records must be passed to ``hydrate`` before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
@@ -353,8 +345,8 @@ class LeaseState:
 
     # ── Snapshots ────────────────────────────────────────────────────────────────────────────
     def snapshot(self, *, now_ms: int) -> bytes:
-        """Return the encoded state after every record below ``next_offset``. Call it when all
-        events are in the log, and store the log's end beside it: replay continues from there."""
+        """Return the encoded state. All events must be in the log; the caller stores the log's end
+        with the snapshot, because replay continues from there."""
         assert all(e.state != TAKEN for e in self._table.values()), "no snapshot during a lease"
         entries = [
             (
@@ -382,7 +374,6 @@ class LeaseState:
         ).encoded()
 
     def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
-        """Load a snapshot into a cursor that is still empty."""
         assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
         began_ms = now_ms - elapsed_ms
         self.head = snapshot.head
@@ -410,7 +401,6 @@ class LeaseState:
     # ── The window ───────────────────────────────────────────────────────────────────────────
     @property
     def wants_feed(self) -> bool:
-        """Whether the log has more to read ahead and the window has room."""
         return (
             self._backlog > len(self._window)
             and len(self._window) < WINDOW_RECORDS_MAX
@@ -418,7 +408,6 @@ class LeaseState:
         )
 
     def _lacks(self, count: int, is_dry: bool) -> bool:
-        """Return whether the window has fewer than ``count`` records although the log has more."""
         return (
             len(self._window) < count
             and not is_dry
@@ -429,8 +418,8 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add as many records read from ``scan_from`` on as fit; ``next_offset`` follows them.
-        After a feed that adds nothing, the next lease uses the records that there are."""
+        """Add records to the read-ahead window until it is full. ``next_offset`` follows the last
+        record."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:
@@ -457,11 +446,10 @@ class LeaseState:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether memory allows to skip another record."""
+        """Whether another record may be skipped, within the limit of skipped records in memory."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:
-        """Move the first record of the window out, as the head passes it."""
         self._window.popleft()
         self._window_bytes -= size_of(record)
         selection.passed += 1
@@ -472,7 +460,6 @@ class LeaseState:
 
 
 def size_of(record: Record) -> int:
-    """Return the approximate bytes that a record in the window takes in memory."""
     message = record.message
     size = len(message.body)
     if message.attributes is not None:

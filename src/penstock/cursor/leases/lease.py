@@ -1,11 +1,9 @@
 """The decisions of a lease cursor: which consumer holds which record, and until when.
 
-Pure: broker/partition/partition.py owns the clock and the log. A decision has applied its event
-when it returns, so two receives in a row never pick the same record, whatever the log does
-meanwhile. Which records a receive gets is decided in standard.py (any order, fairness) and fifo.py
-(message groups). Retention is checked when a record would be delivered, and by ``expire``, which
-the broker calls periodically so that idle queues drop records too.
-"""
+The caller, broker/partition/partition.py, owns the clock and the log. A decision has applied its
+event when it returns, so two receives never pick the same record. Which records a receive gets is
+decided in standard.py and fifo.py. Retention is checked when a record would be delivered, and by
+``expire``, which the broker calls periodically so that idle queues drop records too."""
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop
@@ -44,7 +42,7 @@ from penstock.model.topic import PeekState
 
 Results = tuple[Exception | None, ...]
 
-# Offsets in one expiry event: a million offsets would make a record too large to replicate.
+# A single event with a million offsets would be too large to replicate.
 EXPIRED_PER_EVENT_MAX = 1_000
 
 _RECEIPT_EXPIRED = "The receipt handle has expired."
@@ -53,23 +51,23 @@ _TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 
 
 
 class RecordState(NamedTuple):
-    """State of a record that is not gone. Times are monotonic."""
+    """The state of a record that still exists. Times are on the monotonic clock."""
 
     state: PeekState
     until_ms: int | None = None  # end of the lease, the delay, or the lease that locks the group
-    blocked_by: int | None = None  # FIFO: the offset in flight that locks its group
+    blocked_by: int | None = None  # offset in flight that locks the FIFO message group
 
 
 class LeaseCursor(LeaseState):
-    # How the two kinds of queue choose:
+    # Implemented for standard and FIFO queues:
     _needs_feed: Callable[[int, bool], bool]  # whether to feed before records are chosen
-    # Returns the new head, and whether a bound on one event ended the search too early.
+    # Returns the new head, and whether the event's size limit ended the search.
     _select: Callable[[Selection], tuple[int, bool]]
     _reads_on: Callable[[Selection], bool]  # whether to feed because too few records were found
 
     def __init__(self) -> None:
         super().__init__()
-        self._queue_delay_ms = 0  # of the last lease; FIFO only
+        self._queue_delay_ms = 0  # the queue's delay at the last lease; FIFO only
 
     # ── Lease ────────────────────────────────────────────────────────────────────────────────
     def lease(
@@ -85,9 +83,9 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records, in one event. If the outcome has ``needs_feed``, call
-        ``feed``, even without records, and lease again. ``queue_delay_ms``, ``attempt_id``: FIFO
-        only."""
+        """Lease up to ``count`` records. If the outcome has ``needs_feed``, the caller must call
+        ``feed``, even with no records, and then ``lease`` again. Only FIFO queues use
+        ``queue_delay_ms`` and ``attempt_id``."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -122,7 +120,6 @@ class LeaseCursor(LeaseState):
         )
 
     def _consider(self, selection: Selection, offset: int, entry: Entry) -> bool:
-        """Pick, hold as dead, or expire one available entry. False: the event is full."""
         if entry.sent_at_ms <= selection.bound_ms:
             if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
                 return False
@@ -145,7 +142,6 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> tuple[LeaseEvent | None, tuple[Pick, ...], tuple[Pick, ...]]:
-        """Turn a selection into its event and apply it. Returns event, picked and dead records."""
         picked = selection.picked
         if not (picked or selection.passed or selection.held or selection.expired):
             return None, (), ()
@@ -165,8 +161,8 @@ class LeaseCursor(LeaseState):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """Lease the records of an earlier attempt again under the same lease, with a new deadline.
-        Returns None if any of them was acked, extended or released, or its lease ended."""
+        """Lease the records of an earlier attempt again. Return None if any of them was acked,
+        extended or released, or if its lease ended."""
         attempt = self._attempts.find(attempt_id, now_ms=now_ms)
         if attempt is None:
             return None
@@ -193,8 +189,9 @@ class LeaseCursor(LeaseState):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """Return one result per claim. A gone record is a success without an event. Standard queues
-        accept any receipt of the record, FIFO queues and ``is_strict`` only the running lease."""
+        """Ack records and return one result per claim. Acking a record that is already gone
+        succeeds. Standard queues accept any receipt of the record; FIFO queues and ``is_strict``
+        only accept the receipt of the current lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -208,8 +205,8 @@ class LeaseCursor(LeaseState):
             elif entry is None:
                 if offset >= self.head and self.is_fifo:
                     error = ExpiredReceipt(_RECEIPT_EXPIRED)
-                # A crash lost the event of the lease: the ack must still count, or the record is
-                # delivered again. (On FIFO queues it could break the group's order.)
+                # A crash lost the event of the lease. The ack must count, or the record would be
+                # delivered again. (On FIFO queues this could break the order of the group.)
                 elif self.head <= offset < self._next_offset and not (
                     offset in gone or offset in self._acked_ahead
                 ):
@@ -229,8 +226,9 @@ class LeaseCursor(LeaseState):
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
-        """Zero releases. Results: None, NotLeased (gone; ``is_strict``: or ended), InvalidRequest
-        (over twelve hours in total), ExpiredReceipt (FIFO)."""
+        """Change the visibility timeout; zero makes a record visible at once. Each result is None,
+        NotLeased (the record is gone, or with ``is_strict`` its lease has ended), InvalidRequest
+        (longer than twelve hours in total), or ExpiredReceipt (FIFO)."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
@@ -259,18 +257,18 @@ class LeaseCursor(LeaseState):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """``backlog``: messages from there on. Leases, attempts and acks are forgotten."""
+        """Reset the cursor to an offset. ``backlog`` is the number of messages from there on."""
         self._apply_start(event := StartEvent(offset, backlog))
         return Outcome(None, (event,))
 
     def purge(self, *, end_offset: int) -> Outcome[None]:
-        """Drop everything below ``end_offset``, the log's end: visible, delayed, in flight."""
+        """Drop all messages: visible, delayed and in flight. ``end_offset`` is the log's end."""
         assert end_offset >= self._next_offset, "a purge must cover the whole log"
         self._apply_trim(event := TrimEvent(end_offset, self.unseen))
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """``passed``: dropped messages that were at or after the head."""
+        """Drop records below ``start_offset``, of which ``passed`` messages were never examined."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
@@ -278,8 +276,8 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop known records past their retention, and those at the front of the window; return how
-        many. A periodic job. If ``wants_feed`` afterwards, feed and call again."""
+        """Drop records past their retention and return their number. If ``wants_feed`` is true
+        afterwards, the caller should feed and call this again."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table
@@ -298,7 +296,6 @@ class LeaseCursor(LeaseState):
         return Outcome(len(old) + selection.fresh_expired, tuple(events), unlocked_ms)
 
     def _pass_expired(self, selection: Selection) -> int:
-        """Drop expired records at the front of the window. Returns the new head."""
         window, head = self._window, self.head
         while window and self._retention_base(window[0]) <= selection.bound_ms:
             record = window[0]
@@ -311,7 +308,6 @@ class LeaseCursor(LeaseState):
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def stats(self, *, now_ms: int, queue_delay_ms: int = 0) -> CursorStats:
-        """Return counts; scans only the delay buckets. ``queue_delay_ms`` matters on FIFO only."""
         self._advance(now_ms)
         backlog = self._backlog
         ahead = min(backlog, self._delays.count(now_ms=now_ms, delay_ms=queue_delay_ms))
@@ -320,22 +316,22 @@ class LeaseCursor(LeaseState):
 
     @property
     def in_flight_most(self) -> int:
-        """Upper bound of records in flight: leases that ended since the last call still count."""
+        """Upper bound of records in flight; includes leases that ended since the last call."""
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:
-        """Return when a lease or a delay ends; only calls make records available earlier."""
+        """Return when the next lease or delay ends, or None."""
         deadlines = self._deadlines
         while deadlines:
             until_ms, offset = deadlines[0]
             entry = self._table.get(offset)
             if entry and entry.until_ms == until_ms and entry.state in (LEASED, DELAYED):
                 return until_ms
-            heappop(deadlines)  # of an acked or extended lease
+            heappop(deadlines)  # stale: the lease was acked or extended
         return None
 
     def low_offset(self) -> int:
-        """Return the lowest offset that is still needed."""
+        """Return the lowest offset of a record that is not gone."""
         return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:
@@ -345,7 +341,7 @@ class LeaseCursor(LeaseState):
     def state_of(
         self, record: Record, *, now_ms: int, wall_ms: int, queue_delay_ms: int = 0
     ) -> RecordState | None:
-        """Return the state of a record, or None if it is gone."""
+        """Return the state of a record, or None if the record is gone."""
         self._advance(now_ms)
         offset = record.offset
         entry = self._table.get(offset)
@@ -365,16 +361,15 @@ class LeaseCursor(LeaseState):
         return RecordState(PeekState.VISIBLE)
 
     def _due_ms(self, record: Record, queue_delay_ms: int, now_ms: int, wall_ms: int) -> int:
-        """Return when a record at or after the head is due."""
         delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
         return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
 
     def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
-        """Return the offset in flight that locks the group for a record at ``offset``, or None."""
+        """Return the offset in flight that locks the message group for this record, or None."""
         return None
 
     def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
-        """Find out why messages are not delivered; yields every millisecond or so."""
+        """Count the messages that are not delivered, by reason. Yields about every millisecond."""
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
@@ -390,5 +385,5 @@ class LeaseCursor(LeaseState):
 
 
 def _is_held(entry: Entry, claim: Claim | Attempt) -> bool:
-    """Return whether the claim's lease is running; deadlines up to now have been applied."""
+    """Return whether the lease of a claim is still running."""
     return entry.state == LEASED and entry.lease_seq == claim.lease_seq

@@ -1,9 +1,8 @@
-"""Why messages of one partition are not delivered, as far as its cursor has read.
+"""Counts of the messages of one partition that are not delivered, by reason.
 
-Pure: the cursor passes in its table and its window, the caller owns the clock. A table may hold
-hundreds of thousands of entries, so the search is a generator that yields every few hundred;
-entries that change meanwhile are counted as they are when the search reaches them.
-"""
+A queue may have hundreds of thousands of messages in flight, so the search is a generator that
+yields every few hundred; messages that change meanwhile are counted as they are when the search
+reaches them. Messages that the cursor has not read yet are not counted."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice
@@ -13,7 +12,7 @@ from penstock.cursor.leases.parts import DELAYED, LEASED, Entry
 from penstock.cursor.leases.redrive import is_dead
 from penstock.model.topic import GroupLock, Obstacles, worst_locks
 
-AT_ONCE: Final = 500  # entries: about half a millisecond
+AT_ONCE: Final = 500  # records counted between two yields, about half a millisecond
 
 ObstacleSearch = Generator[None, None, Obstacles]
 
@@ -28,15 +27,16 @@ class QueueTerms(NamedTuple):
 
 
 class ObstacleCounter:
-    """Counts records in ascending order of their offsets."""
+    """Counts the records of a partition, which must be added in ascending order of offsets."""
 
     def __init__(self, terms: QueueTerms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
-        """``delay_ends_ms``: the earliest end of a delay among messages that were not read yet."""
+        """Create a counter. ``delay_ends_ms`` is when the first delayed message not read yet is
+        due."""
         self._terms = terms
         self._is_fifo = is_fifo
         self._expired_at_ms = terms.wall_ms - terms.retention_ms
-        self._locks: dict[str, tuple[int, int]] = {}  # by group: offset in flight, end of its lease
-        self._waiting: dict[str, int] = {}  # by group: messages after the one in flight
+        self._locks: dict[str, tuple[int, int]] = {}  # group → offset in flight, end of its lease
+        self._waiting: dict[str, int] = {}  # group → number of messages after the one in flight
         self.available = self.blocked = self.exhausted = self.expired = 0
         self.lease_ends_ms: int | None = None
         self.delay_ends_ms = delay_ends_ms
@@ -92,9 +92,9 @@ def find_obstacles(
     fresh: Callable[[], Iterable[tuple[str | None, int]]],
     counter: ObstacleCounter,
 ) -> ObstacleSearch:
-    """Count the entries of the table, then ``fresh``: group and start of the retention period of
-    each record in the window that is not delayed."""
-    following = iter(list(table))  # entries come and go between two steps
+    """Count the records in ``table``, then the records that were read ahead and are not delayed,
+    for which ``fresh`` returns the message group and the start of the retention period."""
+    following = iter(list(table))  # a copy, since the table may change at each yield
     while some := list(islice(following, AT_ONCE)):
         for offset in some:
             entry = table.get(offset)

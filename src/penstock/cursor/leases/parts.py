@@ -1,5 +1,4 @@
-"""The parts of a lease cursor's state: entries, receive attempts, counts of delays, and the
-checkpoint of all of it."""
+"""The parts of a lease cursor's state: entries, receive attempts, delay counts and snapshots."""
 
 from collections.abc import Iterable
 
@@ -9,13 +8,13 @@ from penstock.cursor.rows import framed, unframed
 from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS, DELAY_MS_MAX, SECOND_MS
 from penstock.model.message import Record
 
-# ── Entries: records below the cursor's head that are not gone yet ───────────────────────────
+# ── Entries: records below the cursor's head (next unexamined offset) that are not gone yet ──
 #
 #     READY ──lease──► LEASED ──deadline, release──► READY ──...──► gone (ack, expiry, trim)
-#     skipped while delayed: DELAYED ──due──► READY
-#     replayed without its contents: RESTORED ──hydrate──► READY or DELAYED
+#     DELAYED ──due──► READY
+#     RESTORED (replayed from the log, record not read yet) ──hydrate──► READY or DELAYED
 #
-# TAKEN exists only inside one decision, between choosing a record and applying the event.
+# TAKEN is used only while a receive chooses its records.
 READY = 0
 LEASED = 1
 DELAYED = 2
@@ -26,18 +25,19 @@ UNKNOWN = -1  # sent_at_ms of an entry whose record has not been read yet
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Outside the garbage collector: at 120,000 in flight a full collection over ordinary objects
-    would stop the partition for tens of milliseconds."""
+    """The state of one record. Entries are not tracked by the garbage collector (``gc=False``):
+    with 120,000 messages in flight, a full collection would stop the partition for tens of
+    milliseconds."""
 
     state: int
     group: str | None = None
-    sent_at_ms: int = UNKNOWN  # what retention counts from
+    sent_at_ms: int = UNKNOWN  # start of the retention period
     attempts: int = 0
     lease_seq: int = 0
-    until_ms: int = 0  # LEASED: the deadline, DELAYED: when due; monotonic clock
-    leased_at_ms: int = 0  # monotonic clock; a lease can be extended to twelve hours after this
+    until_ms: int = 0  # end of the lease or of the delay; monotonic clock
+    leased_at_ms: int = 0  # monotonic clock; a lease ends at most twelve hours after this
     first_leased_at_ms: int = 0  # wall clock
-    is_changed: bool = False  # extended or released since it was leased
+    is_changed: bool = False  # whether the lease was extended or released
 
 
 # ── Receive attempts ─────────────────────────────────────────────────────────────────────────
@@ -50,18 +50,17 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptTable:
-    """Receive attempts on a FIFO queue: a client that lost a reply retries with the same attempt id
-    and gets the same records under the same lease, although their groups are locked.
+    """Recent receive attempts on a FIFO queue. A client that lost a reply retries with the same
+    attempt id and gets the same messages under the same lease, although their groups are locked.
 
-    The table is part of the fold (the lease event contains the id), so a new leader replies alike.
-    Old attempts are dropped by count only, at the same event on every replica; lookups check the
-    age."""
+    Lease events contain the attempt id, so all replicas have the same table. They drop old attempts
+    by count, at the same event; the age is checked only by lookups."""
 
     def __init__(self) -> None:
         self._attempts: dict[str, Attempt] = {}  # oldest first
 
     def is_repeat(self, attempt_id: str, lease_seq: int) -> bool:
-        """Return whether a lease event only restarts a lease: new leases have new numbers."""
+        """Return whether a lease event repeats the lease of an earlier attempt."""
         attempt = self._attempts.get(attempt_id)
         return attempt is not None and attempt.lease_seq == lease_seq
 
@@ -72,7 +71,7 @@ class AttemptTable:
         return attempt
 
     def remember(self, attempt_id: str, attempt: Attempt) -> None:
-        self._attempts.pop(attempt_id, None)  # move a newer attempt to the end
+        self._attempts.pop(attempt_id, None)  # so that the attempt moves to the end
         self._attempts[attempt_id] = attempt
         if len(self._attempts) > ATTEMPT_IDS_MAX:
             del self._attempts[next(iter(self._attempts))]
@@ -93,22 +92,23 @@ BUCKETS_MAX = 2 * DELAY_MS_MAX // SECOND_MS  # twice the maximum, as the wall cl
 
 
 def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
-    """Return when a record may be delivered, on the monotonic clock: converted once, when it is
-    read, so later jumps of the wall clock change nothing, and earlier ones lengthen no delay."""
+    """Return when a record may be delivered, on the monotonic clock. A wall clock that was set back
+    between append and read does not make the delay longer."""
     return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
 
 
 class DelayBuckets:
-    """Counts of delayed records after the cursor's head, by second of the wall clock: at most 1,800
-    buckets, however many messages are delayed. (Records below the head have entries.)
+    """Counts of delayed records that the cursor has not examined, by second of the wall clock.
+    There are at most 1,800 buckets, however many messages are delayed.
 
-    A standard queue counts a record in the second it is due. A FIFO queue counts it in the second
-    of its append, because the queue's current delay applies to all records: callers pass that delay
-    to ``count``."""
+    A standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
+    second of its append, because the queue's current delay applies to all records; callers pass
+    that delay to ``count``."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
-        self._buckets: dict[int, tuple[int, int]] = {}  # key → (count, from_ms)
+        # second → number of records, and the latest of their due (or append) times
+        self._buckets: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -121,13 +121,13 @@ class DelayBuckets:
         return (record.appended_at_ms + delay_ms) // SECOND_MS
 
     def add(self, delay_ms: int, *, appended_at_ms: int, now_ms: int) -> None:
-        """Count a record. ``now_ms`` is the time of the append on the monotonic clock."""
+        """Count a record that was appended at ``now_ms`` on the monotonic clock."""
         ahead_ms = 0 if self._by_append else delay_ms
         key = (appended_at_ms + ahead_ms) // SECOND_MS
         count, from_ms = self._buckets.get(key, (0, 0))
         self._buckets[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
         if len(self._buckets) > BUCKETS_MAX:
-            # Only possible after a jump of the clock; the oldest bucket is most likely due.
+            # Possible only after the wall clock jumped; the oldest bucket is most likely due.
             del self._buckets[next(iter(self._buckets))]
 
     def remove(self, keys: Iterable[int]) -> None:
@@ -141,7 +141,7 @@ class DelayBuckets:
     def count(self, *, now_ms: int, delay_ms: int = 0) -> int:
         if not self._buckets:
             return 0
-        # A bucket that is due for the longest possible delay can never count again.
+        # Drop buckets that are due even with the longest possible delay.
         longest_ms = DELAY_MS_MAX if self._by_append else 0
         ended = [k for k, (_, from_ms) in self._buckets.items() if from_ms + longest_ms <= now_ms]
         for key in ended:
@@ -150,7 +150,8 @@ class DelayBuckets:
         return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """Return when the first delayed record is due, to the second; None if there is none."""
+        """Return when the first delayed record is due, to the second, or None if none is
+        delayed."""
         extra_ms = delay_ms if self._by_append else 0
         due = (from_ms + extra_ms for _, from_ms in self._buckets.values())
         return min((each for each in due if each > now_ms), default=None)
@@ -169,18 +170,18 @@ class DelayBuckets:
 
 _MAGIC = b"PCS1"
 
-# offset, lease_seq, attempts, first_leased_at_ms, is_changed, left_ms (-1: not leased), age_ms
+# offset, lease_seq, attempts, first_leased_at_ms, is_changed, left_ms (-1 if not leased), age_ms
 EntryRow = tuple[int, int, int, int, bool, int, int]
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The state of the fold, in a frame (``rows.py``). It only makes a start faster, so it may be
-    deleted. Times are durations, left or elapsed at the moment of writing, because a monotonic
-    clock has no meaning for the next process. Groups and due times are read from the records, and
-    deduplication from the log's tail.
+    """The state of a lease cursor, which only makes a start faster and may be deleted. Times are
+    durations left or elapsed when the snapshot was written, because a monotonic clock has no
+    meaning for the next process. Message groups, due times and deduplication ids are not included;
+    they are read from the log.
 
-    To change the layout: new fields at the end with a default, or a new magic. A reader that finds
-    an unknown magic reports damage, and the broker replays the log instead."""
+    To change the layout, add fields at the end with a default, or take a new magic number. If the
+    magic number is unknown, the broker replays the log instead."""
 
     is_fifo: bool
     head: int
@@ -201,5 +202,5 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode a snapshot. Raises Damaged unless ``encoded`` made exactly these bytes."""
+    """Decode a snapshot. Raises Damaged if ``encoded`` did not create these bytes."""
     return unframed(data, _MAGIC, _decoder, "cursor snapshot")

@@ -1,14 +1,13 @@
-"""Receipts: proof that a record was leased, signed so that only this queue can have made it.
+"""Receipts, which prove that a record was leased, signed with a key of the queue.
 
     0        2            4         12           20                 36
     version  partition    offset    lease_seq    HMAC-SHA256, first 16 bytes
     u16      u16          u64       u64          over the topic's id and bytes 0-19
 
-in URL-safe base64: 48 characters, no padding, so each receipt has exactly one text. A check needs
-no table, so receipts are valid after restarts, on any node that leads the partition; but not for
-another queue, or for a deleted queue with the same name. To change the layout: take the next
-version number and accept the old one for twelve more hours, the longest time of a lease.
-"""
+A receipt is the URL-safe base64 of these bytes: 48 characters without padding. No table is needed
+to check it, so it stays valid after restarts and on any node that leads the partition, but not for
+another queue or a new queue with the same name. To change the layout, take the next version number
+and accept the old one for twelve more hours, the maximum duration of a lease."""
 
 import hashlib
 import hmac
@@ -32,8 +31,8 @@ _QUEUES_MAX = 4_096  # cached hash states
 
 @lru_cache(maxsize=_QUEUES_MAX)
 def _keyed(topic_id: str, key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
-    """Return HMAC's two hash states after the key and the topic's id: copying them costs a third of
-    starting from the key each time."""
+    """Return HMAC's two hash states after the key and the topic id. Copying them takes a third of
+    the time of starting from the key."""
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     padded = key.ljust(_BLOCK_BYTES, b"\0")
@@ -58,7 +57,7 @@ def seal(topic_id: str, key: bytes, claim: Claim) -> str:
 
 
 def open_receipt(text: str, topic_id: str, key: bytes) -> Claim:
-    """Return the claim. Raises InvalidReceipt, and nothing else, if ``seal`` did not make it."""
+    """Return the claim in a receipt. Raises InvalidReceipt if ``seal`` did not create the text."""
     if len(text) != _TEXT_CHARS or "+" in text or "/" in text:
         raise InvalidReceipt(_INVALID)
     try:

@@ -1,9 +1,8 @@
-"""Dead letters: which records have been leased too often, and the messages written for them.
+"""Dead letters: records that were leased too often, and the messages written for them.
 
-The cursor holds such a record under an internal lease that is not an attempt; the broker appends
-the dead letter to the dead-letter queue, waits until it is durable, and acks the original as dead.
-A crash in between repeats the copy, which the deduplication id below makes a duplicate.
-"""
+The cursor holds such a record under an internal lease that does not count as an attempt. The broker
+appends a copy to the dead-letter queue, waits until it is durable, and acks the original. A crash
+in between repeats the copy, which the deduplication id makes a duplicate."""
 
 import msgspec
 
@@ -11,8 +10,8 @@ from penstock.model.limits import ATTEMPTS_MAX, SECOND_MS
 from penstock.model.message import Message, Record
 from penstock.model.names import uuid_text
 
-# Long enough to append to another partition under load, short enough that a crash in the middle
-# delays the record by no more than an ordinary lease would.
+# Long enough to append to another partition under load, and no longer than an ordinary lease, in
+# case of a crash.
 HOLD_MS = 30 * SECOND_MS
 # Bounds the work of one receive on a long run of dead records.
 HELD_PER_LEASE_MAX = 100
@@ -27,9 +26,8 @@ def dead_letter(
 ) -> Message:
     """Return the message to append to the dead-letter queue. It keeps its id, attributes, sending
     time and attempts, but not its delay. A standard queue deduplicates it by ``origin``, the topic,
-    partition and offset of the record; a FIFO queue by the original id, so that messages that once
-    shared a deduplication id are all kept. A message that was a dead letter before gets both: it
-    may return to a queue that has seen it."""
+    partition and offset of the record. A FIFO queue uses the message id, plus ``origin`` if the
+    message was a dead letter before, because it may return to the same queue."""
     message = record.message
     dedup_id = origin
     if is_fifo:

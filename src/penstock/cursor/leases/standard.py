@@ -1,15 +1,14 @@
-"""The lease cursor of a standard queue: which records a receive gets.
+"""The lease cursor of a standard queue, which chooses the records that a receive gets.
 
-First records that are available again or have come due, lowest offset first, then fresh records in
-log order. A delayed fresh record is skipped and becomes an entry until it is due.
+A receive first gets records that became available again, lowest offset first, then new records in
+log order. A delayed new record is skipped until it is due.
 
-Fairness: one message group's flood must not make the other groups wait. A group is noisy while it
-has at least thirty records in flight and more than a tenth of all. Its records are parked, and
-records of other groups are delivered first; when there are none, parked records are delivered,
-first of the group with the fewest in flight. A record without a group is never noisy. Nothing is
-throttled: a noisy group gets all idle consumers. The number of parked groups is bounded, because
-each receive checks the front of each. Without noisy groups, this costs two truth tests.
-"""
+Fairness: a message group with many messages must not make the other groups wait. A group is noisy
+while it has at least thirty records in flight and more than a tenth of all. Its records are parked:
+records of other groups are delivered first, and parked records only when there are none, beginning
+with the group that has the fewest in flight. Records without a group are never parked. A noisy
+group may still use all idle consumers. The number of parked groups is bounded, because each receive
+checks all of them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a group is large or parked; costs two truth tests if there is none."""
+        """Whether any group has many records in flight or is parked."""
         return bool(self._large_groups) or bool(self._parked)
 
     @property
@@ -77,7 +76,8 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group with the fewest in flight; ties go to the older record."""
+        """Return the parked group with the fewest records in flight; ties go to the lowest
+        offset."""
         fronts, in_flight = self.parked_fronts(), self._in_flight
         best = min(
             ((in_flight.get(group, 0), offset, group) for group, offset in fronts), default=None
@@ -104,7 +104,7 @@ class StandardCursor(LeaseCursor):
         super().__init__()
         self._ready: list[int] = []  # heap of offsets; stale if the entry is not READY
         self._ready_max = _STALE_MIN
-        self._due: dict[int, int] = {}  # delayed records in the window: offset → due, monotonic
+        self._due: dict[int, int] = {}  # offset → due time of delayed records in the window
         self._fair = FairShare()
 
     def _needs_feed(self, take: int, is_dry: bool) -> bool:
@@ -122,7 +122,7 @@ class StandardCursor(LeaseCursor):
         return not selection.picked and self._lacks(1, selection.is_dry) and self._may_skip
 
     def next_offset(self, *, now_ms: int) -> int | None:
-        """Return the lowest offset of the read-ahead that can be leased."""
+        """Return the lowest offset that can be leased without reading more of the log."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         ready, table = self._ready, self._table
@@ -135,7 +135,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Lease only records below ``offset``. Parked records are not held back."""
+        """Within this context, lease only records below ``offset`` and parked records."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
         ready = self._ready
@@ -152,7 +152,7 @@ class StandardCursor(LeaseCursor):
                     heappush(self._ready, each)
 
     def _take_again(self, selection: Selection) -> bool:
-        """Take records that were leased or skipped before. True if it stopped at a bound."""
+        """Pick records that became available again. Return True if the event is full."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -168,8 +168,8 @@ class StandardCursor(LeaseCursor):
     def _take_fresh(self, selection: Selection, head: int) -> int:
         window = self._window
         picked, take, bound_ms = selection.picked, selection.take, selection.bound_ms
-        # Usually nothing in the window is delayed or acked: then a record needs only the retention
-        # check. This loop is the hottest code of a receive.
+        # Fast path, as this loop takes most of the time of a receive: if no record is delayed or
+        # acked, only retention must be checked.
         is_plain = not (self._due or self._delays or self._acked_ahead)
         while window and len(picked) < take:
             record = window[0]
@@ -194,8 +194,9 @@ class StandardCursor(LeaseCursor):
         return head
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
-        """Pass the first record of the window. The entry returned is TAKEN if the record can be
-        leased, else it was skipped or is gone. None: memory does not allow to skip the record."""
+        """Take the first record out of the window. Return its entry, in state TAKEN if it can be
+        leased, or None if it would have to be skipped but the limit of skipped records is
+        reached."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -217,8 +218,8 @@ class StandardCursor(LeaseCursor):
         return entry
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
-        """Take records of quiet groups in the usual order, then of noisy groups, fewest in flight
-        first. Returns the new head and whether it stopped at a bound."""
+        """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
+        head (the first offset not examined), and whether the event is full."""
         fair = self._fair
         noisy = set(fair.noisy_groups(self._in_flight))
         picked, take = selection.picked, selection.take
@@ -233,7 +234,7 @@ class StandardCursor(LeaseCursor):
         head = self._take_quiet_fresh(selection, noisy)
         is_read_through = not self._window and self._backlog - selection.passed > 0
         if is_read_through and not selection.is_dry and fair.may_park and self._may_skip:
-            return head, False  # quiet records may follow: read on before noisy groups get more
+            return head, False  # read more: records of quiet groups may follow
         while len(picked) < take:
             group = fair.quietest()
             if group is None:
@@ -246,12 +247,12 @@ class StandardCursor(LeaseCursor):
                 heappush(self._ready, offset)
                 return head, True
         if len(picked) < take and self._window:
-            # Nothing is parked and memory does not allow more: log order for the rest.
+            # No records are parked and no more can be parked: take the rest in log order.
             head = self._take_fresh(selection, head)
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a quiet group; park noisy ones."""
+        """Remove and return the lowest available offset of a quiet group, and park noisy groups."""
         ready = self._ready
         fair = self._fair
         while ready:

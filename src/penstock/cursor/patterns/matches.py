@@ -1,12 +1,11 @@
-"""The topics that the patterns of one tenant's groups match, and of these the ones that a member
-may see: a partition assigned to a member that may not read it would not be read at all.
+"""The topics that the patterns of a tenant's consumer groups match, filtered by what each member
+may read. A partition assigned to a member that may not read it would not be consumed.
 
-Matching is slow: up to a second for one pattern and one name. So a result is kept until the topic
-is deleted, and the work is a generator that yields about every millisecond (``catch_up``): the
-broker runs it before a decision. A member's rights are known only during its request, so the topics
-found are kept until its next request. For a member without a request since the group was loaded,
-all topics that match count: it gets no assignment before its next one.
-"""
+Matching can take up to a second for one pattern and one name. So results are cached until the topic
+is deleted, and ``catch_up`` is a generator that yields about every millisecond; the broker runs it
+before a decision. A member's permissions are known only during its request, so the topics found are
+kept until its next request. For a member that sent no request since the group was loaded, all
+matching topics count, but it gets no assignment before its next request."""
 
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import NamedTuple
@@ -19,32 +18,33 @@ from penstock.model.limits import PATTERN_STATES_KEPT_MAX
 # Names found by all patterns together, about 100 bytes each. Beyond this the oldest patterns are
 # dropped, and matched again when they are needed.
 FOUND_MAX = 500_000
-NAMES_AT_ONCE = 4  # each takes less than one step of a match, or yields itself
+NAMES_AT_ONCE = 4  # names matched between two yields, unless a match itself yields
 PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 
 
 class _Row(msgspec.Struct):
-    upto: int = 0  # number of the tenant's names that it was matched against
+    upto: int = 0  # number of the tenant's names that the pattern was matched against
     found: set[str] = set()
-    as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
+    as_set: frozenset[str] | None = None  # copy of ``found``, or None if out of date
 
 
 class Matches:
     def __init__(self, *, patterns_max: int = PATTERNS_MAX) -> None:
         self._patterns_max = patterns_max
         self._rows: dict[str, _Row] = {}  # by pattern, oldest first
-        self._compiled: dict[str, Pattern] = {}  # oldest first; bounded by their states
-        self._states = 0  # of all compiled patterns
+        self._compiled: dict[str, Pattern] = {}  # oldest first; bounded by ``_states``
+        self._states = 0  # total number of states of the compiled patterns
         self._epoch: int | None = None
         self._known: set[str] = set()
-        self._names: list[str] = []  # in the order in which they came; some are deleted
+        self._names: list[str] = []  # in order of creation, including some deleted topics
         self._found_count = 0
 
     def check(self, regex: str) -> None:
         self._row(regex)
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """Return the topics that match. ``epoch`` changes with them. Raises InvalidPattern."""
+        """Return the topics that match. ``epoch`` is a number that changes whenever ``topics``
+        changes. Raises InvalidPattern."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]
@@ -55,8 +55,8 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match a pattern against names that are new to it. Yields about once a millisecond; if the
-        topics change meanwhile, the work ends early and must be started again."""
+        """Match a pattern against the names that are new to it, and yield about once a millisecond.
+        If the topics change meanwhile, this ends early and must be called again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self._row(regex)
@@ -117,7 +117,6 @@ class Matches:
             self._renumber()
 
     def _renumber(self) -> None:
-        """Drop the names of deleted topics. Patterns that lag behind start again."""
         count, self._names = len(self._names), list(self._known)
         for row in self._rows.values():
             row.upto = len(self._names) if row.upto == count else 0
@@ -133,18 +132,18 @@ class Matches:
 
 
 class Topics(msgspec.Struct, frozen=True):
-    """All topics of a tenant. ``epoch`` changes whenever another field does."""
+    """All topics of a tenant. ``epoch`` changes whenever another field changes."""
 
     epoch: int
     by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
-    matches: Matches = msgspec.field(default_factory=Matches)  # of these names, for all epochs
+    matches: Matches = msgspec.field(default_factory=Matches)  # shared by all epochs
 
 
 class TopicVisibility(NamedTuple):
-    """What one member may see, at the time of its request."""
+    """Which topics a member may see at the time of its request."""
 
     version: int  # changes whenever a result of ``may_see`` may change
-    may_see: Callable[[str], bool]  # a topic, by its name
+    may_see: Callable[[str], bool]  # called with the name of a topic
 
 
 class _Found(NamedTuple):
@@ -161,8 +160,9 @@ class VisibleMatches:
     def update(
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
-        """Find the member's topics; ``visibility`` None: it sees all. True if they may have changed
-        for other reasons than a change of the topics."""
+        """Find the topics that a member's pattern matches and that it may see (all if
+        ``visibility`` is None). Return True if the result may have changed although the topics did
+        not."""
         before = self._found.get(member_id)
         if not self.is_due(member_id, regex, topics, visibility):
             return False
@@ -176,7 +176,6 @@ class VisibleMatches:
     def is_due(
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
-        """Return whether ``update`` will check every topic, or forget what it may see."""
         before = self._found.get(member_id)
         if visibility is None or not regex:
             return before is not None

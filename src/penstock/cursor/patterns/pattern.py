@@ -1,10 +1,9 @@
-"""Topic patterns of consumers in RE2 syntax, matched in time linear in the length of the name.
+"""Topic patterns of consumers, in RE2 syntax.
 
-A pattern comes from a client and is matched by a coordinator that many clients share, so a
-backtracking matcher would let one client stop the others. This matcher walks a set of states
-through the name, character by character (Thompson's construction). The number of states is bounded,
-and a match is done in steps between which other requests are served. The whole name must match.
-"""
+Patterns come from clients and are matched by a coordinator that many clients share, so matching
+takes time linear in the length of the name: it walks a set of states through the name, character by
+character (Thompson's construction). The number of states is bounded, and a match runs in steps
+between which other requests are served. A pattern must match the whole name."""
 
 from collections.abc import Generator, Iterable
 
@@ -13,15 +12,15 @@ from penstock.cursor.patterns.pattern_classes import Test, is_word
 from penstock.cursor.patterns.pattern_syntax import InvalidPattern, Node, Syntax
 from penstock.model.limits import PATTERN_STATES_MAX
 
-STEP_STATES = 2_000  # visited in one step, about a millisecond
+STEP_STATES = 2_000  # states visited in one step, about a millisecond
 
-_END = 0  # the state of a name that matches
-_FORK = -1  # instead of a test: the state leads to others without a character
+_END = 0  # the accepting state
+_FORK = -1  # test number of a state that leads to others without consuming a character
 _TOO_LARGE = "expression too large"
 
 
 class Pattern:
-    """A compiled pattern. Raises InvalidPattern."""
+    """A compiled pattern. The constructor raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
         parsed, program = Syntax(text), _Program()
@@ -43,7 +42,7 @@ class Pattern:
                 return bool(end.value)
 
     def steps(self, name: str) -> Generator[None, None, bool]:
-        """Return whether the name matches, in steps: yields about once a millisecond."""
+        """Yield about once a millisecond, then return whether the name matches."""
         chars, leads = self._chars, self._leads
         states = self._closure((self._start,), name, 0)
         visited = 0
@@ -60,7 +59,8 @@ class Pattern:
         return _END in states
 
     def _closure(self, states: Iterable[int], name: str, at: int) -> set[int]:
-        """Return the states that are reached without a character at this position of the name."""
+        """Return the given states and all that are reachable from them without consuming a
+        character."""
         holds = _holding(name, at) if self._has_assertions else 0
         chars, leads, needs = self._chars, self._leads, self._needs
         found: set[int] = set()
@@ -75,7 +75,7 @@ class Pattern:
 
 
 class _Passes(dict[int, bool]):
-    """Which tests one character passes. Each test is made once, whatever the number of states."""
+    """A cache that maps the number of each test to whether one character passes it."""
 
     def __init__(self, tests: list[Test], character: str) -> None:
         self._tests = tests
@@ -88,7 +88,7 @@ class _Passes(dict[int, bool]):
 
 
 class _Program:
-    """The states of a pattern, as parallel lists: test number or _FORK, next states, and the
+    """The states of a pattern as parallel lists: test number or _FORK, next states, and the
     assertions that must hold to continue."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Program:
         self._visits = 0
 
     def add(self, node: Node, then: int) -> int:
-        """Add the states of a node that leads to ``then``; return the first."""
+        """Add states that match ``node`` and continue at state ``then``; return the first one."""
         self._visits += 1
         if self._visits > PATTERN_STATES_MAX:  # an empty repetition adds no state
             raise InvalidPattern(_TOO_LARGE)

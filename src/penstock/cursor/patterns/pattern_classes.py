@@ -1,8 +1,7 @@
-"""Tests for one character: the classes of RE2 (Perl, POSIX, Unicode) and case folding.
+"""Character classes of RE2 (Perl, POSIX, Unicode) and case folding, as tests of one character.
 
 Topic names are ASCII; transactional ids may have any character. The script of a character outside
-ASCII (``\\p{Greek}``) is read from its Unicode name, since Python has no table of scripts.
-"""
+ASCII (``\\p{Greek}``) is taken from its Unicode name, since Python has no table of scripts."""
 
 import unicodedata
 from collections.abc import Callable
@@ -56,7 +55,7 @@ _SCRIPT_NAMES = (
 _CATEGORIES = frozenset(_CATEGORY_NAMES.split())
 _SCRIPTS = frozenset(_SCRIPT_NAMES.split())
 _NAMED_OTHERWISE = {"Han": "CJK", "Canadian_Aboriginal": "CANADIAN SYLLABICS"}
-# Characters that fold to an ASCII letter or to å, besides its upper case.
+# Further characters that fold to an ASCII letter or to å.
 _MORE_CASES = {"k": "\u212a", "s": "\u017f", "\u00e5": "\u212b"}
 
 
@@ -81,7 +80,7 @@ def in_ranges(ranges: Ranges, *, is_folded: bool, is_negated: bool = False) -> T
 
 
 def unicode_class(name: str, *, is_folded: bool, is_negated: bool) -> Test | None:
-    """Return the test for ``\\p{name}``, None if neither a category nor a script has that name."""
+    """Return the test for ``\\p{name}``, or None if no category or script has that name."""
     if name == "Any":
         return lambda _: not is_negated
     if name not in _CATEGORIES and name not in _SCRIPTS:
@@ -110,7 +109,6 @@ def _script(name: str) -> Test:
 
 
 def _fold(character: str) -> str:
-    """Return one character that stands for all cases of this one (simple case folding)."""
     folded = character.casefold()
     if len(folded) == 1:
         return folded

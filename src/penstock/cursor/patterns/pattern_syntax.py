@@ -1,6 +1,5 @@
-"""The parser of RE2 patterns, as in Kafka's brokers: Perl syntax without back references and
-look-around. Error texts are those of RE2/J, which Kafka shows to its clients.
-"""
+"""A parser of RE2 patterns: Perl syntax without back references and look-around. Error texts are
+those of RE2/J, which Kafka shows to its clients."""
 
 import string
 from typing import Final, TypeAlias
@@ -33,7 +32,7 @@ _BAD_COUNT = "invalid repeat count"
 
 
 class InvalidPattern(ValueError):
-    """The pattern is invalid; the text is written for the client."""
+    """A pattern is invalid. The text is shown to the client."""
 
 
 class Char(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +61,8 @@ Node: TypeAlias = Char | Assertion | Sequence | Choice | Repeat
 
 
 class _Flags(msgspec.Struct, frozen=True, gc=False):
-    """``U``, which only changes what a repetition prefers, is read and ignored."""
+    """Flags of a group. ``U`` (ungreedy) is accepted and ignored, since it does not affect a full
+    match."""
 
     i: bool = False  # ignore case
     m: bool = False  # ^ and $ match at line ends
@@ -70,7 +70,7 @@ class _Flags(msgspec.Struct, frozen=True, gc=False):
 
 
 class Syntax:
-    """A parsed pattern. Raises InvalidPattern."""
+    """A parsed pattern. The constructor raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
         if len(text) > PATTERN_CHARS_MAX:
@@ -101,7 +101,7 @@ class Syntax:
                 self._item(items)
                 is_repeated = False
                 continue
-            self._take("?")  # lazy: the same names match
+            self._take("?")  # a lazy repetition matches the same names
             if is_repeated:
                 raise InvalidPattern("invalid nested repetition operator")
             if not items:
@@ -111,7 +111,6 @@ class Syntax:
         return items[0] if len(items) == 1 else Sequence(items)
 
     def _bounds(self, mark: str) -> tuple[int, int | None] | None:
-        """Read a repetition operator; None if there is none, as in ``a{,3}``."""
         if mark == "{":
             return self._counts()
         found: tuple[int, int | None] | None
@@ -138,7 +137,6 @@ class Syntax:
         return int(low), None if is_open else int(high)
 
     def _item(self, items: list[Node]) -> None:
-        """Read one item that is not a repetition. Flags add none, a quotation adds several."""
         mark = self._next()
         flags = self._flags
         if mark == "(":
@@ -171,7 +169,8 @@ class Syntax:
         self._flags = before
 
     def _opens_group(self) -> bool:
-        """Read what follows ``(?``: a name or flags. False if the parenthesis is closed again."""
+        """Read the name or the flags after ``(?``. Return False for ``(?flags)``, which opens no
+        group."""
         if self._text.startswith(("P<", "<"), self._at):
             self._named_group()
             return True
@@ -278,7 +277,7 @@ class Syntax:
         return self._escape() if mark == "\\" else mark
 
     def _class_escape(self) -> Test | None:
-        """Read what follows a backslash if it is a class: ``d``, ``pL``, ``p{Greek}``."""
+        """Read a class after a backslash (``d``, ``p{Greek}``). Return None if there is none."""
         mark = self._peek()
         lower = mark.lower()
         if lower == "p":

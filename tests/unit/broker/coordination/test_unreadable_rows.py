@@ -87,7 +87,7 @@ async def test_the_coordinator_names_the_row_and_serves_once_it_is_skipped(
     async with hosting(tmp_path, clock) as there:
         (row,) = there.host.unreadable_rows()
         assert (row.topic, row.partition, row.offset) == (TOPIC_NAME, PARTITION, offset)
-        assert row.reason == "row of unknown kind, key 6b"
+        assert row.reason == "the row with key 6b has an unknown kind"
         assert there.host.troubles() == []
         said = [one for one in caplog.records if one.message == "coordinator out of service"]
         told = [

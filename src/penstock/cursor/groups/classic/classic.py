@@ -1,10 +1,9 @@
-"""The classic group protocol: members join, one of them assigns, all get their assignment.
+"""The classic group protocol: members join, one of them assigns partitions to all.
 
-No join gets a reply until all known members have joined again or the time for it is over, so all
-members of a generation start together. The leader's assignment is opaque here. A member with an
-instance id is static: it may leave and return with a new member id within its session timeout
-without a rebalance. ``classic_state.py`` has the phases that requests start.
-"""
+A join gets its reply when all known members have joined again or the rebalance timeout is over, so
+all members of a generation start together. The coordinator does not parse the assignment. A member
+with an instance id is static: it may leave and return with a new member id within its session
+timeout without a rebalance. ``classic_state.py`` has the phases of a rebalance."""
 
 import struct
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ class ClassicGroup(Rebalance):
         if not request.protocol_type or not 0 < len(request.protocols) <= MEMBER_PROTOCOLS_MAX:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if self._members:
-            # A member that replaces its row must agree with the other members only.
+            # The protocols must match those of the other members, not the member's own old ones.
             member_id = self._static.get(request.instance_id or "", request.member_id)
             others = [m for m in self._members.values() if m.id != member_id]
             names = {name for name, _ in request.protocols}
@@ -87,12 +86,12 @@ class ClassicGroup(Rebalance):
             self._join_again(member, request, decision)
             self._maybe_complete_join(decision)
         elif has_changed or (is_stable and member_id == self.leader):
-            # A leader that joins again in a stable group requests a new assignment: it watches the
-            # topics for all members.
+            # A leader that joins a stable group again requests a new assignment, for example
+            # because the topics have changed.
             self._join_again(member, request, decision)
             self._rebalance(decision)
         else:
-            # The reply to its last join was lost.
+            # The member did not get the reply to its last join.
             self._arm_session(member, decision.now_ms)
             decision.reply(self._join_reply(member), after_commit=is_stable)
 
@@ -106,23 +105,24 @@ class ClassicGroup(Rebalance):
         if self.leader is None:
             self.leader = member_id
         self._deadlines.set((SESSION, member_id), decision.now_ms + NEW_MEMBER_MS_MAX)
-        self._has_newcomers = True  # a rebalance that begins now sets it back
+        self._has_newcomers = True  # reset if a rebalance begins now
         self._go_on(decision)
 
     def _join_again(self, member: Member, request: JoinRequest, decision: Decision) -> None:
-        # A member that joins twice has lost the connection of its first request.
+        # A member that joins twice lost the connection of its first request.
         decision.reply_to(member.join_ticket, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS))
         member.join_ticket = decision.ticket
         row = request.row(member.id, member.row.assignment)
         member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
-        """Replace a static member that returned without its member id. The old id is fenced."""
+        """Replace a static member that returned without its old member id, which is then
+        rejected."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)
         member = Member(request.row(request.fresh_member_id, old.row.assignment))
-        # In the same position, because the order of members decides on the next leader.
+        # Keep the position, because the order of members determines the next leader.
         self._members = {
             (member.id if key == old.id else key): (member if key == old.id else value)
             for key, value in self._members.items()
@@ -138,7 +138,7 @@ class ClassicGroup(Rebalance):
             self._save(decision)
             reply = self._join_reply(member)
             if was_leader:
-                # The member must not assign again. Old clients only understand another leader.
+                # The member must not assign again. Old clients need another leader id for that.
                 skips = request.can_skip_assignment
                 leader, members = (member.id, reply.members) if skips else (old.id, ())
                 reply = replace(reply, leader=leader, skip_assignment=skips, members=members)
@@ -157,7 +157,7 @@ class ClassicGroup(Rebalance):
         self._arm_session(member, decision.now_ms)
         self._unsynced.discard(member.id)
         if self.state is State.STABLE:
-            # After the commit, because the leader's assignment may not be in the log yet.
+            # Reply after the commit, because the leader's assignment may not be in the log yet.
             decision.reply(self._sync_reply(member), after_commit=True)
             return
         decision.reply_to(member.sync_ticket, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
@@ -200,7 +200,7 @@ class ClassicGroup(Rebalance):
         decision.reply(Reply(code))
 
     def leave(self, leavers: Sequence[tuple[str, str | None]], decision: Decision) -> None:
-        """An operator removes a static member by its instance id, with an empty member id."""
+        """Remove members. An empty member id with an instance id removes a static member."""
         results = []
         has_lost = False
         for member_id, instance_id in leavers:
@@ -224,7 +224,7 @@ class ClassicGroup(Rebalance):
     def check_commit(
         self, request: CommitRequest, *, is_transactional: bool, now_ms: int
     ) -> ErrorCode:
-        """Return whether the member may commit offsets; a commit also counts as a heartbeat."""
+        """Return NONE if the member may commit offsets. A commit also counts as a heartbeat."""
         member_id, instance_id = request.member_id, request.instance_id
         generation = request.generation
         if generation < 0 and not self._members:
@@ -237,13 +237,13 @@ class ClassicGroup(Rebalance):
         if generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
         if self.state is State.COMPLETING and not is_transactional:
-            # The owners of partitions are just being decided. Producers treat this code as fatal.
+            # The leader is assigning partitions. Producers treat this code as fatal.
             return ErrorCode.REBALANCE_IN_PROGRESS
         self._arm_session(self._members[member_id], now_ms)
         return ErrorCode.NONE
 
     def subscribed(self) -> frozenset[str] | None:
-        """Return the topics that the members read; None if they are not plain consumers."""
+        """Return the topics that the members read, or None if they are not plain consumers."""
         if not self._members:
             return frozenset()
         if self.protocol_type != "consumer":
@@ -258,19 +258,18 @@ class ClassicGroup(Rebalance):
         return frozenset(names)
 
 
-# The beginning of a consumer's metadata, in all versions; further fields of the version follow:
+# The first fields of a consumer's metadata, in all versions:
 #     version i16 · count i32 · count x (length i16 · UTF-8)
 _HEAD = struct.Struct(">hi")
 _LENGTH_BYTES = 2
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topic names in a consumer's metadata, the only part that a coordinator reads; None
-    if this is not the metadata of a plain consumer."""
+    """Return the topic names in a consumer's metadata, or None if the bytes have another format."""
     if len(metadata) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(metadata)
-    # Every name has at least its length field: reject a larger count before looping over it.
+    # Every name has at least a length field: reject a larger count before looping over it.
     if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
         return None
     names = set()

@@ -1,21 +1,19 @@
-"""The states of a classic group, its requests and replies, its members, and its phases: waiting for
-joins, waiting for the assignment, and their ends.
+"""The states of a classic group, its requests, replies and members, and the phases of a rebalance.
 
     Empty ──► PreparingRebalance ──all joined──► CompletingRebalance ──assigned──► Stable
       ▲            │   ▲    ▲                            │                           │
       └──no member─┘   │    └──members or protocols──────┘                           │
                        └───────────────have changed──────────────────────────────────┘
 
-Preparing waits for every member to join again, Completing for the leader's assignment. One row is
-durable, written when the group becomes Stable or Empty and when a static member is replaced. The
-rest (parked requests, timers, members that are joining) is local to this node: a new coordinator
-reads the last row, treats the group as stable, and gives every member its session timeout to send a
-heartbeat. A generation number that was sent to members but never got its assignment can be used
-again after a crash; the connections that received it are closed by then.
+Preparing waits for every member to join again, Completing for the leader's assignment. The group's
+row is written when the group becomes Stable or Empty and when a static member is replaced. The rest
+(parked requests, timers, members that are joining) is local to this node: a new coordinator reads
+the row, treats the group as stable, and gives every member its session timeout to send a heartbeat.
+A generation number without an assignment can be used again after a crash; the connections that
+received it are closed by then.
 
-A member that does not join in time is removed, unless it is static: then it stays until its session
-ends. Waiting in a join or sync counts as being alive.
-"""
+A member that does not join in time is removed; a static member only when its session ends. A member
+that waits in a join or sync request counts as alive."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -31,7 +29,7 @@ from penstock.wire.kafka.faults import ErrorCode
 
 
 class State(StrEnum):
-    """Named as in Kafka's clients and tools."""
+    """The states of a group, with the names that Kafka's clients and tools show."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -50,7 +48,7 @@ BEFORE: dict[State, tuple[State, ...]] = {  # the states that each state may fol
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    member_id: str  # empty: not a member yet
+    member_id: str  # empty if the client is not a member yet
     fresh_member_id: str  # unique, from the broker; used if a new member needs an id
     session_ms: int
     rebalance_ms: int
@@ -59,14 +57,14 @@ class JoinRequest(msgspec.Struct, frozen=True):
     instance_id: str | None = None
     client_id: str = ""
     client_host: str = ""
-    # JoinGroup v4 and later: a new member first gets its id and joins again with it, so that a
-    # client that gives up while waiting leaves no member without a known id.
+    # JoinGroup v4 and later: a new member first gets its id and joins again with it, so a client
+    # that gives up while waiting does not become a second member when it returns.
     confirms_id: bool = True
     # JoinGroup v9 and later: the reply can state that the leader has nothing to assign.
     can_skip_assignment: bool = True
 
     def row(self, member_id: str, assignment: bytes = b"") -> ClassicMember:
-        # JoinGroup v0 has one timeout for everything.
+        # JoinGroup v0 has only a session timeout.
         rebalance_ms = self.rebalance_ms if self.rebalance_ms > 0 else self.session_ms
         client = (member_id, self.instance_id, self.client_id, self.client_host)
         return ClassicMember(*client, self.session_ms, rebalance_ms, self.protocols, assignment)
@@ -79,7 +77,7 @@ class JoinReply(Reply, frozen=True):
     leader: str = ""
     member_id: str = ""
     skip_assignment: bool = False
-    # For the leader only: member, instance, metadata for the chosen protocol.
+    # For the leader only: member id, instance id, metadata for the chosen protocol.
     members: tuple[tuple[str, str | None, bytes], ...] = ()
 
 
@@ -106,7 +104,7 @@ class Member(msgspec.Struct):
     row: ClassicMember
     join_ticket: int | None = None
     sync_ticket: int | None = None
-    is_new: bool = False  # its first join has no reply yet
+    is_new: bool = False  # whether the first join has no reply yet
 
     @property
     def id(self) -> str:
@@ -122,8 +120,8 @@ def shared_protocols(members: Collection[Member]) -> set[str]:
 
 
 def select_protocol(members: Collection[Member]) -> str:
-    """Return the protocol with the most votes. Each member votes for the first of its protocols
-    that all support. The smaller name wins a tie: any rule works if it is the same everywhere."""
+    """Return the protocol with the most votes, or the first by name in a tie. Each member votes for
+    the first of its protocols that all members support."""
     shared = shared_protocols(members)
     assert shared, "the members must have a protocol in common"
     votes = Counter(
@@ -145,7 +143,7 @@ class Rebalance:
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
         self._settings = settings
-        # The last row.
+        # The row that was written last.
         self.row: ClassicValue | None = None
         # The current state; equal to the row while Stable or Empty.
         self.state = State.EMPTY
@@ -156,14 +154,14 @@ class Rebalance:
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}  # instance id → member id
         # Local to this node.
-        self._pending: set[str] = set()  # got a member id and have not joined with it yet
-        self._unsynced: set[str] = set()  # joined the generation, have not sent a sync yet
+        self._pending: set[str] = set()  # member ids with which no client has joined yet
+        self._unsynced: set[str] = set()  # members of this generation that have not sent a sync
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        self._is_delaying = False  # a group that was empty waits for more members
+        self._is_delaying = False  # whether a group that was empty waits for more members
         self._delay_left_ms = 0
         self._has_newcomers = False
 
-    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
     def apply(self, row: ClassicValue | None, *, now_ms: int) -> None:
         self.row = row
         self._deadlines.clear()
@@ -197,12 +195,10 @@ class Rebalance:
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def is_idle(self) -> bool:
-        """The group has no member, and no client is joining."""
         return self.state is State.EMPTY and not self._pending
 
     @property
     def is_blank(self) -> bool:
-        """The group has no row either."""
         return self.row is None and self.is_idle
 
     @property
@@ -239,7 +235,7 @@ class Rebalance:
             if name == _JOIN:
                 self._on_join_deadline(decision)
             elif name == _SYNC:
-                # Members that sent no sync: without the leader, others would wait for ever.
+                # Remove members that sent no sync; without the leader, the others would wait.
                 is_late = self.state in (State.COMPLETING, State.STABLE)
                 self._remove_all(sorted(self._unsynced) if is_late else (), decision)
             elif kind == PENDING:
@@ -279,7 +275,7 @@ class Rebalance:
     def _rebalance(self, decision: Decision) -> None:
         if self.state is State.COMPLETING:
             for member in self._members.values():
-                if member.sync_ticket is not None:  # it was alive while it waited
+                if member.sync_ticket is not None:
                     self._reply_sync(member, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS), decision)
         delay_ms = self._settings.initial_delay_ms if self.state is State.EMPTY else 0
         self._move(State.PREPARING)
@@ -312,7 +308,7 @@ class Rebalance:
                 self._remove(member, decision)
         joined = [m for m in self._members.values() if m.join_ticket is not None]
         if self._members and not joined:
-            # Only static members, all away. They stay until their sessions end.
+            # All remaining members are static and away; they stay until their sessions end.
             self._deadlines.set(_JOIN, decision.now_ms + max(1, self._rebalance_ms()))
             return
         self._is_delaying = False
@@ -355,7 +351,6 @@ class Rebalance:
             self.leader = next(iter(self._members), None)
 
     def _go_on(self, decision: Decision) -> None:
-        """Members have joined or left."""
         if self.state is State.PREPARING:
             self._maybe_complete_join(decision)
         else:

@@ -1,11 +1,10 @@
-"""Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
+"""Streams groups (KIP-1071), whose coordinator assigns the tasks of a Kafka Streams application.
 
 The first member provides the topology, which never changes. Members move towards the target
-assignment (``task_assignor.py``) as those of a consumer group do (``assigned.py``). While topics
-are missing or wrongly partitioned, members have no tasks; the reply's status says why. Kafka 4.3
-does not support static members, patterns as sources, warm-up tasks and offsets of tasks; Penstock
-rejects them with the same errors.
-"""
+assignment (``task_assignor.py``) as in a consumer group (``assigned.py``). While topics are missing
+or wrongly partitioned, members have no tasks, and the status in the reply gives the reason. Like
+Kafka 4.3, Penstock rejects static members, patterns as sources, warm-up tasks and offsets of
+tasks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,25 +62,25 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     )
     _current_type = StreamsCurrentValue
     _without_epochs = ErrorCode.UNSUPPORTED_VERSION
-    # Epochs begin at 1, as in Kafka: a member that waits for the first assignment has epoch 1,
-    # because 0 means that it joins.
+    # Epochs begin at 1, as in Kafka, because 0 in a request means that the member joins.
     _nothing = StreamsValue(1, (), False, 0, 0)
     _read_times = staticmethod(streams_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id, settings)
         self.topology: TopologyValue | None = None
-        self._since: dict[str, dict[Task, int]] = {}  # member → epochs of its active tasks
-        # Derived from the fold: members and roles, until they have given the task up.
+        # Member id → the epochs in which the member got its active tasks.
+        self._since: dict[str, dict[Task, int]] = {}
+        # Members that have a task, and their roles, until they have given the task up.
         self._holders: dict[Task, set[tuple[str, str]]] = {}
-        # Memory of this coordinator, which a restart loses.
-        self.pending: AssignmentInput | None = None  # of an assignment under way
+        # Lost at a restart.
+        self.pending: AssignmentInput | None = None  # the assignment being computed
         self._assigns_from_ms = 0  # the first assignment waits for more members
         self._configured = requests.Configured()
-        self._rows: tuple[tuple[str, str, int], ...] = ()  # name, id, partitions
+        self._rows: tuple[tuple[str, str, int], ...] = ()  # name, id, partition count of topics
         self._shut_down_by: str | None = None  # the member that requested a shutdown
         self._endpoint_epoch = 0
-        # Topics that each subtopology reads with their numbers of partitions; cached.
+        # Cache of the topics that each subtopology reads, with their partition counts.
         self._read: dict[str, list[tuple[str, int]]] | None = None
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:
@@ -127,7 +126,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
                 del self._holders[text[1:], partition]
 
     def _is_free(self, member_id: str, partition: TopicPartition) -> bool:
-        """Return whether the member may take a task now: an active task has one holder, and a
+        """Return whether the member may take a task now. An active task has one holder, and a
         process has each task once, because the task's state is in one folder of the process."""
         role, task = partition[0][0], (partition[0][1:], partition[1])
         process_id = self._members[member_id].process_id
@@ -203,7 +202,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         is_news = before is None or before.assigned != current.assigned
         if is_news:
             self._endpoints_changed(member_id)
-        # A member that reports other tasks than it was given may have missed a reply.
+        # If the member reports other tasks than it should have, it may have missed a reply.
         is_news |= owned not in (None, current.assigned)
         is_news |= before is not None and request.member_epoch != before.epoch
         has_endpoints = request.endpoint_epoch == self._endpoint_epoch
@@ -264,7 +263,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return None
 
     def _update_member(self, request: StreamsHeartbeat, decision: Decision) -> bool:
-        """Store the member's metadata. True if the member is new or its metadata changed."""
+        """Store the member's metadata. Return True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
         epoch = None if request.topology is None else request.topology.epoch
         rebalance_ms_max = self._settings.rebalance_ms_max
@@ -290,7 +289,6 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         self._put(decision, RowKind.STREAMS, value)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
-        """Raise the group's epoch if anything an assignment depends on has changed."""
         assert self.topology is not None
         if topics.epoch != self._seen_topics:
             self._seen_topics = topics.epoch
@@ -299,14 +297,14 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             existing = {name: count for name, _, count in self._rows}
             self._configured = requests.configure(self.topology, existing)
             self._read = None
-            self.pending = None  # its tasks may no longer exist
+            self.pending = None  # the tasks being assigned may no longer exist
         is_ready, standbys = self._configured.is_ready, self.times.standbys
         value = replace(self.value, topics=self._rows, is_ready=is_ready, standbys=standbys)
         if has_changed or value != self.value:
             self._raise_epoch(value, decision)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
-        """Assign the tasks if that is due, or return the status of a delay."""
+        """Assign the tasks if that is due. Return a status if the assignment is delayed."""
         if decision.now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
@@ -335,7 +333,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
-        """Store the new targets, unless the topics have changed since the assignment was begun."""
+        """Store the new targets, unless the topics have changed since the assignment began."""
         if assignment.input is not self.pending:
             return
         self.pending = None
@@ -366,7 +364,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         )
 
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
-        """Check a commit. An older epoch is valid for tasks that the member has had since."""
+        """Return NONE if the member may commit. An older epoch is valid for partitions of tasks
+        that the member has had since that epoch."""
         if is_transactional and not request.member_id and request.generation == -1:
             return ErrorCode.NONE  # a producer that is not a member
         code = super().check_commit(request, is_transactional=is_transactional)

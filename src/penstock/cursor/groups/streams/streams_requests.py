@@ -1,13 +1,12 @@
-"""Requests and replies of streams groups, and the topology of an application: how many partitions
-each internal topic has, how many tasks each subtopology has, and which topics are missing or wrong.
+"""Requests and replies of streams groups, and the topology of an application, which determines the
+partition counts of internal topics and the number of tasks.
 
 A subtopology reads sources, which are created outside the application, and repartition topics,
 which another subtopology writes to. It writes its state to changelogs. Repartition topics and
 changelogs are internal: the coordinator reports the missing ones, and the frontend creates them.
-One task reads the partitions of one number in all topics of its subtopology.
+One task reads the partitions with the same number in all topics of its subtopology.
 
-The texts of errors are Apache Kafka's, because applications show them to people.
-"""
+Error texts are Apache Kafka's, because applications show them to people."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,12 +41,10 @@ from penstock.model.limits import (
 )
 from penstock.wire.kafka.faults import ErrorCode
 
-_NAMES_SHOWN = 3  # in the text of a status, as in Kafka
+_NAMES_SHOWN = 3  # number of topics listed in a status text, as in Kafka
 
 
 class StatusCode(IntEnum):
-    """The numbers are the protocol's."""
-
     STALE_TOPOLOGY = 0
     MISSING_SOURCE_TOPICS = 1
     INCORRECTLY_PARTITIONED_TOPICS = 2
@@ -62,29 +59,29 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class InvalidTopology(Exception):
-    """The topology is invalid, whatever topics exist."""
+    """A topology is invalid, whatever topics exist."""
 
 
 class _Wrong(Exception):
-    """The existing topics do not fit the topology: the fields of a status."""
+    """The existing topics do not fit the topology. The arguments are the fields of a ``Status``."""
 
 
 NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
-_TOO_LARGE = f"The member's metadata exceed {STREAMS_MEMBER_BYTES_MAX:,} bytes: shorten its tags."
+_TOO_LARGE = f"The member's metadata exceeds {STREAMS_MEMBER_BYTES_MAX:,} bytes. Shorten its tags."
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """The address at which a member serves queries of its state, and its tasks."""
+    """The address at which a member serves interactive queries, and its tasks."""
 
     host: str
     port: int
     tasks: Partitions  # with their role
-    # By subtopology: the topics that it reads, with their numbers of partitions.
+    # Subtopology id → topics that the subtopology reads, with their partition counts.
     read: Mapping[str, Sequence[tuple[str, int]]]
 
     def partitions(self) -> tuple[PartitionMap, PartitionMap]:
-        """Partitions that the active and the standby tasks read, by topic name."""
+        """Return the partitions that the active and the standby tasks read, by topic name."""
         active, standby = maps_by_role(self.tasks)
         return self._read_by(active), self._read_by(standby)
 
@@ -101,21 +98,21 @@ class StreamsReply(Reply, frozen=True):
     member_epoch: int = 0
     heartbeat_ms: int = 0
     statuses: tuple[Status, ...] = ()
-    assigned: Partitions | None = None  # tasks with their role; None: unchanged
+    assigned: Partitions | None = None  # tasks with their role; None if unchanged
     endpoint_epoch: int = 0
-    endpoints: tuple[Endpoint, ...] | None = None  # None: unchanged
-    missing: tuple[InternalTopic, ...] = ()  # topics that the frontend creates
+    endpoints: tuple[Endpoint, ...] | None = None  # None if unchanged
+    missing: tuple[InternalTopic, ...] = ()  # topics that the frontend must create
 
     @property
     def assignment(self) -> tuple[Tasks, Tasks] | None:
-        """Active and standby tasks; None: unchanged."""
+        """The active and the standby tasks, or None if they are unchanged."""
         if self.assigned is None:
             return None
         return of_role(ACTIVE, self.assigned), of_role(STANDBY, self.assigned)
 
 
 class StreamsHeartbeat(Heartbeat, frozen=True):
-    """None means "unchanged" in every field that may be None."""
+    """A heartbeat, in which None means "unchanged"."""
 
     endpoint_epoch: int = -1
     instance_id: str | None = None
@@ -128,10 +125,10 @@ class StreamsHeartbeat(Heartbeat, frozen=True):
     process_id: str | None = None
     endpoint: tuple[str, int] | None = None
     client_tags: tuple[tuple[str, str], ...] | None = None
-    has_patterns: bool = False  # sources are named by regular expressions
+    has_patterns: bool = False  # whether sources are given as regular expressions
     has_offsets: bool = False
     has_end_offsets: bool = False
-    is_shutdown: bool = False  # of the whole application
+    is_shutdown: bool = False  # whether the whole application must shut down
     client_id: str = ""
     client_host: str = ""
 
@@ -190,10 +187,10 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
 
 
 class Configured(msgspec.Struct, frozen=True):
-    tasks: Mapping[str, int] = {}  # subtopology id → number of tasks; empty until it is ready
+    tasks: Mapping[str, int] = {}  # subtopology id → number of tasks; empty if not ready
     counts: Mapping[str, int] = {}  # internal topic → number of partitions; empty if unknown
-    missing: tuple[InternalTopic, ...] = ()  # to be created, with their number of partitions
-    status: Status | None = None  # why the topology is not ready; None: it is ready
+    missing: tuple[InternalTopic, ...] = ()  # internal topics to create
+    status: Status | None = None  # why the topology is not ready, or None if it is
 
     @property
     def is_ready(self) -> bool:
@@ -213,12 +210,11 @@ def internal_topics(part: Subtopology) -> tuple[InternalTopic, ...]:
 
 
 def read_by(part: Subtopology) -> tuple[str, ...]:
-    """Return the topics whose partitions the tasks of a subtopology read."""
     return (*part.sources, *(topic.name for topic in part.repartition_sources))
 
 
 def readers_of(topology: TopologyValue) -> dict[str, str]:
-    """Return topic → id of the first subtopology that reads it."""
+    """Return a map of topic name → id of the first subtopology that reads the topic."""
     return {
         name: part.subtopology_id
         for part in reversed(topology.subtopologies)
@@ -237,13 +233,14 @@ def check(topology: TopologyValue) -> None:
                 )
         if not read_by(part):
             raise InvalidTopology(f"No source topics found for subtopology {part.subtopology_id}")
-    # With sources of one partition each, nothing but the topology itself can be wrong.
+    # If all sources have one partition, an error can only be in the topology itself.
     sources = {name: 1 for part in topology.subtopologies for name in part.sources}
     _repartition_counts(topology, sources)
 
 
 def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configured:
-    """Combine a checked topology with ``existing``: topic → number of partitions."""
+    """Apply a checked topology to ``existing`` topics, given as topic name → number of
+    partitions."""
     try:
         counts = _counts(topology, existing)
         missing = _missing(topology, counts, existing)
@@ -272,16 +269,17 @@ def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, i
 
 
 def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> dict[str, int]:
-    """Return the partitions of repartition topics: the given number, or that of the widest topic
-    that the writing subtopology reads. Raises InvalidTopology."""
+    """Return the partition counts of repartition topics. If not given, a count is the maximum of
+    the topics that the writing subtopology reads. Raises InvalidTopology if counts cannot be
+    determined."""
     parts = topology.subtopologies
     counts = _fixed_counts(topology)
     readers: dict[str, list[int]] = {}
     for index, part in enumerate(parts):
         for topic in part.repartition_sources:
             readers.setdefault(topic.name, []).append(index)
-    # Kafka goes through the subtopologies in rounds, using the counts known so far. This does the
-    # same, but only visits subtopologies for which a count has just become known.
+    # Kafka visits all subtopologies in rounds, using the counts known so far. This has the same
+    # result, but only visits subtopologies for which a new count is known.
     queue = [
         (0, index) for index, part in enumerate(parts) if any(_widths_of(part, counts, sources))
     ]
@@ -322,7 +320,8 @@ def _widths_of(
 def _copartition(
     topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
 ) -> None:
-    """Give repartition topics the number of partitions of their group. Raises _Wrong."""
+    """Set the counts of repartition topics that must equal those of other topics. Raises _Wrong if
+    these differ."""
     fixed = _fixed_counts(topology).keys()
     for part in topology.subtopologies:
         for group in part.copartitions:

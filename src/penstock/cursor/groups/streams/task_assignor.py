@@ -1,12 +1,11 @@
-"""The assignment of a streams group's tasks to its members: sticky, and even over the members.
+"""The sticky assignor of a streams group's tasks, which spreads tasks evenly over the members.
 
-An active task stays with the member that has it, up to its even share. Otherwise the task goes to a
-member of a process that has its state, as active or standby task, and only then to the member with
-the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
-and the other copies. State is in a folder of the process, so any member of that process can use it.
-The result does not depend on the order of the arguments. Input and result are immutable values: a
-thread works out the assignment of a large group while the group serves heartbeats.
-"""
+An active task stays with the member that has it, unless that member has too many. Otherwise the
+task goes to a member of a process that has its state, as active or standby task, and only then to
+the member with the fewest tasks. Standby tasks are copies of state: each is in another process than
+the active task and the other copies. State is in a folder of the process, so any member of that
+process can use it. The result does not depend on the order of the arguments. Input and result are
+immutable, because a large assignment is computed in a thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -22,9 +21,8 @@ from penstock.model.limits import STREAMS_TASKS_AT_ONCE_MAX
 Task: TypeAlias = tuple[str, int]  # subtopology id, partition
 Tasks: TypeAlias = frozenset[Task]
 
-# In memory a task with its role is a pair, as a partition is in a consumer group: the role and the
-# subtopology id in one text, and the partition. So an active task and a standby task of the same
-# number differ, and a member that changes from one to the other gives up first.
+# In memory a task with its role is a pair like a partition of a consumer group: role + subtopology
+# id, and partition. So a member gives up a standby task before it takes the same task as active.
 ACTIVE = "a"
 STANDBY = "s"
 
@@ -38,7 +36,7 @@ def of_role(role: str, held: Iterable[TopicPartition]) -> Tasks:
 
 
 def maps_by_role(held: Iterable[TopicPartition]) -> tuple[PartitionMap, PartitionMap]:
-    """Active and standby tasks: subtopology id → ascending partitions."""
+    """Return the active and the standby tasks, each as subtopology id → ascending partitions."""
     active: PartitionMap = {}
     standby: PartitionMap = {}
     for text, numbers in to_map(held).items():
@@ -53,7 +51,7 @@ def held_tasks(active: PartitionMap, standby: PartitionMap) -> Partitions:
 class StreamsMemberSpec(msgspec.Struct, frozen=True):
     member_id: str
     process_id: str
-    active: Tasks = frozenset()  # in the previous assignment
+    active: Tasks = frozenset()  # tasks in the previous assignment
     standby: Tasks = frozenset()
 
 
@@ -69,8 +67,8 @@ def assign_sticky(
     stateful: Iterable[str] = (),
     standbys: int = 0,
 ) -> dict[str, Share]:
-    """Return each member's tasks. ``tasks``: subtopology id → number of tasks. Every task of a
-    ``stateful`` subtopology has ``standbys`` copies, or fewer if there are too few processes."""
+    """Return each member's tasks. ``tasks`` maps subtopology ids to numbers of tasks. Every task of
+    a ``stateful`` subtopology gets ``standbys`` copies, or fewer if there are too few processes."""
     if not members:
         return {}
     ordered = sorted(members, key=lambda member: member.member_id)
@@ -88,16 +86,15 @@ def assign_sticky(
 
 class _Assignment:
     def __init__(self, members: Sequence[StreamsMemberSpec]) -> None:
-        """``members`` are in the order of their ids."""
         self.members = members
         self.active: dict[str, set[Task]] = {member.member_id: set() for member in members}
         self.standby: dict[str, set[Task]] = {member.member_id: set() for member in members}
-        self.processes: dict[str, list[tuple[int, str]]] = {}  # heap: tasks of a member, its id
+        self.processes: dict[str, list[tuple[int, str]]] = {}  # heap of (number of tasks, member)
         self._process_of = {member.member_id: member.process_id for member in members}
-        self._counts = dict.fromkeys(self.active, 0)  # tasks of each member
-        self._sizes: dict[str, int] = {}  # members of each process
-        self._totals: dict[str, int] = {}  # tasks of each process
-        # Where tasks were before: their members, and all processes with their state.
+        self._counts = dict.fromkeys(self.active, 0)  # number of tasks of each member
+        self._sizes: dict[str, int] = {}  # number of members of each process
+        self._totals: dict[str, int] = {}  # number of tasks of each process
+        # The previous assignment: the members of tasks, and all processes with their state.
         self._owner: dict[Task, str] = {}
         self._copies: dict[Task, list[str]] = {}
         self._states: dict[Task, list[str]] = {}
@@ -115,7 +112,6 @@ class _Assignment:
                 self._states.setdefault(task, []).append(member.process_id)
 
     def _add(self, tasks: set[Task], task: Task, member_id: str) -> None:
-        """``tasks``: the active or the standby tasks of the member."""
         tasks.add(task)
         self._counts[member_id] += 1
         process = self._process_of[member_id]
@@ -132,10 +128,10 @@ class _Assignment:
         return self._totals[process] / self._sizes[process]
 
     def assign_active(self, tasks: Sequence[Task]) -> None:
-        """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
+        """Assign all active tasks: ``_each`` to every member, and one more to ``_more`` members."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
-        # A member of a process that has the state.
+        # Then try members of processes that have the state.
         near = {task: map(self._idlest, self._states.get(task, ())) for task in left}
         left = [task for task in left if not self._give(task, near[task])]
         places = [
@@ -161,7 +157,6 @@ class _Assignment:
         return False
 
     def _spread(self, tasks: Sequence[Task]) -> None:
-        """Assign one more task to each member, least loaded processes first."""
         room: dict[str, list[str]] = {}
         for member in reversed(self.members):
             if self._counts[member.member_id] == self._each:
@@ -201,7 +196,6 @@ class _Assignment:
                 heappush(heap, entry)
 
     def _copy_where_it_was(self, task: Task, held: set[str], count_max: int) -> bool:
-        """``held``: the processes that have the task already."""
         for member_id in (*self._copies.get(task, ()), *self._previous_owner(task)):
             process = self._process_of[member_id]
             if process in held:
@@ -219,7 +213,7 @@ class _Assignment:
 
 class AssignmentInput(msgspec.Struct, frozen=True):
     group_id: str
-    epoch: int  # of the group
+    epoch: int  # epoch of the group
     tasks: Mapping[str, int]  # subtopology id → number of tasks
     stateful: frozenset[str]  # ids of the subtopologies that have standby tasks
     standbys: int
@@ -234,8 +228,6 @@ class AssignmentInput(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The tasks that a member shall have, and the row that states them."""
-
     member_id: str
     tasks: Partitions
     row: Row
@@ -243,7 +235,7 @@ class Target(msgspec.Struct, frozen=True):
 
 class Assignment(msgspec.Struct, frozen=True):
     input: AssignmentInput
-    targets: tuple[Target, ...]  # that differ from the previous ones
+    targets: tuple[Target, ...]  # only targets that differ from the previous ones
 
 
 def compute_assignment(given: AssignmentInput) -> Assignment:

@@ -201,7 +201,7 @@ def test_a_group_has_a_bounded_number_of_members() -> None:
         (
             2,
             {"client_tags": (("k", "v" * STREAMS_MEMBER_BYTES_MAX),)},
-            "The member's metadata exceed 16,384 bytes: shorten its tags.",
+            "The member's metadata exceeds 16,384 bytes. Shorten its tags.",
         ),
     ],
 )
