@@ -33,7 +33,7 @@ _TASK_RECORDS_MIN: Final = 100_000  # one task writes fewer before a second task
 
 
 class Written(NamedTuple):
-    """One file, of one topic. ``topic_id`` is "" if the server has no topic ids."""
+    """A part file with records of one topic. ``topic_id`` is "" if the server has no topic ids."""
 
     topic: str
     topic_id: str

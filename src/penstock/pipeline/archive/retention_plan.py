@@ -45,7 +45,7 @@ KEEP: Final = "keep"
 
 
 class PoliciesInvalid(Exception):
-    """A policy is invalid. The text is one line with the table and the reason."""
+    """Raised if a policy is invalid. The text is one line with the table and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,6 @@ def savings(decisions: Iterable[Decision]) -> dict[str, int]:
 
 
 def parse_policies(text: str) -> tuple[list[Policy], list[Hold]]:
-    """Raises PoliciesInvalid."""
     tables = tables_of(text, ("policy", "hold"), PoliciesInvalid)
     policies = [_policy(number, table) for number, table in enumerate(tables["policy"], 1)]
     return policies, [_hold(number, table) for number, table in enumerate(tables["hold"], 1)]
@@ -206,8 +205,8 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """``acked``: first offsets needed by cursors that the server does not know. Raises
-    KafkaTrouble."""
+    """Collect the facts. ``acked`` has the offsets needed by cursors that the server does not
+    know."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -246,7 +245,7 @@ def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
 def _joined(
     one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    """Merge the needs; if both have a cursor, the lower offset counts."""
+    """Merge the needs of cursors. If both arguments have a cursor, the lower offset counts."""
     found = {place: dict(needs) for place, needs in one.items()}
     for place, needs in other.items():
         into = found.setdefault(place, {})

@@ -1,6 +1,5 @@
-"""The columns of a read, and how each is made from the positions of the fields of records. Names
-and types are those of Spark's Kafka connector, so a query migrates by changing the name of the
-format.
+"""Makes the columns of a read from the positions of the fields of records. Names and types are
+those of Spark's Kafka connector, so a query migrates by changing the name of the format.
 
 Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
 offsets are begin, end, begin, end…, and every second element of this array is dropped."""
@@ -76,7 +75,8 @@ def timestamp_column(at_ms: Longs) -> pa.Array:
 
 
 def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
-    """Return the headers of records; null for a record without any, as in the Kafka connector."""
+    """Return the headers of records, or null for a record without any, as in the Kafka
+    connector."""
     counts = fields.headers_count
     edges = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])

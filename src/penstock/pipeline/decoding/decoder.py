@@ -54,7 +54,7 @@ class OnCorrupt(StrEnum):
 
 
 class CorruptBatch(Exception):
-    """A partition returned bytes that are not a valid batch."""
+    """Raised if a partition returned bytes that are not a valid batch."""
 
     def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
         super().__init__(topic, partition, offset, reason)
@@ -69,8 +69,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """``next_offset``, the offset to fetch next, advances when a chunk has been decoded
-    completely."""
+    """Decodes batches of one partition. ``next_offset``, the offset to fetch next, advances when a
+    chunk has been decoded completely."""
 
     def __init__(
         self,
@@ -96,7 +96,8 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of consecutive replies, whose aborted transactions are ``aborted``."""
+        """Yield the records of consecutive fetch replies, without those of ``aborted``
+        transactions."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:
@@ -193,7 +194,8 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
-        """Return the readable batches. Reads batches one by one, to name the unreadable ones."""
+        """Read batches one by one, report or skip the unreadable ones, and return the readable
+        ones."""
         good = []
         for index in range(len(batches.at)):
             try:

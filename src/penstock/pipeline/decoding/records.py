@@ -32,7 +32,7 @@ _LAST_BYTE_MAX: Final = 1  # the tenth byte has one bit
 
 
 class Unreadable(ValueError):
-    """At least one varint of the vector is invalid. The caller must find out which."""
+    """Raised if at least one record of a chunk is invalid. The caller must find out which."""
 
 
 def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
@@ -100,7 +100,7 @@ class StepPlan(NamedTuple):
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """Return the distance to the next record by a record's first two bytes; 0 is unknown."""
+    """Return the distance to the next record for each value of a record's first two bytes, or 0."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -115,7 +115,7 @@ _JUMPS: Final = _jumps()
 def walk(
     data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
 ) -> tuple[Longs, Longs]:
-    """Return the beginning (after its length) and the end of each record. Raises Unreadable."""
+    """Return the position after each record's length field, and the end of each record."""
     whole = Chains(starts, stops, counts)
     chains = cut(data, whole, is_dense)
     found = _walk_short(data, chains)
@@ -128,7 +128,7 @@ def walk(
 
 
 def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
-    """Cut long chains into several, if there are too few chains."""
+    """Cut long chains into several, if there are few chains."""
     counts = chains.counts
     links = max(_LINKS_MIN, int(counts.sum()) // _WIDTH)
     if len(counts) >= _WIDTH or not (is_dense & (counts >= 2 * links)).any():
@@ -216,7 +216,7 @@ def plan_steps(counts: Longs) -> StepPlan:
 
 
 def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
-    """Return None if a length has more than two bytes, or a chain does not end at its stop."""
+    """Walk chains whose lengths have one or two bytes. Return None if that is not possible."""
     if not len(chains.starts) or data.size < 2:
         return None
     pairs: npt.NDArray[np.uint16] = np.ndarray(
@@ -304,7 +304,7 @@ def _walk_any(data: Bytes, chains: Chains) -> tuple[Longs, Longs]:
         last = int(plan.place[chain] + plan.lengths[chain])
         start, stop = int(at[chain]), int(stops[chain])
         if not 0 <= start <= stop or not _follow(data[start:stop], start, end[first:last]):
-            raise Unreadable("a record runs past the end")
+            raise Unreadable("a record runs past the end of its batch")
         starts = np.concatenate(([start], end[first : last - 1]))
         begin[first:last] = read_varints(data, starts)[1]
         at[chain] = end[last - 1]
@@ -343,9 +343,9 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Return the fields of records; ``spans`` are the last offset deltas. Raises Unreadable."""
+    """Return the fields of all records. ``spans`` are the last offset deltas of the batches."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
-        raise Unreadable("more records than bytes for them")
+        raise Unreadable("a batch is too short for its number of records")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)
     total = len(begin)
     if total <= _BLOCK:
@@ -364,7 +364,7 @@ def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: 
 
 
 def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
-    """Return the fields of some records. ``begin``: positions after the lengths of the records."""
+    """Return the fields of some records. ``begin`` is after the length field of each record."""
     time_delta, at = read_varints(data, begin + 1)  # after the attributes, which are unused
     offset_delta, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
@@ -409,7 +409,7 @@ def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.boo
 
 
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
-    """Return the headers of all records, chain by chain. Raises Unreadable."""
+    """Return the headers of all records, in the order of the records."""
     total = int(fields.headers_count.sum())
     found = HeaderFields(*(np.empty(total, np.int64) for _ in range(4)))
     with_some = np.flatnonzero(fields.headers_count)

@@ -1,8 +1,8 @@
 """Parses rate cards and computes the lines of invoices.
 
-A rate card is TOML. Prices are whole millionths of the currency, so no sum depends on floating-point
-rounding; a line is rounded once, half up. A card has versions, each valid from a day on (UTC):
-usage is priced by the version that was valid in its hour.
+A rate card is a TOML file. Prices are whole millionths of the currency, so no sum depends on
+floating-point rounding; a line is rounded once, half up. A card has versions, each valid from a day
+on (UTC): usage is priced by the version that was valid in its hour.
 
     currency = "EUR"
 

@@ -75,7 +75,7 @@ def ends_of(lake: Lake, name: str) -> dict[int, int]:
 
 
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
-    """Commit the files of a batch; if it is repeated, tables that have its commit skip it."""
+    """Commit the files of a batch. Tables that already have the batch are skipped."""
     parts: dict[str, list[Part]] = {}
     ids: dict[str, str] = {}
     for topic, topic_id, part in written:
@@ -89,7 +89,7 @@ def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_
 
 
 def compact_closed(lake: Lake, *, now_ms: int) -> int:
-    """Merge small files of hours that are over, and return by how many files there are fewer."""
+    """Merge small files of past hours, and return the decrease in the number of files."""
     before = datetime.datetime.fromtimestamp((now_ms - CLOSED_AFTER_MS) / 1_000, datetime.UTC)
     last = (before.date().isoformat(), before.hour)
     saved = 0
@@ -153,7 +153,7 @@ def run(context: JobContext) -> None:
     if context.mode is Mode.ONCE:
         saved = upkeep.turn(is_last=True)
         if saved:
-            context.progress.note(f"{saved} small files fewer")
+            context.progress.note(f"merging removed {saved} small files")
 
 
 def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
@@ -197,9 +197,12 @@ JOB: Final = Job(
     check=lambda context: check_topics(context, _topics(context).topics),
     options=(
         option(
-            "--topics", "NAMES", "names of topics, separated by commas, or a pattern", required=True
+            "--topics",
+            "NAMES",
+            "topics, separated by commas, or a regular expression",
+            required=True,
         ),
-        option("--batch-bytes", "SIZE", "bytes to read per commit", default=BATCH_BYTES),
+        option("--batch-bytes", "SIZE", "maximum bytes to read per commit", default=BATCH_BYTES),
     ),
 )
 
@@ -222,8 +225,8 @@ class Verdict:
 
 
 def spans(rows: "DataFrame") -> "DataFrame":
-    """Return for each partition the first and last offset, the number of rows and of repeated
-    offsets, and the offsets between which all gaps are (null without gaps)."""
+    """Return for each partition the first and last offset, the numbers of rows and repeated
+    offsets, and the range of offsets that has all gaps (null without gaps)."""
     before = "lag(offset) OVER (PARTITION BY partition ORDER BY offset) AS before"
     query = """
         SELECT partition, min(offset) AS first, max(offset) AS last, count(*) AS rows,
@@ -319,6 +322,6 @@ VERIFY: Final = Job(
     summary="Verify that every offset is archived exactly once.",
     run=run_verify,
     check=_archived_topics,
-    options=(option("--topics", "NAMES", "topics, separated by commas"),),
+    options=(option("--topics", "NAMES", "topics to verify, separated by commas"),),
     modes=frozenset({Mode.ONCE}),
 )

@@ -86,7 +86,7 @@ class QualityRun:
             .options(**self._context.read_options)
             .option("subscribe", topic)
             .option("columns", checks.COLUMNS)
-            .option("onDataLoss", "skip")  # a rule about offsets reports it
+            .option("onDataLoss", "skip")  # the check offset_gap reports the loss
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
 
@@ -291,6 +291,6 @@ JOB: Final = Job(
     summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
-    options=(option("--rules", "PATH", "file with the rules, TOML", required=True),),
+    options=(option("--rules", "PATH", "TOML file with the rules", required=True),),
     modes=frozenset({Mode.ONCE}),
 )

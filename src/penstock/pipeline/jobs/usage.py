@@ -60,12 +60,12 @@ HOUR, ADJUSTMENT = "usage_hour", "usage_adjustment"
 HOUR_MS: Final = usage_sums.HOUR_MS
 DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
-SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
-SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
+SILENT_MS: Final = DAY_MS  # a node that wrote no facts for this time keeps no hour open
+SEEN_DAYS: Final = 40  # flushes of these days are remembered; longer than the topic's retention
 
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
-    """Return the partials that came for an hour after it was sealed, by turn."""
+    """Return sums of the partials that came after their hour was sealed, by turn."""
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
     late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
     sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
@@ -86,8 +86,8 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 
 class UsageTables:
-    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
-    converts batches of the source to records."""
+    """A writer of this job's tables, which runs in the driver and reads its state from the tables.
+    ``reading`` converts batches of the source to records."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class UsageTables:
 
     def _commit(self, found: Written, batch_id: int, turn: int) -> None:
         if found.reject:
-            # Committed before the sums: after these, a second run takes all flushes for copies.
+            # Committed before the sums, after which a second run would take all flushes for copies.
             table = self._lake.table(REJECT)
             table.ensure(REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)

@@ -1,12 +1,12 @@
-"""``mode=consume``: reads a queue as a stream and deletes messages when their batch has finished.
+"""Implements ``mode=consume``: reads a queue as a stream, and deletes messages after their batch.
 
 The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
 plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
 offset: by then the batch is in the checkpoint. Delivery is at least once: if the process dies
 before deleting, the messages are delivered in another batch when their leases expire. Spark then
-repeats the old batch without messages; a sink that had written it keeps the rows. An offset is:
+repeats the old batch without messages; a sink that wrote the batch keeps its rows. An offset is:
 
-    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty"""
+    {"v": 1, "run": "5f0c…", "batch": 17}"""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -68,7 +68,6 @@ def is_consuming(options: Mapping[str, str]) -> bool:
 
 
 def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
-    """Raises OptionInvalid."""
     given = Options(options)
     check_names(given, _KNOWN)
     url = given.text("endpoint")
@@ -242,7 +241,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """Return the batch's tasks; none for a batch of another run, whose leases are lost."""
+        """Return the tasks of a batch. A batch of another run has none, because its leases are
+        lost."""
         if end.get("v") != VERSION:
             raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
         if end.get("run") != self._run:
@@ -287,7 +287,7 @@ def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield names and values; binary values stay in base64, as in the reply."""
+    """Yield the names and values of attributes. Binary values stay in base64, as in the reply."""
     for name, attribute in found.items():
         text = attribute.get("StringValue")
         raw = attribute.get("BinaryValue", "")

@@ -43,7 +43,7 @@ def lines(
     step_s: float,
     form: Callable[[float], str] = numbers.short,
 ) -> str:
-    """Draw lines; or bars side by side, because a line with one or two points shows nothing."""
+    """Draw lines, or bars side by side if there are too few points for a line."""
     figure, axes = _empty()
     mark = "o" if len(times) < 40 else ""
     each_s = step_s * 0.86 / max(1, len(series))
