@@ -40,7 +40,7 @@ class Mode(StrEnum):
 
 
 def _show_nothing(_rows: Iterable[Mapping[str, Any]]) -> None:
-    """Do nothing. This is the default of ``JobContext.show``, for tests and notebooks."""
+    pass
 
 
 class Stopped(Exception):

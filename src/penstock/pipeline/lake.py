@@ -135,12 +135,11 @@ class Table:
         return last is not None and last >= batch_id
 
     def turn_of(self, job: str) -> int:
-        """Return the last turn that a job took in this table, or 0."""
+        """Return the last turn (commit number) of a job in this table, or 0."""
         return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
 
     def ensure(self, columns: "StructType | pa.Schema", partition_by: Sequence[str]) -> None:
-        """Create the table, or add missing columns. Raises SchemaConflict if the rows do not
-        fit."""
+        """Create the table, or add missing columns. Raises SchemaConflict if rows do not fit."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError
 
@@ -193,8 +192,7 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Add part files to the table, once for each (app, batch_id). ``ids`` are the topic ids in
-        a tracked table."""
+        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -258,8 +256,7 @@ class Table:
         return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
-        """Return the table's end offsets after these parts. Raises RecordsRepeated if they
-        overlap."""
+        """Return the end offsets after these parts. Raises RecordsRepeated if records repeat."""
         ends = self._ends(handle, job)
         spans: Spans = {}
         for part in parts:
@@ -286,8 +283,7 @@ class Table:
         return [RemoveAction(path.removeprefix(f"{self.path}/"), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Delete the part files, except those that the table has, because a commit that was
-        reported as failed had succeeded."""
+        """Delete those part files that the table does not have."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -337,7 +333,7 @@ class Table:
         return dict(json.loads(str(info.get(_IDS, "{}")))) if info is not None else {}
 
     def _last_tracked(self, handle: "DeltaTable", job: str) -> Mapping[str, Any] | None:
-        """Return the metadata of a job's last tracked commit, if the log still has it."""
+        """Return the metadata of a job's last commit with end offsets, if the log still has it."""
         log, version = self.path / "_delta_log", handle.version()
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
@@ -384,8 +380,7 @@ class Table:
     def compact(
         self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
     ) -> int:
-        """Merge small files, keep the order of rows, and return the decrease in the number of
-        files."""
+        """Merge small files, and return how many fewer there are. The order of rows is kept."""
         from deltalake import CommitProperties, WriterProperties
 
         handle = self.open()
@@ -406,8 +401,7 @@ class Table:
         return Counter(tuple("" if each is None else str(each) for each in key) for key in keys)
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Delete files that no commit of the last ``retention_hours`` names, and return their
-        paths."""
+        """Delete files that are not in any version of the last hours, and return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
                 f"vacuum must keep at least {VACUUM_HOURS_MIN} hours: a commit may be in progress"

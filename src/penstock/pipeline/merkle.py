@@ -64,8 +64,7 @@ def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequence[bytes]) -> bool:
-    """Return whether ``proof`` shows that ``item`` is the leaf at ``index`` of a tree with this
-    root."""
+    """Return whether ``proof`` shows that ``item`` is the leaf at ``index`` under ``root``."""
     if not 0 <= index < count:
         return False
     sides: list[bool] = []  # from the root down: whether the leaf is on the left

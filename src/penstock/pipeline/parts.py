@@ -337,8 +337,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
-    """Convert a value for Delta's statistics. Their timestamps have milliseconds, so maxima are
-    rounded up."""
+    """Convert a value for Delta's statistics; maxima are rounded up to milliseconds."""
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)

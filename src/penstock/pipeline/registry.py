@@ -39,7 +39,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class NoSuchJob(Exception):
-    """The job does not exist. The text is one line for users."""
+    """Raised if a job does not exist. The text is one line for users."""
 
 
 class _LazyJobs(Mapping[str, Job]):

@@ -44,7 +44,7 @@ _STATIC_CONF: Mapping[str, str] = {
 
 
 class SessionFailed(Exception):
-    """Spark did not start. The text is one line for users."""
+    """Raised if Spark did not start. The text is one line for users."""
 
 
 def open_session(
@@ -150,7 +150,7 @@ def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
 
 
 def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> None:
-    """End the session and its JVM. A JVM that runs for another ``seconds_max`` is killed."""
+    """End the session and its JVM. A JVM that has not ended after ``seconds_max`` is killed."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -109,8 +109,7 @@ class PenstockSource(DataSource):
             return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        """Parse the options, and create the topic in the driver, so that a failure is reported
-        once."""
+        """Parse the options, and create the topic now, so that a failure is reported once."""
         options = parse_write_options(self.options)
         check_columns(schema, options)
         if options.topic:

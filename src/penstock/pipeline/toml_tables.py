@@ -43,8 +43,7 @@ def tables_of(
 
 
 class TomlTable:
-    """A TOML table. Methods remove the keys that they read, so ``finish`` can report unknown
-    keys."""
+    """A TOML table. Methods remove the keys they read, so ``finish`` finds unknown keys."""
 
     def __init__(self, where: str, table: dict[str, Any], error: type[Exception]) -> None:
         self._where = where

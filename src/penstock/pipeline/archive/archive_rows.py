@@ -49,7 +49,7 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
 
 
 def _values(hour: int) -> tuple[str | None, ...]:
-    """Return date and hour of day, as in a table's log, for an hour since the epoch."""
+    """Return the partition values date and hour of day, for an hour since the epoch."""
     days, of_day = divmod(hour, 24)
     if not _DAYS_MIN <= days <= _DAYS_MAX:
         return None, str(of_day)

@@ -110,7 +110,8 @@ class QueueSender:
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
-    """Convert a record to an entry of SendMessageBatch. Raises NotSendable."""
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if that is
+    impossible."""
     partition, offset, _, key, value, headers = row
     where = f"partition {partition}, offset {offset}"
     try:
@@ -189,8 +190,7 @@ class Replay:
     queue: QueueAddress | None = None  # of a FIFO queue
 
     def target_of(self, partition: int) -> Place:
-        """Return the target partition. Each archived partition has only one, so that order is
-        kept."""
+        """Return the target's partition for all records of an archived partition."""
         return Place(self.topic, partition % self.partitions)
 
     def group_of(self, partition: int) -> str:
@@ -214,7 +214,7 @@ Sender = Callable[[int, Sequence[Any], Position], bool]
 
 
 def read_position(client: KafkaClient, replay: Replay, partition: int) -> Position | None:
-    """Return the committed position, if any. Raises ProgressLost if it is not a position."""
+    """Return a partition's committed position, if any. Raises ProgressLost if it is invalid."""
     group = replay.group_of(partition)
     found = committed_offsets(client, group).get(replay.target_of(partition))
     if found is None:
@@ -270,7 +270,7 @@ def _send_partition(
     sender: Sender,
     replay: Replay,
 ) -> tuple[int, int, int]:
-    """Send the rows from the position on. Return the partition and the sent and repeated rows."""
+    """Send the remaining rows. Return the partition and the numbers of sent and repeated rows."""
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(
@@ -334,7 +334,7 @@ def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """Return all headers except that of the queue, because a copy is another message."""
+    """Return all headers except the broker's own, because a copy is another message."""
     return [
         (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
     ]

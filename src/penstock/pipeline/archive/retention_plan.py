@@ -205,8 +205,7 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect the facts. ``acked`` has the offsets needed by cursors that the server does not
-    know."""
+    """Collect the facts for a plan. ``acked`` has the offsets that outside readers need."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -245,7 +244,6 @@ def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
 def _joined(
     one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    """Merge the needs of cursors. If both arguments have a cursor, the lower offset counts."""
     found = {place: dict(needs) for place, needs in one.items()}
     for place, needs in other.items():
         into = found.setdefault(place, {})
@@ -320,7 +318,7 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Delete all records below these offsets. Return the server's errors, "" for success."""
+    """Delete the records below these offsets. Return each partition's error, "" for success."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

@@ -393,7 +393,7 @@ def new_client(connection: Connection) -> KafkaClient:
 
 
 def client_for(connection: Connection) -> KafkaClient:
-    """Return the client of this thread, which is cached."""
+    """Return the cached client of this thread."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.clients = os.getpid(), OrderedDict()
     clients: OrderedDict[Connection, KafkaClient] = _local.clients

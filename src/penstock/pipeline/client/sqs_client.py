@@ -86,7 +86,7 @@ class Sqs:
         return list(found or ())
 
     def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
-        """Delete messages, and return the receipts that failed: their leases have expired."""
+        """Delete messages, and return the receipts whose leases had expired."""
         return self._each(queue_url, "DeleteMessageBatch", receipts)
 
     def extend(self, queue_url: str, receipts: Sequence[str], *, lease_s: int) -> list[str]:

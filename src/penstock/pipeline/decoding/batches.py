@@ -99,7 +99,6 @@ class BatchHeaders(NamedTuple):
 
 
 def complete_batches(buffer: bytes | memoryview) -> list[int]:
-    """Return the positions of the complete batches."""
     positions: list[int] = []
     at, limit = 0, len(buffer)
     length_of = _LENGTH.unpack_from

@@ -32,7 +32,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
-    """Return slices of the buffer, which must be in ascending order; a size of −1 is null."""
+    """Return slices of the buffer as a column. Slices must be ascending; a size of −1 is null."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -75,8 +75,7 @@ def timestamp_column(at_ms: Longs) -> pa.Array:
 
 
 def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
-    """Return the headers of records, or null for a record without any, as in the Kafka
-    connector."""
+    """Return the headers of each record, or null if it has none, as in the Kafka connector."""
     counts = fields.headers_count
     edges = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])

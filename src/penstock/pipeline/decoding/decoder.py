@@ -96,8 +96,7 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of consecutive fetch replies, without those of ``aborted``
-        transactions."""
+        """Yield the records of fetch replies, without those of ``aborted`` transactions."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:
@@ -194,8 +193,7 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
-        """Read batches one by one, report or skip the unreadable ones, and return the readable
-        ones."""
+        """Return the readable batches. The others are reported or skipped one by one."""
         good = []
         for index in range(len(batches.at)):
             try:
@@ -210,8 +208,7 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Return the records of the first batches, and the number of these batches. No row may be
-        yielded before all its batches are known to be readable."""
+        """Decode the first batches that fit in the buffer; return their rows and their number."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))

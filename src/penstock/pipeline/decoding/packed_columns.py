@@ -136,9 +136,6 @@ class RecordBuffer(Generic[Record]):
 
 
 class _Chains:
-    """The arrays of all columns of all records: those of the first column, of the second, and so
-    on."""
-
     def __init__(self, records: Sequence[Mapping[str, Column]], names: Sequence[str]) -> None:
         self._count = len(records)
         nothing = memoryview(_ARRAY)
@@ -268,8 +265,8 @@ def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Return the positions of all elements, chain by chain, and the end of each chain. A chain
-    stops at an element of unknown type, and so does not end where it should."""
+    """Return the positions of all elements of all arrays, and the end of each array. An array with
+    an element of unknown type ends at a wrong position."""
     found = np.empty(int(counts.sum()), np.int64)
     ends = np.empty(len(counts), np.int64)
     order, place, lengths, by_step = plan_steps(counts)
@@ -299,7 +296,7 @@ def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
 
 
 def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Return the positions of the next elements of one chain, and the position after them."""
+    """Return the positions of the next elements of one array, and the position after them."""
     links = []
     for _ in range(count):
         links.append(at)
@@ -311,7 +308,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Convert the columns of one decoded record, which ``read_columns`` does not support."""
+    """Convert one decoded record, for records that ``read_columns`` does not support."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

@@ -91,8 +91,6 @@ class Chains(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Chains sorted by length: those that still have a record always come first."""
-
     order: Longs
     place: Longs  # index of each chain's first record
     lengths: Longs
@@ -100,7 +98,7 @@ class StepPlan(NamedTuple):
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """Return the distance to the next record for each value of a record's first two bytes, or 0."""
+    """Return a table of the distance to the next record by a record's first two bytes."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -128,7 +126,6 @@ def walk(
 
 
 def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
-    """Cut long chains into several, if there are few chains."""
     counts = chains.counts
     links = max(_LINKS_MIN, int(counts.sum()) // _WIDTH)
     if len(counts) >= _WIDTH or not (is_dense & (counts >= 2 * links)).any():
@@ -216,7 +213,7 @@ def plan_steps(counts: Longs) -> StepPlan:
 
 
 def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
-    """Walk chains whose lengths have one or two bytes. Return None if that is not possible."""
+    """Find records whose lengths have one or two bytes. Return None if there are others."""
     if not len(chains.starts) or data.size < 2:
         return None
     pairs: npt.NDArray[np.uint16] = np.ndarray(
@@ -256,8 +253,7 @@ def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
 
 
 def _follow(data: Bytes, at: int, ends: Longs) -> bool:
-    """Write the ends of one chain's records to ``ends``. ``at`` is the position of ``data``. Return
-    False if the chain exceeds the data, or a length is invalid."""
+    """Write the end of each record in ``data`` to ``ends``. Return False if a length is invalid."""
     blob = data.tobytes()
     base, at, limit = at, 0, len(blob)
     found = []
@@ -364,7 +360,6 @@ def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: 
 
 
 def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
-    """Return the fields of some records. ``begin`` is after the length field of each record."""
     time_delta, at = read_varints(data, begin + 1)  # after the attributes, which are unused
     offset_delta, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
@@ -409,7 +404,6 @@ def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.boo
 
 
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
-    """Return the headers of all records, in the order of the records."""
     total = int(fields.headers_count.sum())
     found = HeaderFields(*(np.empty(total, np.int64) for _ in range(4)))
     with_some = np.flatnonzero(fields.headers_count)

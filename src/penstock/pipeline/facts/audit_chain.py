@@ -68,7 +68,7 @@ _GAPS: Final = """
 
 
 class Tail(NamedTuple):
-    """The last readable record of a node's chain in a partition."""
+    """The last readable record of a node's hash chain in a partition."""
 
     seq: int
     hash: str
@@ -116,8 +116,7 @@ def moment_of() -> "Column":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Return one row for each broken link. ``tails`` has the last record of each chain before
-    ``rows``."""
+    """Return a row for each broken link. ``tails`` are the last records before ``rows``."""
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
@@ -143,7 +142,7 @@ def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
 
 
 def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
-    """Return the offset of the last record of each chain, readable or not."""
+    """Return the offset of each node's last record in each partition, readable or not."""
     named = rows.where("node IS NOT NULL").groupBy("partition", "node")
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
@@ -167,7 +166,7 @@ def roots(rows: "DataFrame") -> "DataFrame":
 
 
 def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
-    """Return the statements whose roots match the rows. All hashes are computed again."""
+    """Return the recorded roots that match the rows, whose hashes are computed again."""
     by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
     for number, each in enumerate(statements):
         by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))

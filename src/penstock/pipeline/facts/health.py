@@ -94,7 +94,7 @@ class Hot:
 
 
 def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
-    """Return the hot names with a rate of at least ``rate_min``, highest rate first."""
+    """Return names with far more load than others, and at least ``rate_min``, highest first."""
     total = sum(rates.values())
     if total <= 0:
         return []

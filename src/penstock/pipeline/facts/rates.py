@@ -54,7 +54,7 @@ class RequestsBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The usage of one operation by one tenant while one version of the card was valid."""
+    """The usage of one operation by one tenant while one version of the rate card was valid."""
 
     tenant: str
     op: str

@@ -120,9 +120,8 @@ def plan(
     moves_max: int = MOVES_MAX,
     bytes_max: int = MOVE_BYTES_MAX,
 ) -> Plan | None:
-    """Return a plan, or None if no move is needed. ``windows`` are the loads in the latest windows,
-    oldest first; the last one has the current nodes of partitions. ``nodes`` includes idle
-    nodes."""
+    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last windows,
+    oldest first. ``nodes`` includes idle nodes."""
     all_nodes = sorted(set(nodes))
     if len(all_nodes) < 2 or len(windows) < WINDOWS_MIN:
         return None
@@ -225,8 +224,6 @@ class _Draft:
         return self._steps
 
     def _of(self, giver: str) -> list[PartitionId]:
-        """Return the giver's partitions that are worth a move and not in the plan yet, largest
-        first."""
         least = WORTH * self._mean
         found = [
             partition
@@ -240,7 +237,7 @@ class _Draft:
         return min(others, key=lambda node: (self.loads[node], node))
 
     def _move(self, giver: str) -> bool:
-        """Move the largest partition that keeps the receiver below the goal."""
+        """Move the node's largest partition that does not overload the receiving node."""
         receiver = self._receiver(giver)
         room = GOAL * self._mean - self.loads[receiver]
         for partition in self._of(giver):
@@ -250,8 +247,7 @@ class _Draft:
         return False
 
     def _improve(self, giver: str) -> bool:
-        """Move the partition after which the busier of both nodes has the least load, if that
-        helps."""
+        """Move the partition that balances both nodes best, if any improves the balance."""
         receiver = self._receiver(giver)
         best, least = None, (1 - WORTH) * self.loads[giver]
         for partition in self._of(giver):
@@ -265,8 +261,7 @@ class _Draft:
         return True
 
     def _split(self, giver: str, *, above: float) -> bool:
-        """Split the largest partition, if its load is more than ``above`` times the mean. Existing
-        records stay; new records go to both parts."""
+        """Split the largest partition, if its load is more than ``above`` times the mean load."""
         receiver = self._receiver(giver)
         for partition in self._of(giver)[:1]:
             half = self._scores[partition] / 2

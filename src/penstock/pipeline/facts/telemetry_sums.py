@@ -71,7 +71,7 @@ OUT: Final = pa.schema(
 
 
 def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Convert records (partition, offset, value) to rows of ``OUT``."""
+    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
     task = _Task()
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
@@ -81,7 +81,7 @@ def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge rows of ``OUT`` with equal keys. All rows with the same keys must be in one task."""
+    """Merge rows with equal ``KEYS``, which must all be in one task."""
     folding = Folding(fold, FOLD_ROWS)
     for batch in batches:
         folding.add(pa.Table.from_batches([batch.cast(OUT)]))

@@ -74,7 +74,7 @@ class Written:
     flushes: list[FlushRange] = field(default_factory=list)
 
     def drop(self, lake: Path) -> None:
-        """Delete the files, which no commit will name. A vacuum deletes any that remain."""
+        """Delete the written files, because they will not be committed."""
         for table, parts in ((PARTIAL, self.partial), (REJECT, self.reject)):
             for part in parts:
                 with contextlib.suppress(OSError):
@@ -127,7 +127,6 @@ def _sum_rows(sums: pa.Table, turn: int) -> list[pa.RecordBatch]:
 
 
 def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch]:
-    """Return a row for each range of flushes. Its date is the day when they were written."""
     rows = [
         {
             **asdict(each),
@@ -143,8 +142,8 @@ def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The hours of one day that a task seals. ``through`` has, by hour, the last turn whose
-    partials belong to the hour; ``files`` has, by kind, the files that may have partials."""
+    """The hours of one day whose final sums a task computes. ``through`` has, by hour, the last
+    commit (turn) whose partial sums belong to the hour; ``files`` has the files to read."""
 
     through: Mapping[int, int]
     files: Mapping[str, Sequence[str]]

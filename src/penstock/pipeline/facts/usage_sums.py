@@ -45,7 +45,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """The flushes that were counted, as ranges of numbers for each process of a node."""
+    """The numbers of counted flushes (records written by a node), as ranges."""
 
     def __init__(self) -> None:
         self.ranges: dict[Name, list[tuple[int, int]]] = {}
@@ -68,8 +68,7 @@ class Flushes:
         self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
-        """Return the number of flushes that are missing between counted ones, if any are
-        missing."""
+        """Return how many flushes are missing between counted ones, by node, if any are."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self.ranges.items()
@@ -79,7 +78,7 @@ class Flushes:
 
 @dataclass(frozen=True, slots=True)
 class FlushRange:
-    """Flushes of one process, with consecutive numbers, that one task has counted."""
+    """Consecutive flushes of one node's process that one task has counted."""
 
     node: str
     incarnation: str

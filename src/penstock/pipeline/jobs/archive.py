@@ -63,13 +63,13 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables, except those that were moved aside."""
+    """Return the end offsets of all archive tables of current topics."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
-    """Return the end offsets of an archive table, which may have been moved aside."""
+    """Return the end offsets of an archive table, even of one that was renamed."""
     ends = lake.end_offsets(table_of(name), NAME)
     return ends.get(name) or next(iter(ends.values()), {})
 
@@ -182,7 +182,7 @@ def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
 
 
 def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
-    """Raise TopicRemade if a table belongs to a deleted topic of the same name."""
+    """Raise TopicRemade if a table has records of a deleted topic with the same name."""
     for topic, now in ids.items():
         table = lake.table(table_of(topic))
         before = table.topic_ids(NAME).get(topic, "")
@@ -241,7 +241,7 @@ def spans(rows: "DataFrame") -> "DataFrame":
 def verify(
     spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
 ) -> list[Verdict]:
-    """Check each partition. Without a context the log is not read: all gaps count as unknown."""
+    """Check each archived partition. Without a context the log is not read: gaps are unknown."""
     rows = lake.read(spark, table_of(topic)).select("partition", "offset")
     ends = ends_of(lake, topic)
     if topic not in lake.end_offsets(table_of(topic), NAME):
@@ -260,7 +260,7 @@ def verify(
 def _compare(
     spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
 ) -> tuple[int, int]:
-    """Return how many records the table lacks, and how many offsets the log no longer has."""
+    """Return the numbers of records missing in the table, and of offsets that the log has lost."""
     first, end = span.gap_first, span.gap_end
     begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
     unknown = begin - first

@@ -54,8 +54,7 @@ LIMIT_MAX: Final = 100_000
 
 
 class AuditTables:
-    """A writer of this job's tables, which runs in the driver and reads its state from the
-    tables."""
+    """A writer of this job's tables, which keeps all its state in the tables."""
 
     def __init__(self, spark: "SparkSession", lake: Lake) -> None:
         self._spark = spark
@@ -107,8 +106,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a root for each day that has records after its last root, or only for earlier
-        days."""
+        """Record a Merkle root for each day (``before`` a given day) that has new records."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0

@@ -63,8 +63,6 @@ class Cluster:
         memory: str = "1g",
         port: int = 0,
     ) -> None:
-        """Each worker has ``cores`` and ``memory``. ``port`` is the master's; 0 is any free
-        port."""
         self._folder = folder
         self._worker_count = workers
         self._cores = cores
@@ -97,8 +95,7 @@ class Cluster:
         self.stop()
 
     def start(self, stopping: threading.Event) -> None:
-        """Start all processes, and wait until the workers have registered or ``stopping`` is
-        set."""
+        """Start the cluster, and wait until its workers have registered or ``stopping`` is set."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "spark.properties"
         properties.write_text(_PROPERTIES)

@@ -119,8 +119,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Add ``is_return``, which is true if the queue had the same content before the message was
-    sent."""
+    """Add ``is_return``: whether the queue had the same content before the message was sent."""
     same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
     is_other = f"message_id <> first(message_id) {same}"
     is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
@@ -152,8 +151,7 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Return the groups of one queue, the most frequent first. A last row has the sums of the
-    rest."""
+    """Return the groups of one queue, most frequent first; the last row sums up the rest."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
@@ -248,8 +246,7 @@ def run(context: JobContext) -> None:
 
 
 def _add_new(context: JobContext, queue: str) -> None:
-    """Append the records of a queue that the table does not have. Each queue has a separate query,
-    so it continues at its last offset, whichever queues a run names."""
+    """Append the records of a queue that the table does not have, with one query per queue."""
     lake = context.lake
 
     def take(records: "DataFrame", app: str, batch_id: int) -> None:

@@ -242,7 +242,7 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
-    """Count offsets from a time to the end. Includes offsets of markers and compacted records."""
+    """Count the offsets since a time, including those of markers and compacted records."""
     begins = client.offsets(dict.fromkeys(places, since_ms))
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)

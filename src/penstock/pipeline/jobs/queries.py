@@ -94,7 +94,7 @@ def process(
     batch_bytes: str,
     query: str = "query",
 ) -> None:
-    """Run a query to its end. ``take`` gets each batch, its app for commits, and its batch id."""
+    """Run a query to its end. ``take`` gets each batch, and the app and batch id for commits."""
     checkpoint = context.checkpoint_of(query)
 
     def take_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -145,7 +145,7 @@ class FactTopic:
 
 
 def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ...]:
-    """Return the options of such a job. ``span``, such as "an hour", is part of a help text."""
+    """Return the options --grace and --topic. ``span``, like "an hour", is part of a help text."""
     seconds, text = click.IntRange(0, 86_400), f"time to wait for late records after {span} ends"
     return (
         option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),

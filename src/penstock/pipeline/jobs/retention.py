@@ -63,8 +63,7 @@ class Planner:
         return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Return the ends of archives, except those of topics that were deleted and created
-        again."""
+        """Return the end offsets of the archives of current topics, not of deleted ones."""
         lake, found = self._context.lake, dict[Place, int]()
         ids = {
             topic.name: known_id(bytes(topic.topic_id).hex())
@@ -162,8 +161,7 @@ def _write(
 
 
 def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
-    """Return a row whose outcome is "done", the reason of a failure, or "" if it was only
-    planned."""
+    """Return a row; its outcome is "done", a reason for failure, or "" if only planned."""
     segment = decision.segment
     is_tried = decision.action == plans.DELETE and segment.place in outcomes
     return {

@@ -162,8 +162,8 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
 
 
 class TelemetryTables:
-    """A writer of this job's tables, which runs in the driver and reads its state from the tables.
-    ``reading`` converts batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
+    batches of the source to records."""
 
     def __init__(
         self,
@@ -255,8 +255,7 @@ class TelemetryTables:
         self._append_dated(found, LAG, "lag", last)
 
     def _add_window(self, through_ms: int) -> None:
-        """Append the hot spots of the last complete window, and its plan. Missed windows are
-        skipped."""
+        """Append the hot spots and the plan of the last complete window; skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
         if self._lake.table(HOT).has("hot", window):
             return

@@ -65,7 +65,7 @@ SEEN_DAYS: Final = 40  # flushes of these days are remembered; longer than the t
 
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
-    """Return sums of the partials that came after their hour was sealed, by turn."""
+    """Return the sums of usage that arrived after its hour was sealed, by commit (turn)."""
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
     late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
     sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
@@ -86,8 +86,8 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 
 class UsageTables:
-    """A writer of this job's tables, which runs in the driver and reads its state from the tables.
-    ``reading`` converts batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
+    batches of the source to records."""
 
     def __init__(
         self,
@@ -121,7 +121,6 @@ class UsageTables:
             self._note(row)
 
     def _note(self, found: Any) -> None:
-        """Remember a range of flushes, which is a FlushRange or a row of ``_islands``."""
         self.flushes.add((found.node, found.incarnation), found.first_flush, found.last_flush)
         at_ms = max(found.written_at_ms, self._written_at_ms.get(found.node, 0))
         self._written_at_ms[found.node] = at_ms
@@ -232,7 +231,6 @@ def _islands(flushes: DataFrame) -> DataFrame:
 
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
-    """Return the closed hours after the hour ``done``, with the turn at which each was closed."""
     where = None if done is None else f"hour > '{utc(done * HOUR_MS):%Y-%m-%dT%H:%M:%SZ}'"
     found: dict[int, int] = {}
     for path in hours.files(where):

@@ -78,8 +78,7 @@ class Signature:
 def signature_of(
     source: str, attributes: Mapping[str, bytes], body: bytes, *, error_name: str | None = None
 ) -> Signature:
-    """Compute the signature. ``error_name`` is the attribute with the reason, if not a usual
-    one."""
+    """Compute the signature. ``error_name`` is the attribute with the reason, if unusual."""
     by_name = {name.lower(): value for name, value in list(attributes.items())[:NAMES_MAX]}
     error = masked(_error_text(by_name, error_name)) if by_name else ""
     kinds = [
@@ -106,7 +105,7 @@ def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) 
 
 
 def masked(text: str) -> str:
-    """Return the first line, with masks for the parts that differ from message to message."""
+    """Return the first line of a text, with masks for parts that differ between messages."""
     line = next((line for line in text[:ERROR_CHARS_MAX].splitlines() if line.strip()), "")
     return _SPACE.sub(" ", _MASKS.sub(_mask, line)).strip()
 

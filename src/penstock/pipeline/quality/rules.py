@@ -215,8 +215,7 @@ class Result:
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule that checks rows. ``unique`` rules also need
-    ``history``, which has earlier rows."""
+    """Add a column ``fail_N`` for each rule that checks rows. ``history`` has earlier rows."""
     from pyspark.sql import functions as f
 
     marked = rows.withColumn(_HISTORY, f.lit(False))
@@ -233,8 +232,7 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """Return a result for each rule about rows or offsets. ``ends`` are the ends of earlier
-    batches."""
+    """Return the results of rules. ``ends`` are the end offsets of earlier batches."""
     from pyspark.sql import functions as f
 
     sums = [f.count("*").alias("rows")]

@@ -241,8 +241,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """Return the tasks of a batch. A batch of another run has none, because its leases are
-        lost."""
+        """Return the tasks of a batch, or none for a batch of another run: its leases are lost."""
         if end.get("v") != VERSION:
             raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
         if end.get("run") != self._run:

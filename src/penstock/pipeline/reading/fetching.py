@@ -64,8 +64,7 @@ class Fetcher:
         self._bytes = options.fetch_bytes
 
     def fetch(self, offset: int) -> _Reply:
-        """Fetch records from ``offset`` on. A reply without buffers means that the range has
-        ended."""
+        """Fetch records at ``offset``. A reply without buffers means that the range has ended."""
         place, end = self._range.place, self._range.end
         for _ in range(_EMPTY_MAX):
             part = self._client.fetch(

@@ -38,8 +38,7 @@ class TopicsMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The partitions of a subscription, and its topic ids. A topic that is re-created has a new
-    id."""
+    """The partitions of a subscription, and topic ids, which change when a topic is re-created."""
 
     places: tuple[Place, ...]
     ids: Mapping[str, str]

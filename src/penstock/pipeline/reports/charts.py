@@ -86,7 +86,7 @@ def ranking(values: Mapping[str, float], *, form: Callable[[float], str] = numbe
 
 
 def shortened(name: str) -> str:
-    """Keep both ends of a long name, because names differ mostly there."""
+    """Return a long name without its middle, because names differ mostly at their ends."""
     if len(name) <= NAME_CHARS_MAX:
         return name
     half = (NAME_CHARS_MAX - 1) // 2

@@ -174,8 +174,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return, summed over all partitions, the batch's start and end and the sources' end, if
-    known."""
+    """Return a batch's start and end, and the sources' end if known, summed over partitions."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:

@@ -112,7 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, which Spark's exceptions get from the JVM, even if it has ended."""
+    """Return an error's text. Spark's exceptions get it from the JVM, which may have ended."""
     try:
         return str(error)
     except Exception:
@@ -187,8 +187,6 @@ def run_job(
 
 
 def _context(request: RunRequest, **rest: Any) -> JobContext:
-    """Return a context. ``rest`` has the fields that only a running job has, such as its
-    session."""
     nothing: Any = None
     return JobContext(
         **{"spark": nothing, "progress": nothing, **rest},

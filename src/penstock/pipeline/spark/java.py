@@ -139,7 +139,7 @@ def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """Return the release file that each runtime since Java 9 has, without starting Java."""
+    """Return the fields of the file ``release``, which each runtime since Java 9 has."""
     try:
         with (home / "release").open(encoding="utf-8", errors="replace") as file:
             return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))

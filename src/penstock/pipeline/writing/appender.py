@@ -84,8 +84,7 @@ class Appender:
     def __init__(
         self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
     ) -> None:
-        """Create a producer. Rows without a key begin at partition ``turn``, which differs by
-        task."""
+        """Create a producer. Rows without a key begin at partition ``turn``."""
         self._client = client
         self._options = options
         self._producer = producer

@@ -95,7 +95,7 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
-    """Commit or abort a transaction, unless that was done before. Return False if it was lost."""
+    """Commit or abort a transaction. Return False if the server had already aborted it."""
     from penstock.wire.kafka.generated.end_txn import EndTxnRequest
 
     name = transactional_id(query_id, written.task)
@@ -114,7 +114,7 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """Store the decision as a committed offset of ``topic``, which may be any existing topic."""
+    """Store the decision to commit a batch, as a committed offset of any existing ``topic``."""
     written = decision.written
     if len(written) > TASKS_MAX:
         raise TooManyTasks(
@@ -127,7 +127,7 @@ def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str
 
 
 def decided(client: KafkaClient, query_id: str) -> Decision | None:
-    """Return the newest decision of a query, if any."""
+    """Return the newest decision of a query to commit a batch, if any."""
     found = [
         Decision(entry.offset, _unpacked(entry.metadata))
         for entry in committed_offsets(client, group_of(query_id)).values()
@@ -269,7 +269,7 @@ def write_task(
     batch_id: int,
     task: int,
 ) -> Done:
-    """Run a task of a new or repeated micro-batch."""
+    """Write the rows of a task, unless an earlier run has committed the batch."""
     client = client_for(options.connection)
     if options.delivery is Delivery.EXACTLY_ONCE:
         decision = decided(client, query_id)
@@ -284,7 +284,7 @@ def write_task(
 def _settled(
     client: KafkaClient, query_id: str, task: int, decision: Decision, batch_id: int
 ) -> Done | None:
-    """Return the task's result if an earlier run decided the batch, or None if it must write."""
+    """Return the result if an earlier run committed the batch, or None if the task must write."""
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
@@ -297,7 +297,7 @@ def _settled(
 
 
 def commit_batch(messages: Sequence[Done], options: WriteOptions, *, batch_id: int) -> None:
-    """Store the decision about a batch, and commit its transactions."""
+    """Store the decision to commit a batch, and commit its transactions."""
     fresh = [each for each in messages if each.written is not None and not each.is_settled]
     if not fresh:
         return
