@@ -40,7 +40,6 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def add_up(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table:
-    """Group rows by ``keys`` and sum the columns ``sums``."""
     import pyarrow as pa
 
     # A task has one core: threads would take time from other tasks.

@@ -95,7 +95,7 @@ class JobContext:
     until_ms: int | None = None
     trigger_s: int = TRIGGER_S_DEFAULT
     arguments: Mapping[str, Any] = field(default_factory=dict)  # values of ``Job.options``
-    security: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the source
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the server
     stopping: threading.Event = field(default_factory=threading.Event)
     show: Callable[[Iterable[Mapping[str, Any]]], None] = _show_nothing  # prints result rows
 

@@ -366,7 +366,7 @@ class Table:
             paths = self.files(files if files is not None else where)
         except DeltaError as error:
             if files is not None:
-                raise LakeError(f"cannot choose files of {self.name} by {files}: {error}") from None
+                raise LakeError(f"cannot select files of {self.name} by {files}: {error}") from None
             paths = self.files()  # pruning supports less SQL than Spark: read all files
         if paths:
             # With the schema, Spark does not guess the types of partition values.

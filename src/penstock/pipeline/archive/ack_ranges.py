@@ -1,4 +1,4 @@
-"""Computes from acks the first offset that each cursor has not finished.
+"""Computes the first offset that each reader of a partition (cursor) has not acked.
 
 Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
 of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a

@@ -77,7 +77,7 @@ class TopicRange(RangePartition):
 class ArchivingReader(StreamReader):
     def __init__(self, options: ReadOptions, folder: Path, *, tasks: int) -> None:
         super().__init__(options)
-        self._folder = folder  # with all tables
+        self._folder = folder  # of all archive tables
         self._tasks = tasks
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

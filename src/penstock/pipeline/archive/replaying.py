@@ -153,7 +153,6 @@ def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
 def _grouped(
     items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int
 ) -> Iterator[list[T]]:
-    """Divide items into lists, each with at most these numbers of items and bytes."""
     group: list[T] = []
     size = 0
     for item in items:
@@ -182,7 +181,7 @@ class ProgressLost(Exception):
 class Replay:
     job: str
     connection: Connection
-    topic: str  # or queue
+    topic: str  # target topic or queue
     partitions: int  # of the target
     rate: float | None  # records a second, of each archived partition
     is_original_time: bool = False

@@ -1,4 +1,4 @@
-"""Decides which stretches of logs can be deleted, and the reason to keep each of the others.
+"""Decides which stretches of logs can be deleted, and why the others are kept.
 
 A stretch is kept if any of these is true:
 
@@ -88,8 +88,8 @@ class Hold:
 class Facts:
     segments: Sequence[Segment]
     needs: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)  # cursor: first offset
-    archived: Mapping[Place, int] = field(default_factory=dict)  # the archive's end
-    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason
+    archived: Mapping[Place, int] = field(default_factory=dict)  # end of the archive
+    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason to keep it
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,6 @@ def gather(
 
 
 def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
-    """Return the partitions of topics that have a policy, without internal topics."""
     found = []
     for topic in client.retried(client.metadata).topics:
         is_ours = not topic.is_internal and not topic.name.startswith("__")

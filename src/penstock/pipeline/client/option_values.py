@@ -85,8 +85,6 @@ class Options:
             raise OptionInvalid(f"option {name} is not a comma-separated list: '{self.text(name)}'")
         return parts
 
-    # ── JSON ─────────────────────────────────────────────────────────────────────────────────
-
     def places(self, name: str) -> list[Place]:
         """Parse partitions from JSON like ``{"topic":[0,1]}``."""
         found = [

@@ -161,7 +161,7 @@ def check_names(given: Options, known: Iterable[str]) -> None:
 def parse_connection(given: Options) -> Connection:
     addresses = given.text("kafka.bootstrap.servers")
     if not addresses:
-        raise OptionInvalid("option kafka.bootstrap.servers is missing: HOST:PORT of the server")
+        raise OptionInvalid("option kafka.bootstrap.servers is missing: set HOST:PORT")
     properties = {
         name.removeprefix("kafka."): given.text(name)
         for name in given.names()
@@ -173,7 +173,7 @@ def parse_connection(given: Options) -> Connection:
         parse_addresses(addresses)
         security = security_from(properties)
     except SecurityInvalid as error:
-        raise OptionInvalid(f"options kafka.security and kafka.sasl: {error}") from None
+        raise OptionInvalid(f"invalid option kafka.security or kafka.sasl: {error}") from None
     except ValueError as error:
         raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
     timeout_ms = given.number("kafka.request.timeout.ms") or 30_000
@@ -191,7 +191,7 @@ def _password(given: Options) -> str:
     try:
         return Path(given.text(_PASSWORD_FILE)).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"option {_PASSWORD_FILE}: {error}") from None
+        raise OptionInvalid(f"cannot read {_PASSWORD_FILE}: {error}") from None
 
 
 def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
@@ -374,7 +374,7 @@ def check_columns(schema: "StructType", options: WriteOptions) -> None:
     if "value" not in found:
         raise OptionInvalid("column value is missing")
     if "topic" not in found and not options.topic:
-        raise OptionInvalid("option topic is missing, and there is no column topic")
+        raise OptionInvalid("option topic is missing, and the rows have no column topic")
 
 
 _CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login

@@ -210,7 +210,6 @@ class Unpacker:
         self._used = 0
 
     def unpack(self, buffer: bytes | memoryview, batches: BatchHeaders) -> Unpacked:
-        """Decompress batches. If none is compressed, nothing is copied."""
         codecs = batches.codec
         begins, ends = batches.at + layout.HEADER_BYTES, batches.at + batches.size
         if not codecs.any():

@@ -54,8 +54,6 @@ class OnCorrupt(StrEnum):
 
 
 class CorruptBatch(Exception):
-    """Raised if a partition returned bytes that are not a valid batch."""
-
     def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
         super().__init__(topic, partition, offset, reason)
         self.offset = offset
@@ -238,7 +236,7 @@ class Decoder:
                 case "timestamp":
                     array = made.timestamp_column(_times(batches, fields, batch_of))
                 case "headers":
-                    # Drops the system header of other batches: a producer could forge it.
+                    # Only batches of the server keep the system header: a producer could forge it.
                     shown = without_system_header(octets, fields, ~batches.is_server[batch_of])
                     headers = read_headers(octets, shown)
                     array = made.headers_column(buffer, shown, headers)

@@ -296,7 +296,6 @@ def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
 
 
 def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Return the positions of the next elements of one array, and the position after them."""
     links = []
     for _ in range(count):
         links.append(at)

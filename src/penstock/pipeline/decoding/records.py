@@ -57,7 +57,6 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _long(data: Bytes, low: Longs, at: Longs) -> tuple[Longs, Longs]:
-    """Read the rest of varints of three and more bytes, whose first two have been read."""
     raw = low.astype(np.uint64)
     at = at.copy()
     live = np.arange(at.size)
@@ -120,9 +119,6 @@ def walk(
     if found is None and chains is not whole:
         found = _walk_short(data, whole)
     return found or _walk_any(data, whole)
-
-
-# ── Marks ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
@@ -198,9 +194,6 @@ def _after_varint(blob: bytes, at: int) -> int:
     while blob[at] >= 0x80:
         at += 1
     return at + 1
-
-
-# ── Walks ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def plan_steps(counts: Longs) -> StepPlan:

@@ -70,7 +70,7 @@ class AuditTables:
         last = chain.last_offsets(self._lake.read(self._spark, LOG))
         if not last:
             return {}
-        # A node that stopped long ago has an early end. Records before all ends are not read.
+        # Do not read records before the last record of every chain.
         found = chain.tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
         if set(found) >= set(last):
             return found
@@ -126,7 +126,6 @@ class AuditTables:
         return sorted({key[0] for key, last in held.items() if last > stated.get(key, -1)})
 
     def _last(self, table: str, column: str) -> dict[tuple[datetime.date, int], int]:
-        """Return the greatest value of a column for each day and partition."""
         rows = self._lake.read(self._spark, table, "date IS NOT NULL AND node IS NOT NULL")
         found = rows.groupBy("date", "partition").agg({column: "max"}).collect()
         return {(row[0], row[1]): row[2] for row in found}

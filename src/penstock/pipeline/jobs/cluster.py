@@ -170,7 +170,6 @@ class Cluster:
             return False
 
     def alive_workers(self) -> int:
-        """Return the number of live workers according to the master."""
         connection = http.client.HTTPConnection(HOST, self._page_port, timeout=_ANSWER_S_MAX)
         try:
             connection.request("GET", "/json/")

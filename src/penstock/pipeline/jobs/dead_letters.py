@@ -225,7 +225,7 @@ def summarise(
 def _queues(context: JobContext) -> list[str]:
     queues = list(dict.fromkeys(context.arguments.get("queue") or ()))
     if not queues:
-        raise JobMisused("--queue is required: the dead-letter queue to analyse")
+        raise JobMisused("--queue is required: name the dead-letter queue to analyse")
     for queue in queues:
         if not _QUEUE.fullmatch(queue):
             raise JobMisused(f"'{queue}' is not the name of a queue")

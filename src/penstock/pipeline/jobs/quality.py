@@ -171,7 +171,6 @@ class QualityRun:
         self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
 
     def _known_ends(self, topic: str) -> dict[int, int]:
-        """Return the end offsets of earlier runs, from the table of results."""
         if not self._lake.exists(RESULT):
             return {}
         rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")

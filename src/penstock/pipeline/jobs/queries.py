@@ -55,7 +55,7 @@ def parsed_option(
     """Parse the TOML file that an option names. Raises JobMisused if it is missing or invalid."""
     path = context.arguments.get(name)
     if not path:
-        raise JobMisused(f"--{name} is required: a TOML file")
+        raise JobMisused(f"--{name} is required: name a TOML file")
     try:
         return parse(read_text(path, error))
     except error as trouble:

@@ -128,8 +128,6 @@ def _error_text(by_name: Mapping[str, bytes], error_name: str | None) -> str:
     return ""
 
 
-# ── Shape ────────────────────────────────────────────────────────────────────────────────────────
-
 _NAMES: Final[Mapping[type, str]] = {
     str: "text", bool: "flag", int: "number", float: "number", type(None): "null",
 }  # fmt: skip
@@ -179,8 +177,6 @@ def _masked_key(key: str) -> str:
         return key
     return _MASKS.sub(_mask, key[:KEY_CHARS_MAX])
 
-
-# ── Suggestions ──────────────────────────────────────────────────────────────────────────────────
 
 REDRIVE: Final = "redrive"
 FIX: Final = "fix-consumer"

@@ -295,9 +295,6 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
     return Result(rule, checked=sum(part["rows"] for part in parts), failed=failed, sample=sample)
 
 
-# ── One rule, one column ─────────────────────────────────────────────────────────────────────────
-
-
 def _fails(rule: Rule) -> "Column":
     """Return a column that is true where a row fails, and null where the value is missing."""
     from pyspark.sql import functions as f

@@ -76,7 +76,7 @@ def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
         raise OptionInvalid(f"option endpoint must be the URL of the SQS listener, not '{url}'")
     queue = given.text("queue") or given.text("subscribe")
     if not queue:
-        raise OptionInvalid("option queue is missing: the name of the queue to consume")
+        raise OptionInvalid("option queue is missing: set the name of the queue to consume")
     lease_s = given.number("leaseSeconds", least=10) or _LEASE_S
     most = given.number("maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER
     parts_min = given.number("minPartitions") or 1
@@ -101,7 +101,7 @@ def _credentials(given: Options) -> tuple[str, str]:
     try:
         return key, Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"option secretKeyFile: {error}") from None
+        raise OptionInvalid(f"cannot read option secretKeyFile: {error}") from None
 
 
 class MessagePartition(InputPartition):

@@ -118,7 +118,6 @@ def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _usage_rows(
     batch: pa.RecordBatch, heads: Sequence[object], found: Columns, error: str | None = None
 ) -> pa.RecordBatch:
-    """Return the rows of all records. ``heads`` has None for an unreadable record."""
     arrays = {**found.texts, **{name: pa.array(each) for name, each in found.numbers.items()}}
     record_of = np.repeat(np.arange(len(heads)), found.counts)
     empty = np.flatnonzero(found.counts == 0)

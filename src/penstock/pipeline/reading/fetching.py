@@ -93,7 +93,6 @@ class Fetcher:
         return _Reply(end, (), frozenset(), end)
 
     def _jump(self, offset: int) -> int:
-        """Return the offset at which to continue if ``offset`` is not in the log."""
         place, end = self._range.place, self._range.end
         start = self._client.offsets({place: EARLIEST})[place]
         if start <= offset:

@@ -73,7 +73,6 @@ def look_up(client: KafkaClient, subscription: Subscription) -> Found:
 def resolve(
     client: KafkaClient, position: Position, places: Iterable[Place], *, is_committed: bool
 ) -> dict[Place, int]:
-    """Return the offset of a position in each partition."""
     wanted = {place: _requested(position, place) for place in places}
     if position.by_place is not None:
         unknown = sorted(set(position.by_place) - set(wanted))
@@ -112,8 +111,6 @@ def _requested(position: Position, place: Place) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Records of one partition from ``begin`` up to ``end``."""
-
     place: Place
     begin: int
     end: int
@@ -243,7 +240,7 @@ class StreamOffset:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         if not isinstance(found, Mapping) or found.get("v") != VERSION:
-            raise OffsetUnreadable(f"expected an offset of version {VERSION}, not {found!s:.200}")
+            raise OffsetUnreadable(f"the offset must have version {VERSION}: {found!s:.200}")
         try:
             at = {
                 Place(topic, int(number)): int(offset)

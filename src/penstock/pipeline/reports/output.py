@@ -98,7 +98,6 @@ def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
 
 
 def _known(folder: Path, *, is_invoice: bool) -> list[tuple[Link, str]]:
-    """Return links to the pages in a folder, with their periods."""
     found = []
     for path in sorted(folder.glob(f"{PREFIX}*.html"))[:PAGES_MAX]:
         if path.name == INDEX or path.name.startswith(INVOICE_PREFIX) != is_invoice:

@@ -52,7 +52,6 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict[str, Any]]:
-    """Return sums by hour, tenant, resource and operation."""
     import pyarrow.compute as pc
 
     require_table(lake, PARTIAL, job="usage")

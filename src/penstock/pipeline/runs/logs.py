@@ -1,5 +1,4 @@
-"""Writes a job's log: the output of the JVM and the lines of the runner, in one file of bounded
-size.
+"""Writes a job's log, which has the output of the JVM and the lines of the runner.
 
 The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. A
 full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is full, lines

@@ -29,8 +29,6 @@ _TASKS_LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """The progress of one piece of work. ``total`` is None if it is not known."""
-
     label: str
     done: int = 0
     total: int | None = None

@@ -35,8 +35,6 @@ ENDED = frozenset({State.DONE, State.STOPPED, State.FAILED, State.DEAD})
 
 
 class Kind(StrEnum):
-    """The kind of command that ran a job. A job and a report may have the same name."""
-
     JOB = "job"
     REPORT = "report"
     VERIFY = "verify"

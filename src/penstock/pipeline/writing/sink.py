@@ -127,7 +127,6 @@ def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str
 
 
 def decided(client: KafkaClient, query_id: str) -> Decision | None:
-    """Return the newest decision of a query to commit a batch, if any."""
     found = [
         Decision(entry.offset, _unpacked(entry.metadata))
         for entry in committed_offsets(client, group_of(query_id)).values()
@@ -180,7 +179,6 @@ def _append(
     query_id: str,
     task: int,
 ) -> Done:
-    """Write all rows of a task; a transaction begins with the first row."""
     is_once = options.delivery is Delivery.EXACTLY_ONCE
     appender: Appender | None = None
     for batch in batches:
