@@ -1,7 +1,6 @@
 """Defines a job: a name, one line of help, and a function that gets a ``JobContext``. The function
-reads topics with ``context.read_options``, writes to ``context.lake``, stores the offsets of each
-streaming query in ``context.checkpoint_of(name)`` and waits for the queries with
-``context.follow``."""
+reads topics with ``context.read_options``, writes to ``context.lake``, stores offsets of streaming
+queries in ``context.checkpoint_of(name)``, and waits for queries with ``context.follow``."""
 
 from __future__ import annotations
 

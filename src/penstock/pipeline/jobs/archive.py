@@ -63,7 +63,7 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables of current topics."""
+    """Return the end offsets of all archive tables that were not renamed."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
@@ -322,6 +322,6 @@ VERIFY: Final = Job(
     summary="Verify that every offset is archived exactly once.",
     run=run_verify,
     check=_archived_topics,
-    options=(option("--topics", "NAMES", "topics to verify, separated by commas"),),
+    options=(option("--topics", "NAMES", "topics to verify, separated by commas [default: all]"),),
     modes=frozenset({Mode.ONCE}),
 )

@@ -230,7 +230,9 @@ JOB: Final = Job(
     run=up,
     options=(
         option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
-        option("--cores", None, "cores per worker [default: equal]", type=click.IntRange(1)),
+        option(
+            "--cores", None, "cores of each worker [default: an equal part]", type=click.IntRange(1)
+        ),
         option("--memory", "SIZE", "memory of each worker", default="1g"),
         option("--port", None, "port of the master", type=_PORTS, default=PORT_DEFAULT),
     ),

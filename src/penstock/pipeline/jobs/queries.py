@@ -1,9 +1,9 @@
 """Runs the streaming queries of jobs.
 
 A query without a checkpoint begins after the records that its table has: a tracked table of the
-lake knows its end offsets, so it replaces a checkpoint that was lost. Partitions that the table
-does not know begin at their first record, and so does a partition whose log begins after the
-table's end: the job itself must notice the missing records."""
+lake stores its end offsets, so it replaces a lost checkpoint. Partitions that are not in the table
+begin at their first record, and so does a partition whose log begins after the table's end: the job
+itself must detect the missing records."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

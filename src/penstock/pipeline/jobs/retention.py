@@ -63,7 +63,7 @@ class Planner:
         return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Return the end offsets of the archives of current topics, not of deleted ones."""
+        """Return the end offsets of archives, except of topics that were created again."""
         lake, found = self._context.lake, dict[Place, int]()
         ids = {
             topic.name: known_id(bytes(topic.topic_id).hex())

@@ -1,4 +1,4 @@
-"""Job ``usage``: sums the facts of ``__usage`` by hour, and counts each fact exactly once.
+"""Job ``usage``: sums the facts (rows) of ``__usage`` by hour, and counts each fact exactly once.
 
     __usage ─► usage_partial ─► usage_hour      complete hours, and the turn at which each closed
                      │       └► usage_hourly    their sums; never changed
@@ -7,10 +7,10 @@
 
 **Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, in
 one commit. The total of an hour is the sum of its partials, so the job has no state to lose, and
-late facts are always counted. The same commit records the flushes of each node that it contains
-(rows of the kind ``flush``): a flush that is there already is a copy and is not counted again; a
-flush that is missing between two others is reported. Each commit has the next *turn* of the table,
-and its rows carry this number, so a comparison shows which partials an hour was sealed with.
+late facts are always counted. Nodes number the records that they write (flushes). The same commit
+records these numbers, in rows of the kind ``flush``: a flush with a known number is a copy and is
+not counted again; a missing number is reported. Each commit has the next *turn* of the table, and
+its rows carry this number, so a comparison shows which partials an hour was sealed with.
 
 **Sealing.** An hour is complete when each live node has written all its facts up to the end of the
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
