@@ -110,8 +110,7 @@ class QueueSender:
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
-    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if that is
-    impossible."""
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if it cannot be one."""
     partition, offset, _, key, value, headers = row
     where = f"partition {partition}, offset {offset}"
     try:

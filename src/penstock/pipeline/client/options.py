@@ -305,7 +305,7 @@ def _has(position: Position, sentinel: int) -> bool:
 def _position(
     given: Options, end: str, default: str, *, timestamp_strategy: TimestampStrategy
 ) -> Position:
-    """Parse a position, in the Kafka connector's order of precedence: time, times, offsets."""
+    """Parse a position: a time, else times by partition, else offsets, as in Kafka's connector."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         at_ms = given.number(one, least=0)

@@ -150,7 +150,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """End the producer's oldest aborted transaction; its next transaction may commit."""
+        """Remove the producer's oldest aborted transaction at its end: the next may commit."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:

@@ -67,7 +67,7 @@ class Choice:
 
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
-    """Return the chosen records before ``ends``, by partition and in the order of the log."""
+    """Return the records before ``ends`` that the options choose, by partition and offset."""
     from pyspark.sql import functions as f
 
     if choice.since_ms is not None:

@@ -74,9 +74,10 @@ def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
-    """Return the number of the last hour for which each live node has written all facts, or None.
+    """Return the number of the last hour for which all live nodes have written their usage, or
+    None.
 
-    A node is not live if it wrote no facts for a day while others did. Only the times that nodes
+    A node is not live if it wrote nothing for a day while others did. Only the times that nodes
     report count, so a later or repeated run gets the same result."""
     if not written_at_ms:
         return None
@@ -159,7 +160,7 @@ class UsageTables:
         return self._lake.version_of(HOUR, "seal")
 
     def adjust(self) -> int:
-        """Append the sums that came after their hour was sealed, and return the number of rows."""
+        """Append usage that came after its hour was sealed, and return the number of rows."""
         turn = self._lake.table(PARTIAL).turn_of("usage")
         before = self._lake.version_of(ADJUSTMENT, "adjust") or 0
         if turn <= before or not self._lake.exists(HOUR):
