@@ -1,10 +1,9 @@
-"""``spark.read.format("penstock")``: PySpark looks for modules called ``pyspark_*`` by itself.
+"""Makes ``spark.read.format("penstock")`` available: PySpark imports all modules ``pyspark_*``.
 
-Spark runs that search, and all Python workers, with ``PYSPARK_PYTHON``, or with ``python3`` from
-``PATH``. A job started as ``.venv/bin/python job.py`` has its packages in neither, and Spark
-reports DATA_SOURCE_NOT_FOUND. So a job imports this module before it creates its session, or calls
-``register`` afterwards.
-"""
+Spark runs this import, and all Python workers, with the program ``PYSPARK_PYTHON`` or ``python3``.
+If a job is started as ``.venv/bin/python job.py``, these may be a Python without Penstock, and
+Spark reports DATA_SOURCE_NOT_FOUND. So a job must import this module before it creates its session,
+or call ``register`` afterwards."""
 
 import os
 import sys
@@ -21,11 +20,11 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 class DefaultSource(PenstockSource):
-    """The name under which PySpark looks for it."""
+    """The data source, under the class name that PySpark looks for."""
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("penstock")`` known to a session that exists already."""
+    """Register ``format("penstock")`` in an existing session."""
     context = spark.sparkContext
     if context.pythonExec == _PYTHON_DEFAULT:
         context.pythonExec = os.environ["PYSPARK_PYTHON"]

@@ -128,7 +128,7 @@ def test_sums_are_those_of_the_facts_whatever_is_there_twice(
     assert totals_in(lake.read(spark, usage.PARTIAL)) == totals_of(facts)
     reasons = [row.why for row in lake.read(spark, usage.REJECT).collect()]
     assert len(reasons) == 12
-    assert all(why.startswith("a copy of ") for why in reasons)
+    assert all(why.startswith("copy of flush ") for why in reasons)
     again = tables(spark, lake)  # all that it must remember is in the table
     assert again.flushes.ranges.keys() == job.flushes.ranges.keys()
     assert again.ends == job.ends

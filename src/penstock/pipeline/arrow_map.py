@@ -1,6 +1,6 @@
-"""Arrow schemas, batches and sums, and ``map_in_arrow``: ``DataFrame.mapInArrow`` without pandas.
-PySpark's method never makes a pandas object, but fails if pandas is not installed, because it uses
-the decorator of pandas functions. This module builds the same plan without that decorator."""
+"""Arrow schemas, batches and sums, and ``map_in_arrow``, which is ``DataFrame.mapInArrow`` without
+pandas. PySpark's method never makes a pandas object, but fails if pandas is not installed, because
+it uses the decorator of pandas functions. This module builds the same plan without it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def add_up(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table:
-    """Sum rows, or sums of rows, to one row for each set of keys."""
     import pyarrow as pa
 
     # A task has one core: threads would take time from other tasks.
@@ -53,8 +52,8 @@ def add_up(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table
 
 
 class Folding:
-    """Collects tables and folds them whenever they have ``rows_max`` new rows, so that memory
-    depends on the number of results and not of rows."""
+    """Collects tables, and aggregates them with ``fold`` after every ``rows_max`` rows, so that
+    memory depends on the number of groups and not on the number of rows."""
 
     def __init__(self, fold: Callable[[pa.Table], pa.Table], rows_max: int) -> None:
         self._fold = fold

@@ -1,4 +1,4 @@
-"""Replaces files atomically: readers see the old file or the whole new one."""
+"""Replaces a file atomically, so that readers see either the old content or all of the new."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(target: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Open a new file, which takes the place of ``target`` at the end, unless the block fails."""
+    """Open a temporary file, which replaces ``target`` if the block ends without an exception."""
     handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,6 +1,6 @@
-"""The definition of a job: a name, one line of help, and a function that gets a ``JobContext``. The
-function reads topics with ``context.read_options``, writes to ``context.lake``, keeps the offsets
-of each query in ``context.checkpoint_of(name)`` and waits for its end with ``context.follow``."""
+"""Defines a job: a name, one line of help, and a function that gets a ``JobContext``. The function
+reads topics with ``context.read_options``, writes to ``context.lake``, stores offsets of streaming
+queries in ``context.checkpoint_of(name)``, and waits for queries with ``context.follow``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mode(StrEnum):
 
 
 def _show_nothing(_rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print nothing, for jobs in tests and notebooks."""
+    pass
 
 
 class Stopped(Exception):
@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 class Unsound(Exception):
-    """Raised, with one line of text, by a job that found faulty data. It is not retried."""
+    """Raised by a job that found faulty data. The text is one line; the job is not retried."""
 
 
 class JobMisused(Exception):
@@ -55,7 +55,7 @@ class JobMisused(Exception):
 
 
 class NotFound(JobMisused):
-    """Raised by a job that needs a topic or a table that does not exist. ``fix`` is a command."""
+    """Raised if a job needs a topic or a table that does not exist. ``fix`` is a command to run."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason, fix)
@@ -67,13 +67,13 @@ class NotFound(JobMisused):
 
 
 def require_table(lake: Lake, table: str, *, job: str) -> None:
-    """Raise NotFound unless the job that writes a table has run on the lake."""
+    """Raise NotFound if the lake does not have a table. ``job`` is the job that creates it."""
     if not lake.exists(table):
         raise NotFound(f"the lake {lake.path} has no table {table}", f"penstock pipeline run {job}")
 
 
 class Progress(Protocol):
-    """The port to which a job reports its progress. Methods may be called from any thread."""
+    """An interface through which a job reports its progress, from any thread."""
 
     def note(self, text: str) -> None:
         """Show one line to the user, and write it to the job's log."""
@@ -87,20 +87,20 @@ class JobContext:
     spark: SparkSession
     server: str  # HOST:PORT of the Kafka listener
     lake: Lake
-    checkpoint: Path  # the job's folder
+    checkpoint: Path  # a folder of the job
     progress: Progress
     mode: Mode = Mode.ONCE
     since_ms: int | None = None
     until_ms: int | None = None
     trigger_s: int = TRIGGER_S_DEFAULT
     arguments: Mapping[str, Any] = field(default_factory=dict)  # values of ``Job.options``
-    security: Mapping[str, str] = field(default_factory=dict, repr=False)  # source options
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the server
     stopping: threading.Event = field(default_factory=threading.Event)
-    show: Callable[[Iterable[Mapping[str, Any]]], None] = _show_nothing  # rows for the user
+    show: Callable[[Iterable[Mapping[str, Any]]], None] = _show_nothing  # prints result rows
 
     @property
     def read_options(self) -> dict[str, str]:
-        """Connection options of ``format("penstock")``, for reading and writing."""
+        """Return the connection options of ``format("penstock")``, for reading and writing."""
         return {"kafka.bootstrap.servers": self.server, **self.security}
 
     @property
@@ -135,7 +135,7 @@ class JobContext:
 
 
 def option(name: str, metavar: str | None, help_text: str | None, **more: Any) -> click.Option:
-    """Return an option of a job; a default is shown in the help."""
+    """Return a command-line option of a job. Its help shows the default, if there is one."""
     more.setdefault("show_default", more.get("default") is not None)
     return click.Option(name.split(), metavar=metavar, help=help_text, **more)
 

@@ -1,17 +1,17 @@
-"""The lake: a folder of Delta tables that all jobs write to and any Delta reader can open. It must
-be local or mounted on all executors. There is no catalog service.
+"""The lake is a folder of Delta tables that all jobs write to and any Delta reader can open. It
+must be local or mounted on all executors. There is no catalog service.
 
-A commit names part files that executors have written (``parts.py``) together with the number of the
-micro-batch, so a commit that is retried after a kill does nothing. Conflicts between writers are
-checked on the same handle that then commits:
+A commit names part files that executors have written (``parts.py``) and the number of the
+micro-batch, so a commit that is retried after a crash does nothing. Each commit checks for
+conflicts with other writers:
 
 - ``(app, batch_id)``: an app is ``<job>:<query id>``. A batch that the table already has is
-  skipped. Two drivers of one query may both try a batch; one commit succeeds.
-- **turns** count the commits of a job over all its queries. A commit takes the next turn, and is
-  rejected if another commit took it in the meantime.
+  skipped. If two drivers of one query commit the same batch, only one commit succeeds.
+- **turns** number the commits of a job over all its queries. A commit takes the next turn, and is
+  rejected if another commit took this turn first.
 - **tracked** tables contain records of a log (columns topic, partition, offset). Each commit takes
-  a turn, states the new end offsets of the table, and is rejected if it begins before the old ones:
-  a new query with a lost checkpoint, or a second concurrent query, cannot add a record twice. If
+  a turn and stores the new end offsets of the table. It is rejected if it begins before the old end
+  offsets, so a query with a lost checkpoint, or a second query, cannot add a record twice. If
   topics have ids, a table holds one topic and rejects a later topic of the same name.
 
 A commit is durable when ``commit`` returns."""
@@ -61,27 +61,27 @@ _ID_CHARS = 8  # of a topic's id, in the folder name of a table that was moved a
 
 
 class LakeError(Exception):
-    """An operation on the lake failed; the text is for users."""
+    """Raised if an operation on the lake fails. The text is for users."""
 
 
 class TableMissing(LakeError):
-    """The table does not exist."""
+    pass
 
 
 class SchemaConflict(LakeError):
-    """Rows do not fit the table: a column's type or the partition columns differ."""
+    """Raised if rows have another column type, or other partition columns, than the table."""
 
 
 class LakeFenced(LakeError):
-    """Another query of the same job wrote to the table: this query must end."""
+    """Raised if another query of the same job writes to the table: this query must end."""
 
 
 class RecordsRepeated(LakeError):
-    """A batch has records that the table has from another query, or a topic was re-created."""
+    """Raised if a batch has records that the table has already, from another query."""
 
 
 class TopicRemade(RecordsRepeated):
-    """A topic was deleted and created again; the table has the records of the old topic."""
+    """Raised if a topic was created again, and its table has records of the deleted topic."""
 
     def __init__(self, path: Path, topic: str, *, before: str, now: str) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class Commit:
 
 
 class Table:
-    """A table, which each method opens again: results are always current."""
+    """A Delta table. Each method opens its current version."""
 
     def __init__(self, lake: Path, name: str) -> None:
         if not _NAME.fullmatch(name) or any(each.strip(".") == "" for each in name.split("/")):
@@ -135,11 +135,11 @@ class Table:
         return last is not None and last >= batch_id
 
     def turn_of(self, job: str) -> int:
-        """Return the number of a job's commits with a turn, over all its queries."""
+        """Return the last turn (commit number) of a job in this table, or 0."""
         return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
 
     def ensure(self, columns: "StructType | pa.Schema", partition_by: Sequence[str]) -> None:
-        """Create the table, or add the columns that it does not have. Raises SchemaConflict."""
+        """Create the table, or add missing columns. Raises SchemaConflict if rows do not fit."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError
 
@@ -168,7 +168,7 @@ class Table:
                 if name in existing and existing[name].type != column.type:
                     raise SchemaConflict(
                         f"column {name} of table {self.name} is {existing[name].type},"
-                        f" rows have {column.type}"
+                        f" but the rows have {column.type}"
                     )
             new = [column for name, column in wanted.items() if name not in existing]
             if not new:
@@ -192,8 +192,7 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Name part files in the log, once for each (app, batch_id). ``ids``: those of tracked
-        topics."""
+        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -257,7 +256,7 @@ class Table:
         return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
-        """Return the end offsets of the table with these parts. Raises RecordsRepeated."""
+        """Return the end offsets after these parts. Raises RecordsRepeated if records repeat."""
         ends = self._ends(handle, job)
         spans: Spans = {}
         for part in parts:
@@ -284,8 +283,7 @@ class Table:
         return [RemoveAction(path.removeprefix(f"{self.path}/"), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Delete files that no commit will name. A commit may succeed and be reported as failed;
-        then the table has these files, and they are kept."""
+        """Delete those part files that the table does not have."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -294,7 +292,7 @@ class Table:
                     path.unlink()
 
     def _settle(self, handle: "DeltaTable") -> int:
-        """Make the last commit durable, before Spark records the batch. Return the new version."""
+        """Sync the last commit to disk, before Spark records the batch. Return the new version."""
         before = handle.version()
         handle.update_incremental()
         for version in range(before, handle.version() + 1):
@@ -335,7 +333,7 @@ class Table:
         return dict(json.loads(str(info.get(_IDS, "{}")))) if info is not None else {}
 
     def _last_tracked(self, handle: "DeltaTable", job: str) -> Mapping[str, Any] | None:
-        """Return the metadata of a job's last tracked commit, if the log still has it."""
+        """Return the metadata of a job's last commit with end offsets, if the log still has it."""
         log, version = self.path / "_delta_log", handle.version()
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
@@ -359,8 +357,8 @@ class Table:
     def read(
         self, spark: "SparkSession", where: str | None = None, *, files: str | None = None
     ) -> "DataFrame":
-        """Read the current version. ``where`` is a SQL condition on rows; ``files`` only on files,
-        for a ``where`` that is too complex for pruning by partition values, minima and maxima."""
+        """Read the current version. ``where`` is an SQL condition on rows, which also skips files.
+        If it is too complex to skip files, ``files`` is a simpler condition for this."""
         from deltalake.exceptions import DeltaError
 
         schema = self.schema()
@@ -368,7 +366,7 @@ class Table:
             paths = self.files(files if files is not None else where)
         except DeltaError as error:
             if files is not None:
-                raise LakeError(f"cannot choose files of {self.name} by {files}: {error}") from None
+                raise LakeError(f"cannot select files of {self.name} by {files}: {error}") from None
             paths = self.files()  # pruning supports less SQL than Spark: read all files
         if paths:
             # With the schema, Spark does not guess the types of partition values.
@@ -382,7 +380,7 @@ class Table:
     def compact(
         self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
     ) -> int:
-        """Merge small files, and return by how many files there are fewer. Keeps order of rows."""
+        """Merge small files, and return how many fewer there are. The order of rows is kept."""
         from deltalake import CommitProperties, WriterProperties
 
         handle = self.open()
@@ -403,10 +401,10 @@ class Table:
         return Counter(tuple("" if each is None else str(each) for each in key) for key in keys)
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Delete files that no commit of the last hours names, and return their paths."""
+        """Delete files that are not in any version of the last hours, and return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
-                f"at least {VACUUM_HOURS_MIN} hours are required: a commit may be in progress"
+                f"vacuum must keep at least {VACUUM_HOURS_MIN} hours: a commit may be in progress"
             )
         return self.open().vacuum(
             retention_hours, dry_run=False, enforce_retention_duration=False, full=True
@@ -441,10 +439,10 @@ class Lake:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Append the rows of a DataFrame, or a few rows of the driver, once for each (app,
-        batch_id). With ``turn``, which is ``turn_of`` plus 1, the commit is rejected if another
-        query took this turn. With ``replace_where``, a condition on partition columns, the commit
-        also removes the files that it selects."""
+        """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). With
+        ``turn``, which is ``turn_of`` plus 1, the commit is rejected if another query took this
+        turn. With ``replace_where``, a condition on partition columns, the commit also removes the
+        selected files."""
         target = self.table(table)
         if target.has(app, batch_id):
             return Commit(target.open().version(), batch_id, is_new=False)
@@ -490,7 +488,7 @@ def job_of(app: str) -> str:
 
 
 def query_app(job: str, checkpoint: str | Path) -> str:
-    """Return the app of a streaming query: the job and the query id from Spark's checkpoint. A new
-    checkpoint counts batches from 0 again, so the job's name alone is not enough."""
+    """Return the app of a streaming query, with the query id from Spark's checkpoint. The job's
+    name alone is not enough, because a new checkpoint counts batches from 0 again."""
     metadata = json.loads((Path(checkpoint) / "metadata").read_text())
     return f"{job}:{metadata['id']}"

@@ -1,4 +1,4 @@
-"""A Merkle tree over a sequence of hashes, which are not kept.
+"""Computes a Merkle tree over a sequence of hashes, without keeping the hashes.
 
     leaf(x)    = SHA-256( 00 ‖ x )
     node(l, r) = SHA-256( 01 ‖ l ‖ r )
@@ -53,7 +53,7 @@ def root_of(items: Iterable[bytes]) -> bytes:
 
 
 def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
-    """Return the hashes that, from the leaf upwards, lead from one leaf to the root."""
+    """Return the sibling hashes, from the leaf upwards, that prove that a leaf is in the tree."""
     assert 0 <= index < len(items), "leaf index out of range"
     if len(items) == 1:
         return []
@@ -64,7 +64,7 @@ def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequence[bytes]) -> bool:
-    """Return whether a proof leads from the leaf at ``index`` of ``count`` to the root."""
+    """Return whether ``proof`` shows that ``item`` is the leaf at ``index`` under ``root``."""
     if not 0 <= index < count:
         return False
     sides: list[bool] = []  # from the root down: whether the leaf is on the left

@@ -1,4 +1,4 @@
-"""Writes rows to Parquet files in a table's folder, which are durable before a commit names them.
+"""Writes rows to Parquet files in a table's folder, and syncs them before a commit names them.
 
 This runs in an executor's Python worker (or in the driver for a few rows). Readers ignore a file
 that the table's log does not name, so the files of a task that dies or runs twice are harmless
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROW_GROUP_BYTES: Final = 32 * 1_048_576  # readers hold one row group; larger ones compress better
 ROW_GROUP_ROWS_MAX: Final = 1_048_576
 FILE_BYTES_MAX: Final = 256 * 1_048_576  # keeps compaction and retries cheap
-OPEN_FILES_MAX: Final = 32  # of one task; beyond, the least recently used is finished
+OPEN_FILES_MAX: Final = 32  # per task; above it, the least recently used is closed
 STAT_TEXT_CHARS_MAX: Final = 64  # longer texts have no minimum and maximum in the log
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -47,7 +47,7 @@ TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of one partition in one part file: first, last and their number."""
+    """The first and last offset of one partition in one part file, and the number of offsets."""
 
     first: int
     last: int
@@ -64,7 +64,7 @@ Spans = dict[tuple[str, int], Span]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    path: str  # in the table's folder, as in the file system
+    path: str  # relative to the table's folder
     size: int
     rows: int
     written_at_ms: int
@@ -86,7 +86,7 @@ class Part:
 
 
 class Piece(NamedTuple):
-    """Rows for one file, with the same partition values, which are not among their columns."""
+    """Rows for one file. Their partition values are in ``values`` and not in columns."""
 
     values: tuple[str | None, ...]  # in the order of the partition columns
     rows: pa.RecordBatch
@@ -111,7 +111,7 @@ def read_parts(rows: "DataFrame") -> list[Part]:
 def write_parts(
     batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> list[Part]:
-    """Write all rows to a table's folder; on return, they are durable."""
+    """Write all rows to files in a table's folder, and sync the files to disk."""
     pieces = (
         Piece(values, rows, _spans_of(rows) if is_tracked else {})
         for batch in batches
@@ -131,7 +131,7 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
                     done.append(open_files.pop(next(iter(open_files))).finish())
                 named = dict(zip(partition_by, piece.values, strict=True))
                 file = _PartFile(root, named, piece.rows.schema)
-            open_files[piece.values] = file  # last; the first is the least recently used
+            open_files[piece.values] = file  # at the end; the first is the least recently used
             file.add(piece)
             if file.is_full:
                 done.append(open_files.pop(piece.values).finish())
@@ -186,11 +186,11 @@ def _text(value: Any) -> str | None:
         case str() | int() | datetime.date():
             # Delta does not distinguish an empty text from null in a folder's name.
             return str(value) or None
-    raise TypeError(f"not a partition value: {type(value).__name__}")
+    raise TypeError(f"a {type(value).__name__} cannot be a partition value")
 
 
 class _PartFile:
-    """A file being written, with rows that wait until they fill a row group."""
+    """A Parquet file being written, with rows that do not fill a row group yet."""
 
     def __init__(self, root: Path, values: Mapping[str, str | None], schema: pa.Schema) -> None:
         folders = "".join(
@@ -318,7 +318,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _edges(seen: pq.Statistics) -> tuple[Any, Any] | None:
-    """Return minimum and maximum, or None if the log cannot represent them."""
+    """Return minimum and maximum, or None if Delta's log cannot represent them."""
     if not seen.has_min_max:
         return None
     try:
@@ -337,7 +337,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
-    """Convert to Delta's statistics, where timestamps have milliseconds: maxima are rounded up."""
+    """Convert a value for Delta's statistics; maxima are rounded up to milliseconds."""
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)

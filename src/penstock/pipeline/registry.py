@@ -1,8 +1,8 @@
-"""Finds jobs by the command that runs them, and by name.
+"""Finds a job by its command and name.
 
-A new job needs a line in the table here; it declares its own options. A job's module is imported
-on first use, so ``--help`` and completion of names do not import all jobs. Modules must not import
-PySpark before a job runs. Jobs of other packages are named ``package.module:ATTRIBUTE``."""
+To add a job, add it to ``_JOBS``. A job's module is imported on first use, so ``--help`` and shell
+completion do not import all jobs, and modules must not import PySpark before a job runs. Jobs of
+other packages are named ``package.module:ATTRIBUTE``."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from penstock.pipeline.job import Job
 
-# Modules of this package; the attribute is JOB unless it is named.
+# By command and job name: a module of this package, and its attribute if that is not JOB.
 _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {
         "archive": "jobs.archive",
@@ -39,7 +39,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class NoSuchJob(Exception):
-    """The job does not exist. The text is one line for users."""
+    """Raised if a job does not exist. The text is one line for users."""
 
 
 class _LazyJobs(Mapping[str, Job]):

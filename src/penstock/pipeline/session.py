@@ -1,7 +1,7 @@
-"""Opens a Spark session with settings for Penstock. This module starts the JVM itself, instead of
-PySpark: the Java is the one that ``java.py`` found, the caller chooses where the output of the JVM
-goes, and the caller handles Ctrl-C. All ports are bound to the loopback address, unless executors
-run on other machines.
+"""Opens a Spark session with settings for Penstock. This module starts the JVM instead of PySpark,
+in order to use the Java that ``java.py`` found, and to let the caller choose where the output of
+the JVM goes and handle Ctrl-C. All ports are bound to the loopback address, unless executors run on
+other machines.
 
 The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
 retried; with ``local[*]`` the query would fail."""
@@ -44,7 +44,7 @@ _STATIC_CONF: Mapping[str, str] = {
 
 
 class SessionFailed(Exception):
-    """Spark did not start. The text is one line for users."""
+    """Raised if Spark did not start. The text is one line for users."""
 
 
 def open_session(
@@ -58,8 +58,8 @@ def open_session(
 ) -> SparkSession:
     """Open the session of this process, or return the one that is already open. ``is_short`` saves
     start-up time at the cost of throughput. ``output`` is a file descriptor for the output of the
-    JVM; the default is our stderr. ``conf`` overrides the settings chosen here, but options for the
-    JVM are added to ours."""
+    JVM; the default is stderr. ``conf`` overrides the settings chosen here, except that its JVM
+    options are added."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -78,7 +78,7 @@ def open_session(
 
 
 def is_local(master: str) -> bool:
-    """Return whether driver and executors are one process."""
+    """Return whether the driver and the executors run in one process."""
     return _LOCAL.match(master) is not None
 
 
@@ -150,7 +150,7 @@ def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
 
 
 def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> None:
-    """End the session and its JVM, even one that has died; it is killed after ``seconds_max``."""
+    """End the session and its JVM. A JVM that has not ended after ``seconds_max`` is killed."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -170,7 +170,7 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
 
 
 def jvm_pid() -> int | None:
-    """Return the id of the JVM that this process has started, or None if it has ended."""
+    """Return the process id of the JVM that this process started, or None if it has ended."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway

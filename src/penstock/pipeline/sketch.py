@@ -1,5 +1,5 @@
-"""Merges histograms of durations from ``__telemetry``, and computes percentiles. Pure. A histogram
-is a list: the number of its first bucket, followed by the counts of this and the next buckets
+"""Merges histograms of durations from ``__telemetry``, and computes percentiles. A histogram is a
+list: the number of its first bucket, followed by the counts of this and the next buckets
 (``wire/facts/telemetry.py``). Merging is exact, in any order. A percentile is the upper bound of
 its bucket: never less than the true value, and at most 9 % more."""
 
@@ -28,7 +28,7 @@ def count_of(hist: Sequence[int]) -> int:
 
 
 def percentile(hist: Sequence[int], q: float) -> float | None:
-    """Return the seconds that a share ``q`` of the observations did not exceed."""
+    """Return the duration in seconds that a fraction ``q`` of the observations did not exceed."""
     count = count_of(hist)
     if not count:
         return None
@@ -65,7 +65,6 @@ def merge_groups(offsets: Longs, values: Longs, groups: Longs, group_count: int)
 
 
 def _packed(groups: Longs, buckets: Longs, sums: Longs, group_count: int) -> tuple[Longs, Longs]:
-    """Pack sums that are sorted by group and bucket."""
     first = np.full(group_count, -1, np.int64)
     last = np.full(group_count, -2, np.int64)
     last[groups] = buckets  # the last assignment to a group counts

@@ -1,8 +1,8 @@
-"""``spark.read.format("penstock")``: the data source for Spark, and the batch read.
+"""The Spark data source ``spark.read.format("penstock")``, and its batch reader.
 
-Options are parsed here, on the driver, so that a mistake is reported in one line and not by a
-failed task. Ranges are planned once; tasks fetch and decode. ``stream_source`` has the streaming
-read, ``sink`` the writers."""
+The driver parses the options, so that a mistake is reported in one line and not by a failed task.
+It also plans the ranges of offsets; tasks fetch and decode the records. ``stream_source`` has the
+streaming reader, ``sink`` the writers."""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -47,12 +47,12 @@ from penstock.pipeline.reading.offsets import (
 )
 from penstock.pipeline.writing.appender import TopicMissing, partition_count
 
-# Spark sets these for the Python processes that it starts.
+# Spark sets such a variable for each Python process that it starts.
 _IS_PLANNER = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
 
 
 class PenstockSource(DataSource):
-    """Topics and queues of a Penstock server, or of any Kafka cluster."""
+    """A data source for topics and queues of a Penstock server, or of any Kafka cluster."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,7 +76,9 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with in_one_line():
             if is_consuming(self.options):
-                raise OptionInvalid("mode=consume deletes messages that were read: use readStream")
+                raise OptionInvalid(
+                    "mode=consume deletes the messages that it reads: use readStream"
+                )
             options = parse_read_options(self.options, is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))
@@ -107,7 +109,7 @@ class PenstockSource(DataSource):
             return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        """Parse the options, and create the topic here, so that a failure is reported once."""
+        """Parse the options, and create the topic now, so that a failure is reported once."""
         options = parse_write_options(self.options)
         check_columns(schema, options)
         if options.topic:
@@ -117,8 +119,8 @@ class PenstockSource(DataSource):
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Report a mistake in options, or a server that cannot be used, without a traceback: Spark's
-    planner process prints one above every error unless this variable is set."""
+    """Raise errors about options and the server without a traceback. Spark's planner process prints
+    a traceback above each error, unless SPARK_HIDE_TRACEBACK is set."""
     try:
         yield
     except (OptionInvalid, TopicMissing, TopicsMissing, KafkaTrouble) as error:
@@ -128,7 +130,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def _inner_schema(options: ReadOptions, schema: StructType) -> pa.Schema | None:
-    """Return the user's schema of the rows within records, which only ``decode=arrow`` needs."""
+    """Return the user's schema of rows inside records for ``decode=arrow``, otherwise None."""
     if options.decode != "arrow":
         return None
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -172,8 +174,8 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """A batch reader with filters. A separate class, because Spark rejects a reader that has
-    ``pushFilters`` unless its setting for filter pushdown is on."""
+    """A batch reader that uses filters to read fewer records. It is a separate class, because Spark
+    rejects a reader that has ``pushFilters`` unless its setting for filter pushdown is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         self.filters = filters

@@ -1,5 +1,5 @@
-"""Reads TOML files of repeated tables, such as ``[[rule]]``, and reports mistakes with their table.
-The caller defines the names, their meaning, and the exception."""
+"""Reads TOML files of repeated tables, such as ``[[rule]]``. Errors name the table; the caller
+chooses the type of the exception."""
 
 import tomllib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def parse_toml(text: str, error: type[Exception]) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as trouble:
-        raise error(f"not valid TOML: {trouble}") from None
+        raise error(f"the file is not valid TOML: {trouble}") from None
 
 
 def tables_of(
@@ -43,7 +43,7 @@ def tables_of(
 
 
 class TomlTable:
-    """The keys of one table, removed one by one: a key that is left at the end is a mistake."""
+    """A TOML table. Methods remove the keys they read, so ``finish`` finds unknown keys."""
 
     def __init__(self, where: str, table: dict[str, Any], error: type[Exception]) -> None:
         self._where = where
@@ -62,7 +62,7 @@ class TomlTable:
     def text(self, name: str, default: str | None = None) -> str:
         value = self._table.pop(name, default)
         if not isinstance(value, str) or not 1 <= len(value) <= 1_000:
-            raise self.wrong(f"{name} is missing" if value is None else f"{name} is not a text")
+            raise self.wrong(f"{name} is missing" if value is None else f"{name} must be a string")
         return value
 
     def choice(self, name: str, kind: Any, default: Any = None) -> Any:

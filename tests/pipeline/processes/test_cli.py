@@ -205,7 +205,7 @@ def test_each_run_of_a_job_goes_on_where_the_last_one_was(place: Place) -> None:
     assert (status["state"], status["rows"], status["batches"]) == ("done", rows, rows)
     assert (status["last_batch"], status["mode"], status["restarts"]) == (len(names), "once", 0)
     log = place.run("logs", "lines").stdout
-    assert "job lines starts, once" in log
+    assert "job lines starts, mode once" in log
     assert "job lines ends: done" in log
     assert place.run("logs", "lines", "-n", "1").stdout.count("\n") == 1
 

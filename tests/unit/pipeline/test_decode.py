@@ -335,7 +335,7 @@ def test_a_wrong_checksum_is_an_error_that_says_where_or_is_counted() -> None:
 def test_a_length_that_is_none_is_an_error_even_when_batches_may_be_skipped() -> None:
     bad = bytearray(batch([(b"k", b"v", ())], base_offset=9))
     bad[8:12] = (2**31 - 1).to_bytes(4, "big")
-    with pytest.raises(CorruptBatch, match="a length of 2147483647 bytes"):
+    with pytest.raises(CorruptBatch, match="an invalid length of 2147483647 bytes"):
         decode_batches([bytes(bad)], on_corrupt=OnCorrupt.SKIP)
 
 

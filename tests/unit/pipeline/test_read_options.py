@@ -22,7 +22,7 @@ GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
         ({**GIVEN, "assign": '{"t":[0]}'}, "given: subscribe and assign"),
         ({"kafka.bootstrap.servers": "a:1"}, "exactly one of subscribe.* none is given"),
         ({**GIVEN, "startingOffsets": "begin"}, "earliest, latest or JSON, not 'begin'"),
-        ({**GIVEN, "startingOffsets": '{"t":{"0":-3}}'}, "numbers >= -2; t 0 is not"),
+        ({**GIVEN, "startingOffsets": '{"t":{"0":-3}}'}, "numbers >= -2; t 0 has another value"),
         ({**GIVEN, "startingOffsets": "latest"}, "a batch read cannot begin at latest"),
         ({**GIVEN, "endingOffsets": "earliest"}, "a read cannot end at earliest"),
         ({**GIVEN, "minPartitions": "many"}, "minPartitions must be a whole number >= 1"),

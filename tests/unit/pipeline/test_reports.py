@@ -220,7 +220,7 @@ def test_without_rows_a_page_says_so(tmp_path: Path) -> None:
     with_usage(lake, used(hours=1))
     out = tmp_path / "empty.html"
     JOBS["usage"].run(context(lake, tmp_path, out=str(out), until_ms=1_000))
-    assert "nothing in this time" in check(out.read_text())
+    assert "no data in this time" in check(out.read_text())
 
 
 @pytest.mark.parametrize("name", list(JOBS))
@@ -325,7 +325,7 @@ def with_telemetry(lake: Lake) -> None:
     )
     hot = [
         {"at": START, "scope": "queue", "name": f"a/r/{EVIL}", "rate": 150.0, "share": 0.69,
-         "z": 9.0, "reason": "69% of all"},
+         "z": 9.0, "reason": "69% of the total"},
     ]  # fmt: skip
     lake.append(pa.Table.from_pylist(hot, telemetry_job._HOT), "hot", app="h", batch_id=0)
     lag = [
@@ -476,8 +476,8 @@ def test_an_invoice_is_for_one_customer_and_says_what_it_is_for(tmp_path: Path) 
     [
         ({"tenant": "000000000009"}, "no invoice of tenant 000000000009: penstock pipeline run"),
         ({"month": "2026-04"}, "no invoice for 2026-04"),
-        ({"customer": "Ann"}, "give its --tenant"),
-        ({"out": "/tmp/one.html"}, "is one file, and there are 2 pages"),
+        ({"customer": "Ann"}, "--customer needs --tenant"),
+        ({"out": "/tmp/one.html"}, "is a file, but there are 2 pages"),
     ],
 )
 def test_an_invoice_that_cannot_be_written_says_why(

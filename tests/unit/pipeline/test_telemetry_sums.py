@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_counted() -> None:
     assert [each["log_end_max"] for each in rows if each["kind"] == "source"] == [4]
     why = sorted(each["op"] for each in rows if each["kind"] == "reject")
     assert [text.partition(":")[0] for text in why] == [
-        "column cpu_ms has a number that cannot be",
+        "column cpu_ms has a number out of range",
         "not a telemetry record",
     ]
 

@@ -194,7 +194,7 @@ def test_unusual_records_count_and_impossible_ones_are_kept_apart() -> None:
     assert totals_of_rows(out.sums.to_pylist()) == totals
     reasons = {each.offset: each.reason for each in out.rejected}
     assert reasons[3] == "column requests has a number below zero"
-    assert reasons[4] == "a row of an unknown kind"
+    assert reasons[4] == "a row has an unknown kind"
     assert reasons[6].startswith("not a usage record")
     assert sorted(reasons) == [3, 4, 6]
 
@@ -210,7 +210,7 @@ def test_records_become_the_same_rows_at_once_and_one_by_one() -> None:
     assert kinds == [True] * 4 + [False] + [True] * 4
     beyond = UsageFacts(1, "n", "i", 2**63, 0, 0, UsageColumns())
     (error,) = expand_usage(input_batch([encode(beyond)])).column("error").to_pylist()
-    assert error == "flush has a number that no counter reaches"
+    assert error == "flush has a number that does not fit in 64 bits"
 
 
 def test_a_block_and_facts_agree_on_what_is_no_record() -> None:

@@ -1,4 +1,4 @@
-"""Computes from acks the first offset that each cursor has not finished.
+"""Computes the first offset that each reader of a partition (cursor) has not acked.
 
 Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
 of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a
@@ -51,7 +51,6 @@ def islands_of(first: Longs, last: Longs) -> Islands:
 
 
 def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
-    """Return the islands without sorting: count the ranges that begin and end at each offset."""
     size = high - low + 2
     depth = np.bincount(first - low, minlength=size) - np.bincount(last - low + 1, minlength=size)
     is_in = np.cumsum(depth) > 0
@@ -74,7 +73,7 @@ def merge_acks(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Island
 
 
 def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Longs]]:
-    """Yield the ranges of each key. Skips rows with a null, or whose last is below their first."""
+    """Yield the acked ranges of each topic, partition and cursor, without invalid rows."""
     table = pa.table({name: batch.column(name) for name in COLUMNS})
     codes = np.zeros(table.num_rows, np.int64)
     names: list[list[Any]] = []
@@ -109,7 +108,6 @@ def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
 
 
 def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
-    """Return the key that a code stands for, or None if one of its names is null."""
     found = []
     for values in reversed(names):
         code, index = divmod(code, len(values) + 1)

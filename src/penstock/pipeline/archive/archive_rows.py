@@ -1,9 +1,9 @@
-"""The schema of an archive table, and how records are divided among its files.
+"""Defines the schema of archive tables, and divides records among their files.
 
 Rows are the decoded records, divided by the hour (UTC) of their timestamps. Nearly all batches lie
 within one hour; other batches are sorted by hour once. A batch is of one partition and in the order
 of its log, so its first and last row give its offsets. A producer may send any timestamp: records
-with one outside the calendar have a null date."""
+with a timestamp outside the calendar have a null date."""
 
 import datetime
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
 
 
 def _values(hour: int) -> tuple[str | None, ...]:
-    """Return date and hour of day, as in a table's log, for an hour since the epoch."""
+    """Return the partition values date and hour of day, for an hour since the epoch."""
     days, of_day = divmod(hour, 24)
     if not _DAYS_MIN <= days <= _DAYS_MAX:
         return None, str(of_day)

@@ -33,7 +33,7 @@ _TASK_RECORDS_MIN: Final = 100_000  # one task writes fewer before a second task
 
 
 class Written(NamedTuple):
-    """One file, of one topic. ``topic_id`` is "" if the server has no topic ids."""
+    """A part file with records of one topic. ``topic_id`` is "" if the server has no topic ids."""
 
     topic: str
     topic_id: str
@@ -77,7 +77,7 @@ class TopicRange(RangePartition):
 class ArchivingReader(StreamReader):
     def __init__(self, options: ReadOptions, folder: Path, *, tasks: int) -> None:
         super().__init__(options)
-        self._folder = folder  # with all tables
+        self._folder = folder  # of all archive tables
         self._tasks = tasks
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

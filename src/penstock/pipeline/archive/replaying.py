@@ -50,7 +50,7 @@ _PAUSE_S: Final = 0.1
 
 
 class NotSendable(Exception):
-    """A record cannot be a message of this queue, or the queue rejected it."""
+    """Raised if a record cannot be a message of the queue, or the queue rejected it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class QueueAddress:
 
 
 class QueueSender:
-    """A sender of the records of ``job`` to a queue, which drops copies without reporting them."""
+    """Sends the records of a replay to a FIFO queue, which silently drops duplicates."""
 
     def __init__(self, queue: str, address: QueueAddress, job: str) -> None:
         self._queue = queue
@@ -92,7 +92,7 @@ class QueueSender:
             first = min(int(each["Id"]) for each in failed)
             entries = [entry for entry in entries if int(entry["Id"]) >= first]
             self._pause.wait(_PAUSE_S * 2**attempt)
-        raise NotSendable(f"{self._queue} rejects messages after {_TRIES} attempts")
+        raise NotSendable(f"{self._queue} still rejects messages after {_TRIES} attempts")
 
     def _call(self, action: str, request: Mapping[str, Any]) -> Any:
         reason = ""
@@ -110,7 +110,7 @@ class QueueSender:
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
-    """Convert a record to an entry of SendMessageBatch. Raises NotSendable."""
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if it cannot be one."""
     partition, offset, _, key, value, headers = row
     where = f"partition {partition}, offset {offset}"
     try:
@@ -152,7 +152,6 @@ def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
 def _grouped(
     items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int
 ) -> Iterator[list[T]]:
-    """Divide items into lists, each with at most these numbers of items and bytes."""
     group: list[T] = []
     size = 0
     for item in items:
@@ -174,14 +173,14 @@ DONE_SCHEMA: Final = schema_of("partition int, sent long, repeated long")
 
 
 class ProgressLost(Exception):
-    """The cluster lost the position of a replay: continuing could send records twice."""
+    """Raised if the position of a replay is lost: continuing could send records twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     job: str
     connection: Connection
-    topic: str  # or queue
+    topic: str  # target topic or queue
     partitions: int  # of the target
     rate: float | None  # records a second, of each archived partition
     is_original_time: bool = False
@@ -189,7 +188,7 @@ class Replay:
     queue: QueueAddress | None = None  # of a FIFO queue
 
     def target_of(self, partition: int) -> Place:
-        """Return one target partition for each archived partition, so that order is kept."""
+        """Return the target's partition for all records of an archived partition."""
         return Place(self.topic, partition % self.partitions)
 
     def group_of(self, partition: int) -> str:
@@ -213,7 +212,7 @@ Sender = Callable[[int, Sequence[Any], Position], bool]
 
 
 def read_position(client: KafkaClient, replay: Replay, partition: int) -> Position | None:
-    """Return the position, or None if none was committed. Raises KafkaTrouble, ProgressLost."""
+    """Return a partition's committed position, if any. Raises ProgressLost if it is invalid."""
     group = replay.group_of(partition)
     found = committed_offsets(client, group).get(replay.target_of(partition))
     if found is None:
@@ -269,7 +268,7 @@ def _send_partition(
     sender: Sender,
     replay: Replay,
 ) -> tuple[int, int, int]:
-    """Send the rows from the position on, and return partition, sent and repeated rows."""
+    """Send the remaining rows. Return the partition and the numbers of sent and repeated rows."""
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(
@@ -333,7 +332,7 @@ def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """Return all headers but the one with the queue's message id: a copy is another message."""
+    """Return all headers except the broker's own, because a copy is another message."""
     return [
         (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
     ]

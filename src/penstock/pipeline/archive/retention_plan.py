@@ -1,4 +1,4 @@
-"""Decides which stretches of logs can be deleted, and the reason to keep each of the others.
+"""Decides which stretches of logs can be deleted, and why the others are kept.
 
 A stretch is kept if any of these is true:
 
@@ -45,7 +45,7 @@ KEEP: Final = "keep"
 
 
 class PoliciesInvalid(Exception):
-    """A policy is invalid. The text is one line with the table and the reason."""
+    """Raised if a policy is invalid. The text is one line with the table and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Hold:
 class Facts:
     segments: Sequence[Segment]
     needs: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)  # cursor: first offset
-    archived: Mapping[Place, int] = field(default_factory=dict)  # the archive's end
-    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason
+    archived: Mapping[Place, int] = field(default_factory=dict)  # end of the archive
+    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason to keep it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,6 @@ def savings(decisions: Iterable[Decision]) -> dict[str, int]:
 
 
 def parse_policies(text: str) -> tuple[list[Policy], list[Hold]]:
-    """Raises PoliciesInvalid."""
     tables = tables_of(text, ("policy", "hold"), PoliciesInvalid)
     policies = [_policy(number, table) for number, table in enumerate(tables["policy"], 1)]
     return policies, [_hold(number, table) for number, table in enumerate(tables["hold"], 1)]
@@ -206,8 +205,7 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """``acked``: first offsets needed by cursors that the server does not know. Raises
-    KafkaTrouble."""
+    """Collect the facts for a plan. ``acked`` has the offsets that outside readers need."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -234,7 +232,6 @@ def gather(
 
 
 def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
-    """Return the partitions of topics that have a policy, without internal topics."""
     found = []
     for topic in client.retried(client.metadata).topics:
         is_ours = not topic.is_internal and not topic.name.startswith("__")
@@ -246,7 +243,6 @@ def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
 def _joined(
     one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    """Merge the needs; if both have a cursor, the lower offset counts."""
     found = {place: dict(needs) for place, needs in one.items()}
     for place, needs in other.items():
         into = found.setdefault(place, {})
@@ -321,7 +317,7 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Delete all records below these offsets. Return the server's errors, "" for success."""
+    """Delete the records below these offsets. Return each partition's error, "" for success."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

@@ -23,11 +23,11 @@ _QUANTITY: Final = re.compile(r"\s*([0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 class OptionInvalid(ValueError):
-    """An option is invalid. The text is one line for the user."""
+    """Raised if an option is invalid. The text is one line for the user."""
 
 
 class Options:
-    """The texts of a user's options. Names are not case-sensitive."""
+    """A user's options as texts. Names are not case-sensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
@@ -85,8 +85,6 @@ class Options:
             raise OptionInvalid(f"option {name} is not a comma-separated list: '{self.text(name)}'")
         return parts
 
-    # ── JSON ─────────────────────────────────────────────────────────────────────────────────
-
     def places(self, name: str) -> list[Place]:
         """Parse partitions from JSON like ``{"topic":[0,1]}``."""
         found = [
@@ -113,7 +111,7 @@ class Options:
                     shape = '{"topic":{"0":23}}'
                     raise OptionInvalid(
                         f"option {name} must be JSON like {shape} with numbers >= {least};"
-                        f" {topic} {number} is not"
+                        f" {topic} {number} has another value"
                     )
                 found[Place(topic, int(number))] = value
         return found

@@ -1,4 +1,4 @@
-"""The options of ``format("penstock")``, those of the Kafka connector and ours; and Kafka clients.
+"""Parses the options of ``format("penstock")``, and caches Kafka clients.
 
 The driver parses options once into a frozen value that is sent to the workers. An unknown name is
 rejected, because a misspelt limit that is silently ignored would only be noticed in production.
@@ -104,7 +104,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Exactly one of the three is set."""
+    """The topics or partitions to read. Exactly one field is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -113,7 +113,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: one value for all partitions, or one for each."""
+    """The offset or time at which a read begins or ends, for all partitions or for each."""
 
     everywhere: int | None = None  # EARLIEST, LATEST, or a time
     by_place: Mapping[Place, int] | None = None
@@ -161,7 +161,7 @@ def check_names(given: Options, known: Iterable[str]) -> None:
 def parse_connection(given: Options) -> Connection:
     addresses = given.text("kafka.bootstrap.servers")
     if not addresses:
-        raise OptionInvalid("option kafka.bootstrap.servers is missing: HOST:PORT of the server")
+        raise OptionInvalid("option kafka.bootstrap.servers is missing: set HOST:PORT")
     properties = {
         name.removeprefix("kafka."): given.text(name)
         for name in given.names()
@@ -173,7 +173,7 @@ def parse_connection(given: Options) -> Connection:
         parse_addresses(addresses)
         security = security_from(properties)
     except SecurityInvalid as error:
-        raise OptionInvalid(f"options kafka.security and kafka.sasl: {error}") from None
+        raise OptionInvalid(f"invalid option kafka.security or kafka.sasl: {error}") from None
     except ValueError as error:
         raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
     timeout_ms = given.number("kafka.request.timeout.ms") or 30_000
@@ -191,11 +191,10 @@ def _password(given: Options) -> str:
     try:
         return Path(given.text(_PASSWORD_FILE)).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"option {_PASSWORD_FILE}: {error}") from None
+        raise OptionInvalid(f"cannot read {_PASSWORD_FILE}: {error}") from None
 
 
 def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
-    """Raises OptionInvalid."""
     given = Options(options)
     check_names(given, _KNOWN)
     may_fail = given.flag("failOnDataLoss", default=True)
@@ -203,7 +202,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     isolation = given.text("kafka.isolation.level", "read_committed").lower()
     if isolation not in ("read_committed", "read_uncommitted"):
         raise OptionInvalid(
-            f"option kafka.isolation.level: read_committed or read_uncommitted, not '{isolation}'"
+            f"option kafka.isolation.level '{isolation}': use read_committed or read_uncommitted"
         )
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         given.number(name, least=0)
@@ -254,7 +253,7 @@ def _subscription(given: Options) -> Subscription:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise OptionInvalid(f"option subscribePattern '{pattern}': {error}") from None
+        raise OptionInvalid(f"invalid option subscribePattern '{pattern}': {error}") from None
     if not pattern:
         raise OptionInvalid("option subscribePattern is empty")
     return Subscription(pattern=pattern)
@@ -306,7 +305,7 @@ def _has(position: Position, sentinel: int) -> bool:
 def _position(
     given: Options, end: str, default: str, *, timestamp_strategy: TimestampStrategy
 ) -> Position:
-    """Parse a position, in the Kafka connector's order of precedence: time, times, offsets."""
+    """Parse a position: a time, else times by partition, else offsets, as in Kafka's connector."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         at_ms = given.number(one, least=0)
@@ -343,7 +342,6 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Raises OptionInvalid."""
     given = Options(options)
     check_names(given, _KNOWN_WRITING)
     codec = given.text("kafka.compression.type", "none").upper()
@@ -366,18 +364,17 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def check_columns(schema: "StructType", options: WriteOptions) -> None:
-    """Raises OptionInvalid."""
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in found.items():
         if name not in _TYPES:
             known = ", ".join(_TYPES)
-            raise OptionInvalid(f"unknown column {name}; a row has {known}")
+            raise OptionInvalid(f"unknown column {name}; allowed are {known}")
         if kind not in _TYPES[name]:
             raise OptionInvalid(f"column {name} must be {' or '.join(_TYPES[name])}, not {kind}")
     if "value" not in found:
         raise OptionInvalid("column value is missing")
     if "topic" not in found and not options.topic:
-        raise OptionInvalid("option topic is missing, and there is no column topic")
+        raise OptionInvalid("option topic is missing, and the rows have no column topic")
 
 
 _CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
@@ -386,7 +383,7 @@ _local = threading.local()
 
 
 def new_client(connection: Connection) -> KafkaClient:
-    """Return a client, which the caller closes. Raises SecurityInvalid."""
+    """Return a client that the caller must close."""
     return KafkaClient(
         connection.addresses,
         security=connection.security,
@@ -396,7 +393,7 @@ def new_client(connection: Connection) -> KafkaClient:
 
 
 def client_for(connection: Connection) -> KafkaClient:
-    """Return the client of this thread. Raises SecurityInvalid."""
+    """Return the cached client of this thread."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.clients = os.getpid(), OrderedDict()
     clients: OrderedDict[Connection, KafkaClient] = _local.clients

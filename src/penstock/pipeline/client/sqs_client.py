@@ -32,7 +32,7 @@ class SqsRefused(Exception):
 
 
 class SqsUnreachable(Exception):
-    """The endpoint does not reply, or is not an SQS endpoint."""
+    """Raised if the endpoint does not reply, or is not an SQS endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 class Sqs:
-    """A client, whose calls raise SqsRefused and SqsUnreachable."""
+    """An SQS client. Its methods raise SqsRefused and SqsUnreachable."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -86,7 +86,7 @@ class Sqs:
         return list(found or ())
 
     def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
-        """Delete messages, and return the receipts that failed: their leases have expired."""
+        """Delete messages, and return the receipts whose leases had expired."""
         return self._each(queue_url, "DeleteMessageBatch", receipts)
 
     def extend(self, queue_url: str, receipts: Sequence[str], *, lease_s: int) -> list[str]:

@@ -50,10 +50,10 @@ Chosen = Flags | Longs | slice
 
 
 class InvalidLength(ValueError):
-    """A batch has an invalid length, so the position of the next batch is unknown."""
+    """Raised if a batch has an invalid length, so the position of the next batch is unknown."""
 
     def __init__(self, length: int, positions: Sequence[int]) -> None:
-        super().__init__(f"a length of {length} bytes")
+        super().__init__(f"the batch has an invalid length of {length} bytes")
         self.positions = positions  # of the batches before this one
 
 
@@ -82,7 +82,7 @@ class BatchHeaders(NamedTuple):
 
     @property
     def is_server(self) -> Flags:
-        """Whether the server wrote the batch, as in ``record.batch.is_server_batch``."""
+        """Return whether the server wrote each batch, as in ``record.batch.is_server_batch``."""
         is_server: Flags = (
             (self.attributes & ~layout.ATTR_SEALED == layout.ATTR_APPEND_TIME)
             & (self.producer_id == layout.NO_PRODUCER)
@@ -99,7 +99,6 @@ class BatchHeaders(NamedTuple):
 
 
 def complete_batches(buffer: bytes | memoryview) -> list[int]:
-    """Return the positions of the complete batches. Raises InvalidLength."""
     positions: list[int] = []
     at, limit = 0, len(buffer)
     length_of = _LENGTH.unpack_from
@@ -156,7 +155,7 @@ _Into = Callable[[memoryview, Any], int]  # mypy does not know that NumPy arrays
 
 
 class _Unsupported(Exception):
-    """The format is not supported here: ``record/compression.py`` decompresses it."""
+    """Raised for a format that only ``record/compression.py`` decompresses."""
 
 
 def _lz4_into(data: memoryview, free: Any) -> int:
@@ -211,7 +210,6 @@ class Unpacker:
         self._used = 0
 
     def unpack(self, buffer: bytes | memoryview, batches: BatchHeaders) -> Unpacked:
-        """Decompress batches; if none is compressed, nothing is copied. Raises MalformedBatch."""
         codecs = batches.codec
         begins, ends = batches.at + layout.HEADER_BYTES, batches.at + batches.size
         if not codecs.any():

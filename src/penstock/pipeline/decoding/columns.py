@@ -1,6 +1,5 @@
-"""The columns of a read, and how each is made from the positions of the fields of records. Names
-and types are those of Spark's Kafka connector, so a query migrates by changing the name of the
-format.
+"""Makes the columns of a read from the positions of the fields of records. Names and types are
+those of Spark's Kafka connector, so a query migrates by changing the name of the format.
 
 Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
 offsets are begin, end, begin, end…, and every second element of this array is dropped."""
@@ -33,7 +32,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
-    """Return slices of the buffer, which must be in ascending order; a size of −1 is null."""
+    """Return slices of the buffer as a column. Slices must be ascending; a size of −1 is null."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -76,7 +75,7 @@ def timestamp_column(at_ms: Longs) -> pa.Array:
 
 
 def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
-    """Return the headers of records; null for a record without any, as in the Kafka connector."""
+    """Return the headers of each record, or null if it has none, as in the Kafka connector."""
     counts = fields.headers_count
     edges = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])

@@ -54,8 +54,6 @@ class OnCorrupt(StrEnum):
 
 
 class CorruptBatch(Exception):
-    """A partition returned bytes that are not a valid batch."""
-
     def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
         super().__init__(topic, partition, offset, reason)
         self.offset = offset
@@ -69,8 +67,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """``next_offset``, the offset to fetch next, advances when a chunk has been decoded
-    completely."""
+    """Decodes batches of one partition. ``next_offset``, the offset to fetch next, advances when a
+    chunk has been decoded completely."""
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of consecutive replies, whose aborted transactions are ``aborted``."""
+        """Yield the records of fetch replies, without those of ``aborted`` transactions."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:
@@ -152,7 +150,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """End the producer's oldest aborted transaction; its next transaction may commit."""
+        """Remove the producer's oldest aborted transaction at its end: the next may commit."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
@@ -193,7 +191,7 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
-        """Return the readable batches. Reads batches one by one, to name the unreadable ones."""
+        """Return the readable batches. The others are reported or skipped one by one."""
         good = []
         for index in range(len(batches.at)):
             try:
@@ -208,8 +206,7 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Return the records of the first batches, and the number of these batches. No row may be
-        yielded before all its batches are known to be readable."""
+        """Decode the first batches that fit in the buffer; return their rows and their number."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))
@@ -239,7 +236,7 @@ class Decoder:
                 case "timestamp":
                     array = made.timestamp_column(_times(batches, fields, batch_of))
                 case "headers":
-                    # Drops the system header of other batches: a producer could forge it.
+                    # Only batches of the server keep the system header: a producer could forge it.
                     shown = without_system_header(octets, fields, ~batches.is_server[batch_of])
                     headers = read_headers(octets, shown)
                     array = made.headers_column(buffer, shown, headers)

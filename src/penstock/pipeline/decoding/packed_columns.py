@@ -1,8 +1,8 @@
 """Decodes MessagePack columns of many records at once into arrays.
 
-A record of a fact topic contains a table, and each of its columns is one MessagePack array: a chain
-that must be followed element by element. One step of NumPy moves all chains by one element, as
-``records`` does with record batches.
+A record of ``__usage`` or ``__telemetry`` contains a table. Each column is a MessagePack array: a
+chain that must be followed element by element. One step of NumPy moves all chains by one element,
+as ``records`` does with record batches.
 
 This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
 ``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
@@ -35,7 +35,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def _sizes() -> Longs:
-    """Return the size of an element by its first byte; 0 if the type is not known here."""
+    """Return the size of an element by its first byte, or 0 for an unsupported type."""
     sizes = np.zeros(256, np.int64)
     sizes[:0x80] = sizes[_BELOW_ZERO:] = 1
     sizes[_FIX_TEXT : _FIX_TEXT + 32] = 1 + np.arange(32)
@@ -50,7 +50,7 @@ _SIZES_LIST: Final = _SIZES.tolist()
 
 
 class UnusualRecords(Exception):
-    """Some records have values that are not known here."""
+    """Raised for records with values that this module does not decode."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__(numbers)
@@ -75,7 +75,7 @@ def read_columns(
     signed: Sequence[str] = (),
 ) -> Columns:
     """Decode the columns with these names. If a record lacks one of ``numbers``, its values are 0.
-    The first of ``texts`` gives the number of rows of a record. Raises UnusualRecords."""
+    The first of ``texts`` gives the number of rows of a record."""
     chains = _Chains(records, (*texts, *numbers))
     chains.check_counts(len(texts))
     found_numbers: dict[str, Longs] = {}
@@ -100,7 +100,8 @@ Record = TypeVar("Record")
 
 
 class RecordBuffer(Generic[Record]):
-    """A buffer of records, which are decoded together when there are enough."""
+    """A buffer of records, which ``read_many`` decodes together when there are enough. Records that
+    it rejects with UnusualRecords, before it changes any state, are passed to ``read_one``."""
 
     def __init__(
         self,
@@ -109,8 +110,6 @@ class RecordBuffer(Generic[Record]):
         *,
         bytes_max: int,
     ) -> None:
-        """Records that ``read_many`` rejects, before it changes any state, are passed to
-        ``read_one``."""
         self._read_many = read_many
         self._read_one = read_one
         self._bytes_max = bytes_max
@@ -137,8 +136,6 @@ class RecordBuffer(Generic[Record]):
 
 
 class _Chains:
-    """A chain for each column of each record: all of the first column, then all of the second…"""
-
     def __init__(self, records: Sequence[Mapping[str, Column]], names: Sequence[str]) -> None:
         self._count = len(records)
         nothing = memoryview(_ARRAY)
@@ -171,7 +168,7 @@ class _Chains:
             raise UnusualRecords(np.flatnonzero(is_unusual).tolist())
 
     def short_numbers(self, column: int, least: int) -> Longs | None:
-        """Return a column whose numbers all have one byte, as most have; else None."""
+        """Return a column whose numbers all have one byte, as most columns do, or else None."""
         counts, begins, ends = self._counts[column], self._begins[column], self._ends[column]
         if (counts != self.rows).any() or (ends - begins != counts).any():
             return None
@@ -251,7 +248,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """Return number of elements (-1: no array) and size of the header of these arrays."""
+    """Return each array's number of elements (-1 if it is not an array) and size of the header."""
     code = data[at]
     counts = np.full(len(at), -1, np.int64)
     sizes = np.ones(len(at), np.int64)
@@ -268,8 +265,8 @@ def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Return the positions of all elements, chain by chain, and the end of each chain. A chain
-    stops at an element of unknown type, and so does not end where it should."""
+    """Return the positions of all elements of all arrays, and the end of each array. An array with
+    an element of unknown type ends at a wrong position."""
     found = np.empty(int(counts.sum()), np.int64)
     ends = np.empty(len(counts), np.int64)
     order, place, lengths, by_step = plan_steps(counts)
@@ -299,7 +296,6 @@ def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
 
 
 def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Return the positions of the next elements of one chain, and the position after them."""
     links = []
     for _ in range(count):
         links.append(at)
@@ -311,7 +307,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Convert the lists of a record that ``read_columns`` does not read. Raises OverflowError."""
+    """Convert one decoded record, for records that ``read_columns`` does not support."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

@@ -32,7 +32,7 @@ _LAST_BYTE_MAX: Final = 1  # the tenth byte has one bit
 
 
 class Unreadable(ValueError):
-    """At least one varint of the vector is invalid. The caller must find out which."""
+    """Raised if at least one record of a chunk is invalid. The caller must find out which."""
 
 
 def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
@@ -57,7 +57,6 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _long(data: Bytes, low: Longs, at: Longs) -> tuple[Longs, Longs]:
-    """Read the rest of varints of three and more bytes, whose first two have been read."""
     raw = low.astype(np.uint64)
     at = at.copy()
     live = np.arange(at.size)
@@ -91,8 +90,6 @@ class Chains(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Chains sorted by length: those that still have a record always come first."""
-
     order: Longs
     place: Longs  # index of each chain's first record
     lengths: Longs
@@ -100,7 +97,7 @@ class StepPlan(NamedTuple):
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """Return the distance to the next record by a record's first two bytes; 0 is unknown."""
+    """Return a table of the distance to the next record by a record's first two bytes."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -115,7 +112,7 @@ _JUMPS: Final = _jumps()
 def walk(
     data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
 ) -> tuple[Longs, Longs]:
-    """Return the beginning (after its length) and the end of each record. Raises Unreadable."""
+    """Return the position after each record's length field, and the end of each record."""
     whole = Chains(starts, stops, counts)
     chains = cut(data, whole, is_dense)
     found = _walk_short(data, chains)
@@ -124,11 +121,7 @@ def walk(
     return found or _walk_any(data, whole)
 
 
-# ── Marks ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
-    """Cut long chains into several, if there are too few chains."""
     counts = chains.counts
     links = max(_LINKS_MIN, int(counts.sum()) // _WIDTH)
     if len(counts) >= _WIDTH or not (is_dense & (counts >= 2 * links)).any():
@@ -203,9 +196,6 @@ def _after_varint(blob: bytes, at: int) -> int:
     return at + 1
 
 
-# ── Walks ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def plan_steps(counts: Longs) -> StepPlan:
     order = np.argsort(-counts, kind="stable")
     place = (np.cumsum(counts) - counts)[order]
@@ -216,7 +206,7 @@ def plan_steps(counts: Longs) -> StepPlan:
 
 
 def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
-    """Return None if a length has more than two bytes, or a chain does not end at its stop."""
+    """Find records whose lengths have one or two bytes. Return None if there are others."""
     if not len(chains.starts) or data.size < 2:
         return None
     pairs: npt.NDArray[np.uint16] = np.ndarray(
@@ -256,8 +246,7 @@ def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
 
 
 def _follow(data: Bytes, at: int, ends: Longs) -> bool:
-    """Write the ends of one chain's records to ``ends``. ``at`` is the position of ``data``. Return
-    False if the chain exceeds the data, or a length is invalid."""
+    """Write the end of each record in ``data`` to ``ends``. Return False if a length is invalid."""
     blob = data.tobytes()
     base, at, limit = at, 0, len(blob)
     found = []
@@ -304,7 +293,7 @@ def _walk_any(data: Bytes, chains: Chains) -> tuple[Longs, Longs]:
         last = int(plan.place[chain] + plan.lengths[chain])
         start, stop = int(at[chain]), int(stops[chain])
         if not 0 <= start <= stop or not _follow(data[start:stop], start, end[first:last]):
-            raise Unreadable("a record runs past the end")
+            raise Unreadable("a record runs past the end of its batch")
         starts = np.concatenate(([start], end[first : last - 1]))
         begin[first:last] = read_varints(data, starts)[1]
         at[chain] = end[last - 1]
@@ -343,9 +332,9 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Return the fields of records; ``spans`` are the last offset deltas. Raises Unreadable."""
+    """Return the fields of all records. ``spans`` are the last offset deltas of the batches."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
-        raise Unreadable("more records than bytes for them")
+        raise Unreadable("a batch is too short for its number of records")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)
     total = len(begin)
     if total <= _BLOCK:
@@ -364,7 +353,6 @@ def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: 
 
 
 def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
-    """Return the fields of some records. ``begin``: positions after the lengths of the records."""
     time_delta, at = read_varints(data, begin + 1)  # after the attributes, which are unused
     offset_delta, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
@@ -409,7 +397,6 @@ def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.boo
 
 
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
-    """Return the headers of all records, chain by chain. Raises Unreadable."""
     total = int(fields.headers_count.sum())
     found = HeaderFields(*(np.empty(total, np.int64) for _ in range(4)))
     with_some = np.flatnonzero(fields.headers_count)

@@ -1,8 +1,8 @@
-"""The audit trail as tables: its rows, the faults of their hash chain, and the root of each day.
+"""Computes the rows of the audit trail, broken links of its hash chain, and a root for each day.
 
-Functions from DataFrames to DataFrames. A record's hash depends only on the record's bytes, which
-contain the previous hash; so all hashes are computed at once, and only the comparison with the
-previous record needs an order. ``wire/facts/audit.py`` describes the chain."""
+A record's hash depends only on the record's bytes, which contain the hash of the previous record.
+So all hashes are computed in parallel, and only the comparison with the previous record needs the
+records in order. ``wire/facts/audit.py`` describes the chain."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ _NUMBER: Final = schema_of("number long")
 _TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash string")
 
 
-# Without an earlier record a link is not judged: retention may have removed records.
+# A record without an earlier record is not checked: retention may have removed records.
 _GAPS: Final = """
     WITH linked AS (
         SELECT /*+ BROADCAST(tails) */ topic, partition, offset, node, seq, prev_hash, hash, error,
@@ -68,11 +68,11 @@ _GAPS: Final = """
 
 
 class Tail(NamedTuple):
-    """The last readable record of a node's chain in a partition."""
+    """The last readable record of a node's hash chain in a partition."""
 
     seq: int
     hash: str
-    day: datetime.date | None = None  # the newest up to this record
+    day: datetime.date | None = None  # the newest day up to this record
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def transform(records: "DataFrame") -> "DataFrame":
 
 
 def hash_of() -> "Column":
-    """Return a record's hash, computed from its bytes; null without a valid previous hash."""
+    """Return a column with each record's hash, which is null if the previous hash is invalid."""
     from pyspark.sql import functions as f
 
     before = f.when(f.col("prev_hash").rlike("^[0-9a-f]{64}$"), f.unhex("prev_hash"))
@@ -116,7 +116,7 @@ def moment_of() -> "Column":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Return one row for each broken link. ``tails``: the chains' ends before these rows."""
+    """Return a row for each broken link. ``tails`` are the last records before ``rows``."""
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
@@ -142,13 +142,13 @@ def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
 
 
 def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
-    """Return the offset of the last record of each chain, readable or not."""
+    """Return the offset of each node's last record in each partition, readable or not."""
     named = rows.where("node IS NOT NULL").groupBy("partition", "node")
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
 
 def roots(rows: "DataFrame") -> "DataFrame":
-    """Return a root for each day, node and partition, over the hashes in the order of the log."""
+    """Return a Merkle root for each day, node and partition, over the hashes in log order."""
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = []
@@ -166,7 +166,7 @@ def roots(rows: "DataFrame") -> "DataFrame":
 
 
 def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
-    """Return the statements whose roots equal those of the rows, with hashes computed again."""
+    """Return the recorded roots that match the rows, whose hashes are computed again."""
     by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
     for number, each in enumerate(statements):
         by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))

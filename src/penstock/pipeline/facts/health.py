@@ -1,4 +1,4 @@
-"""Judges the load of a cluster: the lag of groups, and names with far more load than others. Pure.
+"""Computes the lag of consumer groups, and finds names with far more load than others.
 
 A group's lag on a partition is computed from committed offsets and log ends of the last minutes:
 
@@ -94,7 +94,7 @@ class Hot:
 
 
 def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
-    """Return the hot names with a rate of at least ``rate_min``, highest rate first."""
+    """Return names with far more load than others, and at least ``rate_min``, highest first."""
     total = sum(rates.values())
     if total <= 0:
         return []
@@ -114,9 +114,9 @@ def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT
 
 def _reason(rate: float, share: float, z: float, middle: float, *, count: int) -> str:
     if count < 2:
-        return ""  # a single name always has everything
+        return ""  # a single name always has the whole load
     if z >= Z_MIN and rate >= TIMES_MEDIAN_MIN * middle and count >= 3:
-        return f"{rate / middle:.0f} times the median" if middle else "the others have nothing"
+        return f"{rate / middle:.0f} times the median" if middle else "the others have no load"
     if share >= max(SHARE_MIN, 2 / count):
-        return f"{share:.0%} of all"
+        return f"{share:.0%} of the total"
     return ""

@@ -1,15 +1,15 @@
-"""The rate card, and the arithmetic of an invoice. Pure; no Spark, no files.
+"""Parses rate cards and computes the lines of invoices.
 
-A card is TOML. Prices are whole millionths of the currency, so no sum depends on floating-point
-rounding; a line is rounded once, half up. A card has versions, each valid from a day on (UTC):
-usage is priced by the version that was valid in its hour.
+A rate card is a TOML file. Prices are whole millionths of the currency, so no sum depends on
+floating-point rounding; a line is rounded once, half up. A card has versions, each valid from a day
+on (UTC): usage is priced by the version that was valid in its hour.
 
     currency = "EUR"
 
     [[version]]
     valid_from = 2026-01-01
     requests_by = "units64k"        # or "requests": the unit that is counted
-    bills_refused = false           # throttled, denied and failed requests
+    bills_refused = false           # whether throttled, denied and failed requests cost
     free_requests = 1_000_000       # per month and tenant, for all classes together
     free_bytes_out = 1_000_000_000
     bytes_out_micros = 90_000       # for 10^9 bytes
@@ -44,7 +44,7 @@ _AMOUNTS: Final = (
 
 
 class RatesInvalid(Exception):
-    """The card is invalid; the text has the reason."""
+    """Raised if a rate card is invalid. The text is the reason."""
 
 
 class RequestsBy(StrEnum):
@@ -54,7 +54,7 @@ class RequestsBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The usage of one operation by one tenant while one version of the card was valid."""
+    """The usage of one operation by one tenant while one version of the rate card was valid."""
 
     tenant: str
     op: str
@@ -105,9 +105,9 @@ class RateCard:
 
 
 def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
-    """Return the lines of one tenant for one month, which has ``days`` days."""
+    """Return the invoice lines of one tenant for a month with ``days`` days."""
     lines: list[Line] = []
-    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of the free amounts
+    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # free amounts used so far
     ordered = sorted(uses, key=lambda use: use.version)
     for number, own in itertools.groupby(ordered, key=lambda use: use.version):
         lines += _lines_of_version(list(own), card.versions[number], number, spent, days)
@@ -151,7 +151,6 @@ def _lines_of_version(
 
 
 def parse(text: str) -> RateCard:
-    """Raises RatesInvalid."""
     data = parse_toml(text, RatesInvalid)
     card = TomlTable("the rate card", data, RatesInvalid)
     currency = card.text("currency")

@@ -8,11 +8,11 @@ the three totals, so that no unit outweighs another.
 last windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
 is a pause, to measure the new placement.
 
-**What.** While an overloaded node is above ``GOAL`` times the mean, it gives the largest partition
-that keeps the receiver, the node with the least load, below the goal. A partition with more load
-than the goal is split; if no partition fits, so is one with more than half of the mean. Otherwise
-the plan has the move that leaves the lowest maximum of giver and receiver. The moves and bytes of a
-plan are limited; the next plan continues.
+**What.** While an overloaded node (the giver) is above ``GOAL`` times the mean, the plan moves the
+largest partition with which the node with the least load (the receiver) stays below this goal. A
+partition that alone has more load than the goal is split. If no partition fits, one with more than
+half of the mean is split, or else the partition is moved after which the busier of both nodes has
+the least load. The moves and bytes of a plan are limited; the next plan continues.
 
 A plan is advice: placement checks that it is still valid before it moves a partition. Plans are
 published in the compacted topic ``__plans``, which the first plan creates. The key of a record is
@@ -120,8 +120,8 @@ def plan(
     moves_max: int = MOVES_MAX,
     bytes_max: int = MOVE_BYTES_MAX,
 ) -> Plan | None:
-    """Return a plan, or None if no move is needed. ``windows``: the latest windows, oldest first;
-    the last one has the current nodes of partitions. ``nodes``: all nodes, including idle ones."""
+    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last windows,
+    oldest first. ``nodes`` includes idle nodes."""
     all_nodes = sorted(set(nodes))
     if len(all_nodes) < 2 or len(windows) < WINDOWS_MIN:
         return None
@@ -224,7 +224,6 @@ class _Draft:
         return self._steps
 
     def _of(self, giver: str) -> list[PartitionId]:
-        """Return the giver's partitions worth a move and not in the plan, largest first."""
         least = WORTH * self._mean
         found = [
             partition
@@ -238,7 +237,7 @@ class _Draft:
         return min(others, key=lambda node: (self.loads[node], node))
 
     def _move(self, giver: str) -> bool:
-        """Move the largest partition that keeps the receiver below the goal."""
+        """Move the node's largest partition that does not overload the receiving node."""
         receiver = self._receiver(giver)
         room = GOAL * self._mean - self.loads[receiver]
         for partition in self._of(giver):
@@ -248,7 +247,7 @@ class _Draft:
         return False
 
     def _improve(self, giver: str) -> bool:
-        """Move the partition that leaves the lowest maximum of both nodes, if that is lower."""
+        """Move the partition that balances both nodes best, if any improves the balance."""
         receiver = self._receiver(giver)
         best, least = None, (1 - WORTH) * self.loads[giver]
         for partition in self._of(giver):
@@ -262,8 +261,7 @@ class _Draft:
         return True
 
     def _split(self, giver: str, *, above: float) -> bool:
-        """Split the largest partition, if its load is more than ``above`` times the mean: existing
-        records stay, new records go to both parts."""
+        """Split the largest partition, if its load is more than ``above`` times the mean load."""
         receiver = self._receiver(giver)
         for partition in self._of(giver)[:1]:
             half = self._scores[partition] / 2
@@ -281,7 +279,7 @@ class _Draft:
         if is_move:
             self._homes[partition] = receiver
         before = self.skew
-        reason = f"{giver} has {self.loads[giver] / self._mean:.2f} times the mean"
+        reason = f"{giver} has {self.loads[giver] / self._mean:.2f} times the mean load"
         self.loads[giver] -= score
         self.loads[receiver] += score
         self._taken.add(partition)

@@ -1,10 +1,10 @@
 """Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
 in the executors of the job ``telemetry``: rows with equal ``KEYS`` become one row, with the sums of
-counters, the maxima or minima of levels, and merged histograms. So rollups of rollups, and of parts
-in any order, equal one rollup of all rows.
+counters, the maxima or minima of levels, and merged histograms. So a rollup of rollups, in any
+order, equals one rollup of all rows.
 
-Two kinds of rows are added to those of nodes: ``source`` has the end offset of a batch in one
-partition; ``reject`` has the reason for which records could not be read, and their number."""
+Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one
+partition; a ``reject`` row has the number of records that could not be read, and the reason."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -28,11 +28,11 @@ from penstock.wire.facts import telemetry as wire
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
-READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
-FOLD_ROWS: Final = 200_000  # that a task collects before it folds them
+READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
+FOLD_ROWS: Final = 200_000  # collected by a task before it merges them
 REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
-_NUMBER_END: Final = 1 << 53  # sums of thousands of such numbers still fit
+_NUMBER_END: Final = 1 << 53  # sums of thousands of such numbers still fit in 64 bits
 _PARTITION_END: Final = 1 << 31
 _COLUMN_NUMBERS: Final = (*wire.NUMBERS, "partition")
 _EMPTY: Final = msgspec.Raw(b"\x90")
@@ -71,7 +71,7 @@ OUT: Final = pa.schema(
 
 
 def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Convert records (partition, offset, value) to rows of ``OUT``."""
+    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
     task = _Task()
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
@@ -81,7 +81,7 @@ def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge rows of ``OUT`` with equal keys, which must all be in one task."""
+    """Merge rows with equal ``KEYS``, which must all be in one task."""
     folding = Folding(fold, FOLD_ROWS)
     for batch in batches:
         folding.add(pa.Table.from_batches([batch.cast(OUT)]))
@@ -138,7 +138,7 @@ class _Task:
             self._reject(str(error))
             return
         if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
-            self._reject("a time that cannot be")
+            self._reject("the record has an invalid time")
             return
         self._newest_ms = max(self._newest_ms, block.written_at_ms)
         self._gathering.add((block, value), len(value))
@@ -248,7 +248,7 @@ def _hists_of(blocks: Sequence[wire.TelemetryBlock], found: Columns) -> pa.Array
 
 
 def _are_invalid(values: Longs, ends: Longs) -> Any:
-    """Return which lists are not histograms: a bucket or a count is out of range."""
+    """Return a mask of the lists that are not histograms: a bucket or a count is out of range."""
     lengths = np.diff(ends)
     used = lengths > 0
     first = np.zeros(len(lengths), np.int64)
@@ -268,7 +268,7 @@ def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
     for name, numbers in lists.items():
         least = -_PARTITION_END if name == "partition" else 0
         if numbers and not least <= min(numbers) <= max(numbers) < _end_of(name):
-            raise wire.TelemetryUnreadable(f"column {name} has a number that cannot be")
+            raise wire.TelemetryUnreadable(f"column {name} has a number out of range")
     found = listed(facts.columns, texts=wire.TEXTS, numbers=_COLUMN_NUMBERS)
     return _table(found, [facts], pa.array(facts.columns.hist, OUT.field("hist").type))
 

@@ -3,9 +3,9 @@
 ``usage_hourly``. The driver names the files in a commit; readers ignore files that no commit names,
 so a task may die or be repeated at any time.
 
-A task that seals has some hours of one day. It reads the files that may have partials of these
-hours. This needs a fraction of the CPU time of a join, a shuffle and an aggregate in Spark, because
-partials are grouped and most files have few hours."""
+To seal an hour is to write its final sums. A task seals some hours of one day, and reads the files
+that may have partials of these hours. This takes a fraction of the CPU time of a join, a shuffle
+and an aggregate in Spark, because partials are grouped and most files have few hours."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ from penstock.pipeline.reading.stream_source import RecordReader
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 PARTIAL, REJECT = "usage_partial", "usage_reject"
-FLUSH: Final = "flush"  # kind of the rows of usage_partial that name flushes, beside those of facts
+FLUSH: Final = "flush"  # kind of the rows of usage_partial that record flushes and not sums
 PARTIAL_BY: Final = ("kind", "date")
 PARTIAL_SCHEMA: Final = pa.schema(
     [
@@ -74,7 +74,7 @@ class Written:
     flushes: list[FlushRange] = field(default_factory=list)
 
     def drop(self, lake: Path) -> None:
-        """Delete files that no commit will name. Vacuum deletes those that this misses."""
+        """Delete the written files, because they will not be committed."""
         for table, parts in ((PARTIAL, self.partial), (REJECT, self.reject)):
             for part in parts:
                 with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class Written:
 def write(
     frame: DataFrame, reading: RecordReader, *, seen: Flushes, turn: int, lake: Path
 ) -> Written:
-    """Run the tasks. ``reading`` converts the batches of ``frame`` to records."""
+    """Sum the records in Spark tasks. ``reading`` converts the batches of ``frame`` to records."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from write_share(reading(batches), seen=seen, turn=turn, lake=lake)
@@ -127,7 +127,6 @@ def _sum_rows(sums: pa.Table, turn: int) -> list[pa.RecordBatch]:
 
 
 def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch]:
-    """Return rows whose date is the day when the flush was written."""
     rows = [
         {
             **asdict(each),
@@ -143,8 +142,8 @@ def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The work of one task: hours of one day, as numbers, each with the turn up to which partials
-    belong to it; and by kind, the files that may have partials."""
+    """The hours of one day whose final sums a task computes. ``through`` has, by hour, the last
+    commit (turn) whose partial sums belong to the hour; ``files`` has the files to read."""
 
     through: Mapping[int, int]
     files: Mapping[str, Sequence[str]]
@@ -160,7 +159,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class PartialFile:
-    """A file of ``usage_partial``, with its first and last hour; None: not known."""
+    """A file of ``usage_partial``, with its first and last hour, or None if not known."""
 
     path: str
     kind: str
@@ -174,7 +173,7 @@ class PartialFile:
 
 
 def files_of(partial: Table) -> list[PartialFile]:
-    """Return all files, with facts from the log of commits: no file is opened."""
+    """Return all files of ``usage_partial``, from the table's log and without opening them."""
     actions = partial.open().get_add_actions(flatten=True)
     names = ("path", "partition.kind", "min.hour", "max.hour")
     rows = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
@@ -189,7 +188,7 @@ def first_hour(files: Sequence[PartialFile]) -> int | None:
 
 
 def shares_of(through: Mapping[int, int], files: Sequence[PartialFile]) -> list[Share]:
-    """Divide hours, as numbers, among tasks: each gets neighbouring hours of one day."""
+    """Divide hours among tasks, so that each task gets neighbouring hours of one day."""
     cut: list[list[int]] = []
     for hour in sorted(through):
         last = cut[-1] if cut else []

@@ -1,5 +1,5 @@
-"""Sums records of ``__usage`` by hour, in the tasks of the job ``usage``. The number of rows that a
-task returns depends on the number of resources and operations, not of facts."""
+"""Sums records of ``__usage`` by hour, in the tasks of the job ``usage``. A task returns a row for
+each resource and operation, however many records it reads."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +22,8 @@ from penstock.pipeline.decoding.packed_columns import (
 from penstock.wire.facts import usage as wire
 
 HOUR_MS: Final = 3_600_000
-READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
-FOLD_ROWS: Final = 500_000  # that a task collects before it sums them: some 80 MB
+READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
+FOLD_ROWS: Final = 500_000  # collected by a task before it sums them, about 80 MB
 VALUE_BYTES_MAX: Final = 4_096  # of a rejected record, kept for inspection
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
 
@@ -45,7 +45,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """The flushes that were counted: ranges of numbers for each incarnation of a node."""
+    """The numbers of counted flushes (records written by a node), as ranges."""
 
     def __init__(self) -> None:
         self.ranges: dict[Name, list[tuple[int, int]]] = {}
@@ -68,7 +68,7 @@ class Flushes:
         self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
-        """Return the number of flushes missing between others, where it is not 0."""
+        """Return how many flushes are missing between counted ones, by node, if any are."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self.ranges.items()
@@ -78,7 +78,7 @@ class Flushes:
 
 @dataclass(frozen=True, slots=True)
 class FlushRange:
-    """Flushes of one process, with consecutive numbers, that one task has counted."""
+    """Consecutive flushes of one node's process that one task has counted."""
 
     node: str
     incarnation: str
@@ -105,7 +105,7 @@ class Partials:
 
 
 def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Partials:
-    """Sum records (partition, offset, value), without flushes that were ``seen`` before."""
+    """Sum records (partition, offset, value), except copies of flushes that are in ``seen``."""
     task = _Task(seen)
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
@@ -137,7 +137,7 @@ class _Record:
 class _Task:
     def __init__(self, seen: Flushes) -> None:
         self._seen = seen
-        self._own = Flushes()  # of this task: a copy may be in the same batch
+        self._own = Flushes()  # flushes of this task: a copy may be in the same batch
         self._counted: dict[tuple[str, str, int], _Counted] = {}
         self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
         self._sums = folding()
@@ -151,11 +151,11 @@ class _Task:
             return
         name = block.node, block.incarnation
         if not (0 <= block.minute_ms < _MS_MAX and 0 <= block.written_at_ms < _MS_MAX):
-            self._reject(partition, offset, "a time that cannot be", value)
+            self._reject(partition, offset, "the record has an invalid time", value)
         elif not 1 <= block.flush < 1 << 53:
-            self._reject(partition, offset, f"flush {block.flush} cannot be", value)
+            self._reject(partition, offset, f"flush number {block.flush} is invalid", value)
         elif self._seen.has(name, block.flush) or self._own.has(name, block.flush):
-            copied = f"a copy of {block.node}/{block.incarnation}/{block.flush}"
+            copied = f"copy of flush {block.node}/{block.incarnation}/{block.flush}"
             self._reject(partition, offset, copied, b"")
         else:
             self._own.add(name, block.flush, block.flush)
@@ -202,7 +202,7 @@ class _Task:
 
 
 class _RowsInvalid(Exception):
-    """A column has values that are not valid counts."""
+    pass
 
 
 def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
@@ -215,15 +215,15 @@ def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
 
 
 def _rows_of_lists(facts: wire.UsageFacts) -> pa.Table:
-    """Return all rows of one record, as ``_rows_of`` does. Raises _RowsInvalid."""
+    """Return all rows of one record. Raises _RowsInvalid for an unknown kind or invalid counts."""
     if not set(facts.columns.kind) <= {wire.CALLS, wire.STORAGE}:
-        raise _RowsInvalid("a row of an unknown kind")
+        raise _RowsInvalid("a row has an unknown kind")
     for name in wire.NUMBERS:
         numbers = getattr(facts.columns, name)
         if numbers and min(numbers) < 0:
             raise _RowsInvalid(f"column {name} has a number below zero")
         if numbers and max(numbers) >= 1 << 63:
-            raise _RowsInvalid(f"column {name} has a number that no counter reaches")
+            raise _RowsInvalid(f"column {name} has a number above 2^63 - 1")
     return _table(listed(facts.columns, texts=wire.TEXTS, numbers=wire.NUMBERS), [facts.minute_ms])
 
 
@@ -231,6 +231,6 @@ def _table(found: Columns, minutes_ms: Sequence[int]) -> pa.Table:
     hours_us = np.array(minutes_ms, np.int64) // HOUR_MS * HOUR_MS * 1_000
     made: dict[str, Any] = {**found.texts, **found.numbers}
     made["hour"] = pa.array(np.repeat(hours_us, found.counts)).view(SUMS_SCHEMA.field("hour").type)
-    made["byte_minutes"] = found.numbers["stored_bytes"]  # one level for one minute
+    made["byte_minutes"] = found.numbers["stored_bytes"]  # each row has the level of one minute
     made["facts"] = np.ones(len(made["hour"]), np.int64)
     return pa.table({name: made[name] for name in SUMS_SCHEMA.names}, schema=SUMS_SCHEMA)

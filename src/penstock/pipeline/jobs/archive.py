@@ -63,19 +63,19 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables, except those that were moved aside."""
+    """Return the end offsets of all archive tables that were not renamed."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
-    """Return the end offsets of an archive table, which may have been moved aside."""
+    """Return the end offsets of an archive table, even of one that was renamed."""
     ends = lake.end_offsets(table_of(name), NAME)
     return ends.get(name) or next(iter(ends.values()), {})
 
 
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
-    """Commit the files of a batch; if it is repeated, tables that have its commit skip it."""
+    """Commit the files of a batch. Tables that already have the batch are skipped."""
     parts: dict[str, list[Part]] = {}
     ids: dict[str, str] = {}
     for topic, topic_id, part in written:
@@ -89,7 +89,7 @@ def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_
 
 
 def compact_closed(lake: Lake, *, now_ms: int) -> int:
-    """Merge small files of hours that are over, and return by how many files there are fewer."""
+    """Merge small files of past hours, and return the decrease in the number of files."""
     before = datetime.datetime.fromtimestamp((now_ms - CLOSED_AFTER_MS) / 1_000, datetime.UTC)
     last = (before.date().isoformat(), before.hour)
     saved = 0
@@ -153,7 +153,7 @@ def run(context: JobContext) -> None:
     if context.mode is Mode.ONCE:
         saved = upkeep.turn(is_last=True)
         if saved:
-            context.progress.note(f"{saved} small files fewer")
+            context.progress.note(f"merging removed {saved} small files")
 
 
 def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
@@ -182,7 +182,7 @@ def _options(context: JobContext, topics: Subscription) -> dict[str, str]:
 
 
 def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
-    """Raise TopicRemade if a table belongs to a deleted topic of the same name."""
+    """Raise TopicRemade if a table has records of a deleted topic with the same name."""
     for topic, now in ids.items():
         table = lake.table(table_of(topic))
         before = table.topic_ids(NAME).get(topic, "")
@@ -197,9 +197,12 @@ JOB: Final = Job(
     check=lambda context: check_topics(context, _topics(context).topics),
     options=(
         option(
-            "--topics", "NAMES", "names of topics, separated by commas, or a pattern", required=True
+            "--topics",
+            "NAMES",
+            "topics, separated by commas, or a regular expression",
+            required=True,
         ),
-        option("--batch-bytes", "SIZE", "bytes to read per commit", default=BATCH_BYTES),
+        option("--batch-bytes", "SIZE", "maximum bytes to read per commit", default=BATCH_BYTES),
     ),
 )
 
@@ -222,8 +225,8 @@ class Verdict:
 
 
 def spans(rows: "DataFrame") -> "DataFrame":
-    """Return for each partition the first and last offset, the number of rows and of repeated
-    offsets, and the offsets between which all gaps are (null without gaps)."""
+    """Return for each partition the first and last offset, the numbers of rows and repeated
+    offsets, and the range of offsets that has all gaps (null without gaps)."""
     before = "lag(offset) OVER (PARTITION BY partition ORDER BY offset) AS before"
     query = """
         SELECT partition, min(offset) AS first, max(offset) AS last, count(*) AS rows,
@@ -238,7 +241,7 @@ def spans(rows: "DataFrame") -> "DataFrame":
 def verify(
     spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
 ) -> list[Verdict]:
-    """Check each partition. Without a context the log is not read: all gaps count as unknown."""
+    """Check each archived partition. Without a context the log is not read: gaps are unknown."""
     rows = lake.read(spark, table_of(topic)).select("partition", "offset")
     ends = ends_of(lake, topic)
     if topic not in lake.end_offsets(table_of(topic), NAME):
@@ -257,7 +260,7 @@ def verify(
 def _compare(
     spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
 ) -> tuple[int, int]:
-    """Return how many records the table lacks, and how many offsets the log no longer has."""
+    """Return the numbers of records missing in the table, and of offsets that the log has lost."""
     first, end = span.gap_first, span.gap_end
     begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
     unknown = begin - first
@@ -319,6 +322,6 @@ VERIFY: Final = Job(
     summary="Verify that every offset is archived exactly once.",
     run=run_verify,
     check=_archived_topics,
-    options=(option("--topics", "NAMES", "topics, separated by commas"),),
+    options=(option("--topics", "NAMES", "topics to verify, separated by commas [default: all]"),),
     modes=frozenset({Mode.ONCE}),
 )

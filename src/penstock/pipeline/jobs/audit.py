@@ -4,7 +4,7 @@
             └► audit_log     every record, its bytes and its hash, divided by day
                    └► audit_root   a Merkle root over each day of each node, never changed
 
-A micro-batch is written to ``audit_gap`` first: when the log has a batch, its gaps are recorded as
+A batch is written to ``audit_gap`` first: when ``audit_log`` has a batch, its gaps are recorded as
 well. Both are tracked tables, so neither has a record twice. Each node of a cluster has a separate
 chain; its link between two batches is read from the table.
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOG, GAP, ROOT = "audit_log", "audit_gap", "audit_root"
 NAME: Final = "audit"
 BATCH_BYTES: Final = "64m"
-FAULTS_MAX: Final = 1_000  # that are listed; all are counted
+FAULTS_MAX: Final = 1_000  # listed faults; all faults are counted
 SHOWN: Final = (
     "at_ms", "principal", "action", "resource", "outcome", "error_code", "source_ip", "request_id",
     "params", "node", "seq",
@@ -54,7 +54,7 @@ LIMIT_MAX: Final = 100_000
 
 
 class AuditTables:
-    """A writer of the tables, in the driver. Its state is read from the tables."""
+    """A writer of this job's tables, which keeps all its state in the tables."""
 
     def __init__(self, spark: "SparkSession", lake: Lake) -> None:
         self._spark = spark
@@ -70,7 +70,7 @@ class AuditTables:
         last = chain.last_offsets(self._lake.read(self._spark, LOG))
         if not last:
             return {}
-        # A node that stopped long ago has an early end. Records before all ends are not read.
+        # Do not read records before the last record of every chain.
         found = chain.tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
         if set(found) >= set(last):
             return found
@@ -106,7 +106,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a root for each day (``before`` a day) that has records after its last root."""
+        """Record a Merkle root for each day (``before`` a given day) that has new records."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0
@@ -126,7 +126,6 @@ class AuditTables:
         return sorted({key[0] for key, last in held.items() if last > stated.get(key, -1)})
 
     def _last(self, table: str, column: str) -> dict[tuple[datetime.date, int], int]:
-        """Return the greatest value of a column for each day and partition."""
         rows = self._lake.read(self._spark, table, "date IS NOT NULL AND node IS NOT NULL")
         found = rows.groupBy("date", "partition").agg({column: "max"}).collect()
         return {(row[0], row[1]): row[2] for row in found}
@@ -144,7 +143,7 @@ def run(context: JobContext) -> None:
     process(context, NAME, reader, take, batch_bytes=BATCH_BYTES)
     if context.mode is Mode.ONCE:
         tables.state_roots()
-    context.progress.note(f"{tables.records} records, {tables.gaps} broken links")
+    context.progress.note(f"{tables.records} records copied, {tables.gaps} broken links found")
     if tables.gaps:
         raise Unsound(f"{tables.gaps} links of the audit trail are broken: see table {GAP}")
 
@@ -165,7 +164,6 @@ class Verdict:
 
 
 def verify_audit(spark: "SparkSession", lake: Lake) -> Verdict:
-    """Raises TableMissing."""
     verdict = Verdict()
     rows = lake.read(spark, LOG)
     try:
@@ -259,7 +257,7 @@ def run_verify(context: JobContext) -> None:
     verdict = verify_audit(context.spark, context.lake)
     if verdict.fault_count:
         context.show(verdict.faults)
-        raise Unsound(f"{verdict.fault_count} faults in the audit trail")
+        raise Unsound(f"the audit trail has {verdict.fault_count} faults")
     context.progress.note(
         f"the chain is intact: {verdict.records} records, {verdict.roots} roots confirmed"
     )
@@ -276,8 +274,7 @@ def search(
     until_ms: int | None = None,
     limit: int = LIMIT,
 ) -> list[dict[str, Any]]:
-    """Return entries whose fields have these values; a value that ends with ``*`` is a prefix.
-    Raises TableMissing."""
+    """Return entries whose fields have these values. A value that ends with ``*`` is a prefix."""
     table = lake.table(LOG)
     at_ms = pc.field("at_ms")
     tests: list[pc.Expression] = [at_ms.is_valid()]

@@ -117,7 +117,9 @@ def invoices(
             for row in of_tenant
         ]
         if any(use.version < 0 for use in uses):
-            raise RatesInvalid(f"the rate card is not valid yet at the first usage in {month}")
+            raise RatesInvalid(
+                f"no version of the rate card is valid at the first usage in {month}"
+            )
         lines = [] if tenant in UNBILLED else lines_of(uses, card, days=month.days)
         head = {"month": str(month), "tenant": tenant, "status": status, "currency": card.currency}
         head["amount_micros"] = sum(line.amount_micros for line in lines)
@@ -239,7 +241,7 @@ JOB: Final = Job(
     check=check,
     modes=frozenset((Mode.ONCE,)),
     options=(
-        option("--rates", "FILE", "rate card, TOML", required=True),
+        option("--rates", "FILE", "TOML file with the rate card", required=True),
         option("--month", "YYYY-MM", "month to bill [default: this month]"),
     ),
 )

@@ -1,7 +1,7 @@
-"""A Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
+"""Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
 
-One master and several workers of Spark's standalone cluster, from the installed PySpark, on the
-loopback address, for tests and for machines with more cores than one JVM uses well.
+The cluster has one master and several workers of the installed PySpark, on the loopback address. It
+is for tests, and for machines with more cores than one JVM uses well.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not
 authenticate by default. Spark's REST port for submissions is off. The processes end with this
@@ -48,11 +48,11 @@ _DAEMON_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezo
 
 
 class ClusterFailed(Exception):
-    """The cluster did not start, or one of its processes has ended."""
+    """Raised if the cluster did not start, or one of its processes has ended."""
 
 
 class Cluster:
-    """``with Cluster(folder, workers=2) as cluster: ...`` – starts on entry, stops on exit."""
+    """A context manager that starts a Spark master and workers on entry, and stops them on exit."""
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class Cluster:
         memory: str = "1g",
         port: int = 0,
     ) -> None:
-        """``cores`` and ``memory``: of each worker. ``port``: 0 is any free port."""
         self._folder = folder
         self._worker_count = workers
         self._cores = cores
@@ -96,8 +95,7 @@ class Cluster:
         self.stop()
 
     def start(self, stopping: threading.Event) -> None:
-        """Wait until all workers have registered, or ``stopping``. Raises ClusterFailed,
-        JavaMissing."""
+        """Start the cluster, and wait until its workers have registered or ``stopping`` is set."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "spark.properties"
         properties.write_text(_PROPERTIES)
@@ -172,7 +170,6 @@ class Cluster:
             return False
 
     def alive_workers(self) -> int:
-        """Return the number of live workers according to the master."""
         connection = http.client.HTTPConnection(HOST, self._page_port, timeout=_ANSWER_S_MAX)
         try:
             connection.request("GET", "/json/")
@@ -233,8 +230,10 @@ JOB: Final = Job(
     run=up,
     options=(
         option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
-        option("--cores", None, "cores per worker [default: equal parts]", type=click.IntRange(1)),
-        option("--memory", "SIZE", "per worker", default="1g"),
+        option(
+            "--cores", None, "cores of each worker [default: an equal part]", type=click.IntRange(1)
+        ),
+        option("--memory", "SIZE", "memory of each worker", default="1g"),
         option("--port", None, "port of the master", type=_PORTS, default=PORT_DEFAULT),
     ),
     modes=frozenset((Mode.ONCE,)),

@@ -77,7 +77,7 @@ def letters(batch: pa.RecordBatch, *, error_name: str | None = None) -> pa.Recor
 
 
 class _System(msgspec.Struct, frozen=True, gc=False):
-    """Fields of the broker's header of a message (``record/message.py``)."""
+    """The fields of the broker's own header of a message (``record/message.py``)."""
 
     message_id: str = ""
     attempts: int = 0
@@ -101,7 +101,7 @@ def _split(headers: Sequence[Mapping[str, Any]]) -> tuple[_System, dict[str, byt
 
 
 def _system(raw: bytes) -> _System:
-    """Decode a list of: id, sender, dedup id, delay, trace, attempts, source, sent at."""
+    """Decode the header: id, sender, dedup id, delay, trace, attempts, source and sent-at time."""
     try:
         fields = msgspec.msgpack.decode(raw, type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -119,7 +119,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Add ``is_return``: the same content was in the queue before this message was sent."""
+    """Add ``is_return``: whether the queue had the same content before the message was sent."""
     same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
     is_other = f"message_id <> first(message_id) {same}"
     is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
@@ -127,7 +127,7 @@ def with_returns(rows: "DataFrame") -> "DataFrame":
 
 
 def groups(rows: "DataFrame") -> "DataFrame":
-    """Return causes with their counts; ``ranked`` adds the suggestion."""
+    """Return one row with counts for each queue and cause of failure."""
     query = """
         SELECT topic, signature, first(source) AS source, min(error) AS error, min(shape) AS shape,
             count(*) AS letters,
@@ -151,7 +151,7 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Return the groups of one queue, the most frequent first; a last row sums up the rest."""
+    """Return the groups of one queue, most frequent first; the last row sums up the rest."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
@@ -225,7 +225,7 @@ def summarise(
 def _queues(context: JobContext) -> list[str]:
     queues = list(dict.fromkeys(context.arguments.get("queue") or ()))
     if not queues:
-        raise JobMisused("--queue is required: the dead-letter queue to analyse")
+        raise JobMisused("--queue is required: name the dead-letter queue to analyse")
     for queue in queues:
         if not _QUEUE.fullmatch(queue):
             raise JobMisused(f"'{queue}' is not the name of a queue")
@@ -246,8 +246,7 @@ def run(context: JobContext) -> None:
 
 
 def _add_new(context: JobContext, queue: str) -> None:
-    """Append the records that the table does not have. Each queue has a separate query, so it
-    continues at its last offset, whichever queues a run names."""
+    """Append the records of a queue that the table does not have, with one query per queue."""
     lake = context.lake
 
     def take(records: "DataFrame", app: str, batch_id: int) -> None:
@@ -295,8 +294,10 @@ JOB: Final = Job(
     run=run,
     check=lambda context: check_topics(context, _queues(context)),
     options=(
-        option("--queue", "NAME", "dead-letter queue; repeatable", multiple=True),
-        option("--error-attribute", "NAME", "attribute with the reason [default: common names]"),
+        option("--queue", "NAME", "name of a dead-letter queue; repeatable", multiple=True),
+        option(
+            "--error-attribute", "NAME", "attribute with the failure reason [default: usual names]"
+        ),
         option("--top", None, None, type=click.IntRange(1, GROUPS_MAX), default=SHOWN),
         option("--csv", "PATH", "CSV file to write all groups to"),
     ),

@@ -86,7 +86,7 @@ class QualityRun:
             .options(**self._context.read_options)
             .option("subscribe", topic)
             .option("columns", checks.COLUMNS)
-            .option("onDataLoss", "skip")  # a rule about offsets reports it
+            .option("onDataLoss", "skip")  # the check offset_gap reports the loss
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
 
@@ -171,7 +171,6 @@ class QualityRun:
         self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
 
     def _known_ends(self, topic: str) -> dict[int, int]:
-        """Return the end offsets of earlier runs, from the table of results."""
         if not self._lake.exists(RESULT):
             return {}
         rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")
@@ -242,7 +241,7 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
-    """Count offsets from a time to the end. Includes offsets of markers and compacted records."""
+    """Count the offsets since a time, including those of markers and compacted records."""
     begins = client.offsets(dict.fromkeys(places, since_ms))
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
@@ -291,6 +290,6 @@ JOB: Final = Job(
     summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
-    options=(option("--rules", "PATH", "file with the rules, TOML", required=True),),
+    options=(option("--rules", "PATH", "TOML file with the rules", required=True),),
     modes=frozenset({Mode.ONCE}),
 )

@@ -1,9 +1,9 @@
-"""Runs the streaming queries of jobs: the topics they read, where they begin, and each batch.
+"""Runs the streaming queries of jobs.
 
 A query without a checkpoint begins after the records that its table has: a tracked table of the
-lake knows its end offsets, so it replaces a checkpoint that was lost. Partitions that the table
-does not know begin at their first record, and so does a partition whose log begins after the
-table's end: the job itself must notice the missing records."""
+lake stores its end offsets, so it replaces a lost checkpoint. Partitions that are not in the table
+begin at their first record, and so does a partition whose log begins after the table's end: the job
+itself must detect the missing records."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 
 def client_of(context: JobContext) -> KafkaClient:
-    """Return a client for requests without Spark; the caller closes it. Raises OptionInvalid."""
+    """Return a client for requests without Spark. The caller must close it."""
     return new_client(parse_connection(Options(context.read_options)))
 
 
 def check_topics(context: JobContext, topics: Sequence[str]) -> None:
-    """Raise NotFound unless the server has all of these topics, and KafkaTrouble if the server is
-    not available. Without topics only the server is checked."""
+    """Raise NotFound if the server does not have one of these topics, and KafkaTrouble if the
+    server is not available. Without topics only the server is checked."""
     with client_of(context) as client:
         if not topics:
             client.nodes()
@@ -52,10 +52,10 @@ def check_topics(context: JobContext, topics: Sequence[str]) -> None:
 def parsed_option(
     context: JobContext, name: str, parse: Callable[[str], T], error: type[Exception]
 ) -> T:
-    """Parse the TOML file that an option names. Raises JobMisused."""
+    """Parse the TOML file that an option names. Raises JobMisused if it is missing or invalid."""
     path = context.arguments.get(name)
     if not path:
-        raise JobMisused(f"--{name} is required: a TOML file")
+        raise JobMisused(f"--{name} is required: name a TOML file")
     try:
         return parse(read_text(path, error))
     except error as trouble:
@@ -63,7 +63,7 @@ def parsed_option(
 
 
 def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:
-    """Return a value for the option ``startingOffsets``. Raises KafkaTrouble."""
+    """Return the value of ``startingOffsets`` with which a query continues at ``ends``."""
     if not any(ends.get(topic) for topic in topics):
         return "earliest"
     places = [place for topic in topics for place in client.places(topic)]
@@ -78,7 +78,7 @@ def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> 
 
 def topic_stream(context: JobContext, topic: str, ends: Ends, **options: str) -> "DataStreamReader":
     """Return a reader of a topic, which begins at ``ends``. Lost records are skipped, because
-    retention may delete records before the job reads them. Raises KafkaTrouble."""
+    retention may delete records before the job reads them."""
     with client_of(context) as client:
         begins = starting_offsets(client, [topic], ends)
     given = {"subscribe": topic, "startingOffsets": begins, "onDataLoss": "skip", **options}
@@ -94,7 +94,7 @@ def process(
     batch_bytes: str,
     query: str = "query",
 ) -> None:
-    """Run a query to its end. ``take`` gets each batch, the app for commits, and the batch id."""
+    """Run a query to its end. ``take`` gets each batch, and the app and batch id for commits."""
     checkpoint = context.checkpoint_of(query)
 
     def take_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -112,8 +112,8 @@ def process(
 
 
 class FactTopic:
-    """The input of a job that sums a topic of facts. A query plans ranges of offsets; the tasks of
-    the job fetch the records, so that these never reach the JVM."""
+    """The topic ``__usage`` or ``__telemetry`` as the input of a job. Its query only plans ranges
+    of offsets; the tasks of the job fetch the records, so that these never reach the JVM."""
 
     def __init__(self, context: JobContext, default: str) -> None:
         from penstock.pipeline.reading.stream_source import records_in
@@ -132,7 +132,7 @@ class FactTopic:
     def process(
         self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
     ) -> None:
-        """Pass all new batches to ``take``. ``ends``: offsets after the records of the tables."""
+        """Pass all new batches to ``take``. Without a checkpoint the query begins at ``ends``."""
         from penstock.pipeline.reading.stream_source import range_stream
 
         context, begins = self._context, "earliest"
@@ -145,15 +145,15 @@ class FactTopic:
 
 
 def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ...]:
-    """Return the options; ``span`` names the time that stays open, such as "an hour"."""
-    seconds, text = click.IntRange(0, 86_400), f"time for which {span} stays open after its end"
+    """Return the options --grace and --topic. ``span``, like "an hour", is part of a help text."""
+    seconds, text = click.IntRange(0, 86_400), f"time to wait for late records after {span} ends"
     return (
         option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),
-        option("--topic", None, "topic, or its mirror", default=topic),
+        option("--topic", None, "topic to read, or a mirror of it", default=topic),
     )
 
 
 def grace_ms_of(context: JobContext, default_ms: int) -> int:
-    """Return the option's value; jobs that the command line did not start have no options."""
+    """Return the value of ``--grace``, or the default if the command line did not start the job."""
     seconds = context.arguments.get("grace_s")
     return default_ms if seconds is None else int(seconds) * 1_000

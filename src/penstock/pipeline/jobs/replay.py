@@ -1,10 +1,10 @@
 """Job ``replay``: sends archived records to a topic or a queue.
 
-    archive/<topic> ─ time, filter ─► one task for some partitions ─► topic or queue
+    archive/<topic> ─ time, filter ─► tasks, each for some partitions ─► topic or queue
                                                     └─► positions (pipeline/archive/replaying.py)
 
 The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
-partition, with the end offset. A second run with the same name and choice continues at the last
+partition, with the end offset. A second run with the same name and options continues at the last
 position. A run with another name is another replay.
 
 Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
@@ -67,7 +67,7 @@ class Choice:
 
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
-    """Return the chosen records up to ``ends``, by partition and in the order of the log."""
+    """Return the records before ``ends`` that the options choose, by partition and offset."""
     from pyspark.sql import functions as f
 
     if choice.since_ms is not None:
@@ -140,7 +140,9 @@ def _send(
     try:
         rows = transform(archived, choice, left)
     except AnalysisException as error:
-        raise JobMisused(f"--filter {choice.condition}: {str(error).splitlines()[0]}") from None
+        raise JobMisused(
+            f"invalid --filter {choice.condition}: {str(error).splitlines()[0]}"
+        ) from None
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return send_partitions(batches, replay)
@@ -188,8 +190,8 @@ def _ends_of(
 ) -> dict[int, int]:
     """Return the end offset of each partition, and start the replay if it is new.
 
-    Positions are written before the rows of the replay: without rows, no record was sent yet; with
-    rows, a missing position was lost."""
+    Positions are written before the rows of ``replay_job``: if there are no rows, no record was
+    sent yet; if there are rows and a position is missing, the position was lost."""
     lake, job = context.lake, replay.job
     if lake.exists(TABLE):
         known = lake.read(context.spark, TABLE, f"job = '{job}'").collect()
@@ -233,15 +235,17 @@ JOB: Final = Job(
     check=check,
     modes=frozenset({Mode.ONCE}),
     options=(
-        option("--from source", "TOPIC", "archived topic", required=True),
-        option("--to target", "NAME", "topic or queue", required=True),
-        option("--filter", "SQL", "SQL condition for archived rows"),
-        option("--rate", "N", "limit, records per second", type=click.FloatRange(0, min_open=True)),
-        option("--name", "NAME", "name; a new name starts a new replay"),
-        option("--original-timestamps", None, "keep record timestamps", is_flag=True),
+        option("--from source", "TOPIC", "archived topic to read", required=True),
+        option("--to target", "NAME", "topic or queue to send to", required=True),
+        option("--filter", "SQL", "SQL condition that selects archived records"),
+        option(
+            "--rate", "N", "maximum records per second", type=click.FloatRange(0, min_open=True)
+        ),
+        option("--name", "NAME", "name of the replay; a new name starts a new replay"),
+        option("--original-timestamps", None, "keep the timestamps of the records", is_flag=True),
         option("--endpoint", "URL", "SQS endpoint, for a FIFO queue"),
         option("--region", "NAME", "region of the FIFO queue"),
-        option("--key-id", "ID", "access key, for a FIFO queue"),
-        option("--secret-file", "FILE", "file with the secret of the key"),
+        option("--key-id", "ID", "access key ID, for a FIFO queue"),
+        option("--secret-file", "FILE", "file with the secret access key"),
     ),
 )

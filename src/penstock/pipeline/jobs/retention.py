@@ -5,13 +5,13 @@
     policies   ─┘
 
 The server deletes records by age and size. This job can delete records earlier: those that all
-readers have read and the archive has. A table can name acks by cursors that the server does not
-know (``ack_ranges.py``).
+readers have read and the archive has. ``--acks`` names a table with acks of readers that the server
+does not know (``ack_ranges.py``).
 
-Without ``--apply`` the job only writes the plan. With it, facts are collected again, and only the
-records that both plans delete are deleted; the server rejects what must not be deleted. The plan is
-in its table before any request, and later its outcome is added: a run that is killed before that
-leaves the outcome ``asked``, and no record is ever deleted without a plan."""
+Without ``--apply`` the job only writes the plan. With it, the job makes a second plan, and deletes
+only the records that both plans delete; the server rejects deletions that it does not allow. The
+plan is in its table before any request, and its outcome is added later. So no record is deleted
+without a plan, and a run that is killed leaves the outcome ``asked``."""
 
 import time
 import uuid
@@ -63,7 +63,7 @@ class Planner:
         return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Return the archive's ends, without archives of topics that were created again."""
+        """Return the end offsets of archives, except of topics that were created again."""
         lake, found = self._context.lake, dict[Place, int]()
         ids = {
             topic.name: known_id(bytes(topic.topic_id).hex())
@@ -75,7 +75,7 @@ class Planner:
             except TopicRemade as remade:
                 if topic not in self._remade:
                     self._remade.add(topic)
-                    self._context.progress.note(f"not archived: {remade}")
+                    self._context.progress.note(f"an archive is ignored: {remade}")
                 continue
             found |= {Place(topic, partition): end for partition, end in ends.items()}
         return found
@@ -161,7 +161,7 @@ def _write(
 
 
 def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
-    """Return a row with the outcome "done", a reason for failure, or "" if it was only planned."""
+    """Return a row; its outcome is "done", a reason for failure, or "" if only planned."""
     segment = decision.segment
     is_tried = decision.action == plans.DELETE and segment.place in outcomes
     return {
@@ -182,15 +182,15 @@ JOB: Final = Job(
     run=run,
     check=check,
     options=(
-        option("--policies", "PATH", "file with policies and holds, TOML", required=True),
+        option("--policies", "PATH", "TOML file with policies and holds", required=True),
         option(
             "--apply/--dry-run apply",
             None,
-            "execute the plan, or only print it [default]",
+            "delete the planned records, or only print the plan [default]",
             default=False,
             show_default=False,
         ),
-        option("--acks", "TABLE", "table of acknowledgements in the lake"),
+        option("--acks", "TABLE", "lake table with acks of readers outside the server"),
     ),
     modes=frozenset({Mode.ONCE}),
 )

@@ -11,8 +11,8 @@ the rows with equal keys (``telemetry_sums.fold``); late records add further row
 are computed once from complete minutes, hours or days. All times are those that nodes report, so a
 later run gives the same result.
 
-Plans go to a topic, because placement has no other port that a pipeline could write to. This job
-does not move partitions."""
+Plans go to a topic, because the server's placement cannot be reached from a pipeline in another
+way. This job does not move partitions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
-    """Sum rows by minute or hour to one row for each longer ``unit`` and set of keys."""
+    """Sum rows to one row for each set of keys and each minute, hour or day (``unit``)."""
     counted = rows.where(f"kind <> '{telemetry_sums.SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
     together = longer.repartition(*telemetry_sums.names_of(telemetry_sums.KEYS))
@@ -85,7 +85,7 @@ def lags(rows: DataFrame) -> DataFrame:
 
 
 def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return lags of rows sorted by group and time. Several rows of a minute count as one."""
+    """Compute lags from rows sorted by group and time. Only the last row of a minute counts."""
     last: tuple[Any, ...] | None = None
     points: list[Point] = []
     for batch in batches:
@@ -137,7 +137,7 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     """Return the load of each partition in one window. Bytes out and requests are only known for
-    whole topics; each partition gets the share that it has of the topic's messages."""
+    whole topics, and are divided among partitions in proportion to their messages."""
     bytes_out, requests, messages = Counter[Any](), Counter[Any](), Counter[Any]()  # by topic
     last: dict[rebalance.PartitionId, Any] = {}
     for row in rows:
@@ -162,8 +162,8 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
 
 
 class TelemetryTables:
-    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
-    converts batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
+    batches of the source to records."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class TelemetryTables:
         return {row.partition: row.end for row in ends.collect()}
 
     def add(self, batch: DataFrame, batch_id: int) -> None:
-        """Add one micro-batch. Each task fetches, folds and writes its records."""
+        """Add one micro-batch. Each task fetches and sums its records, and writes the sums."""
         table = self._lake.table(MINUTES)
         if table.has(self.app, batch_id):
             return
@@ -223,7 +223,7 @@ class TelemetryTables:
         self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
-        """Append all complete units that the target does not have yet, in one commit."""
+        """Append all complete hours or days that the target does not have yet, in one commit."""
         last = through_ms // unit_ms - 1
         done = self._lake.version_of(target, "roll")
         if not self._lake.exists(source) or (done is not None and done >= last):
@@ -255,7 +255,7 @@ class TelemetryTables:
         self._append_dated(found, LAG, "lag", last)
 
     def _add_window(self, through_ms: int) -> None:
-        """Append hot spots and plan of the last complete window. Missed windows are skipped."""
+        """Append the hot spots and the plan of the last complete window; skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
         if self._lake.table(HOT).has("hot", window):
             return

@@ -1,4 +1,4 @@
-"""Job ``usage``: sums the facts of ``__usage`` by hour, and counts each fact exactly once.
+"""Job ``usage``: sums the facts (rows) of ``__usage`` by hour, and counts each fact exactly once.
 
     __usage ─► usage_partial ─► usage_hour      complete hours, and the turn at which each closed
                      │       └► usage_hourly    their sums; never changed
@@ -7,10 +7,10 @@
 
 **Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, in
 one commit. The total of an hour is the sum of its partials, so the job has no state to lose, and
-late facts are always counted. The same commit records the flushes of each node that it contains
-(rows of the kind ``flush``): a flush that is there already is a copy and is not counted again; a
-flush that is missing between two others is reported. Each commit has the next *turn* of the table,
-and its rows carry this number, so a comparison shows which partials an hour was sealed with.
+late facts are always counted. Nodes number the records that they write (flushes). The same commit
+records these numbers, in rows of the kind ``flush``: a flush with a known number is a copy and is
+not counted again; a missing number is reported. Each commit has the next *turn* of the table, and
+its rows carry this number, so a comparison shows which partials an hour was sealed with.
 
 **Sealing.** An hour is complete when each live node has written all its facts up to the end of the
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
@@ -60,12 +60,12 @@ HOUR, ADJUSTMENT = "usage_hour", "usage_adjustment"
 HOUR_MS: Final = usage_sums.HOUR_MS
 DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
-SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
-SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
+SILENT_MS: Final = DAY_MS  # a node that wrote no facts for this time keeps no hour open
+SEEN_DAYS: Final = 40  # flushes of these days are remembered; longer than the topic's retention
 
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
-    """Return the partials that came for an hour after it was sealed, by turn."""
+    """Return the sums of usage that arrived after its hour was sealed, by commit (turn)."""
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
     late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
     sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
@@ -74,9 +74,10 @@ def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
-    """Return the number of the last hour for which each live node has written all facts, or None.
+    """Return the number of the last hour for which all live nodes have written their usage, or
+    None.
 
-    A node is not live if it wrote no facts for a day while others did. Only the times that nodes
+    A node is not live if it wrote nothing for a day while others did. Only the times that nodes
     report count, so a later or repeated run gets the same result."""
     if not written_at_ms:
         return None
@@ -86,8 +87,8 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 
 class UsageTables:
-    """A writer of the tables, in the driver. Its state is read from the tables. ``reading``
-    converts batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
+    batches of the source to records."""
 
     def __init__(
         self,
@@ -121,7 +122,6 @@ class UsageTables:
             self._note(row)
 
     def _note(self, found: Any) -> None:
-        """Remember a range of flushes, which is a FlushRange or a row of ``_islands``."""
         self.flushes.add((found.node, found.incarnation), found.first_flush, found.last_flush)
         at_ms = max(found.written_at_ms, self._written_at_ms.get(found.node, 0))
         self._written_at_ms[found.node] = at_ms
@@ -147,7 +147,7 @@ class UsageTables:
 
     def _commit(self, found: Written, batch_id: int, turn: int) -> None:
         if found.reject:
-            # Committed before the sums: after these, a second run takes all flushes for copies.
+            # Committed before the sums, after which a second run would take all flushes for copies.
             table = self._lake.table(REJECT)
             table.ensure(REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)
@@ -160,7 +160,7 @@ class UsageTables:
         return self._lake.version_of(HOUR, "seal")
 
     def adjust(self) -> int:
-        """Append the sums that came after their hour was sealed, and return the number of rows."""
+        """Append usage that came after its hour was sealed, and return the number of rows."""
         turn = self._lake.table(PARTIAL).turn_of("usage")
         before = self._lake.version_of(ADJUSTMENT, "adjust") or 0
         if turn <= before or not self._lake.exists(HOUR):
@@ -232,7 +232,6 @@ def _islands(flushes: DataFrame) -> DataFrame:
 
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
-    """Return the closed hours after the hour ``done``, with the turn at which each was closed."""
     where = None if done is None else f"hour > '{utc(done * HOUR_MS):%Y-%m-%dT%H:%M:%SZ}'"
     found: dict[int, int] = {}
     for path in hours.files(where):

@@ -24,11 +24,11 @@ from typing import Any, Final
 
 import msgspec
 
-ERROR_CHARS_MAX: Final = 2_000  # of an error's text that are used
+ERROR_CHARS_MAX: Final = 2_000  # of an error that are used
 ERROR_SHOWN_MAX: Final = 300
 BODY_BYTES_MAX: Final = 262_144  # a larger body is not parsed
 DEPTH_MAX: Final = 6
-KEYS_MAX: Final = 200  # of one object
+KEYS_MAX: Final = 200  # of one JSON object
 KEY_CHARS_MAX: Final = 200
 NAMES_MAX: Final = 64  # attributes of one message
 
@@ -78,7 +78,7 @@ class Signature:
 def signature_of(
     source: str, attributes: Mapping[str, bytes], body: bytes, *, error_name: str | None = None
 ) -> Signature:
-    """Compute the signature. ``error_name``: the attribute with the reason, if not a usual one."""
+    """Compute the signature. ``error_name`` is the attribute with the reason, if unusual."""
     by_name = {name.lower(): value for name, value in list(attributes.items())[:NAMES_MAX]}
     error = masked(_error_text(by_name, error_name)) if by_name else ""
     kinds = [
@@ -105,7 +105,7 @@ def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) 
 
 
 def masked(text: str) -> str:
-    """Return the first line, with masks for the parts that differ from message to message."""
+    """Return the first line of a text, with masks for parts that differ between messages."""
     line = next((line for line in text[:ERROR_CHARS_MAX].splitlines() if line.strip()), "")
     return _SPACE.sub(" ", _MASKS.sub(_mask, line)).strip()
 
@@ -127,8 +127,6 @@ def _error_text(by_name: Mapping[str, bytes], error_name: str | None) -> str:
             return by_name[name][: 4 * ERROR_CHARS_MAX].decode("utf-8", "replace")
     return ""
 
-
-# ── Shape ────────────────────────────────────────────────────────────────────────────────────────
 
 _NAMES: Final[Mapping[type, str]] = {
     str: "text", bool: "flag", int: "number", float: "number", type(None): "null",
@@ -180,8 +178,6 @@ def _masked_key(key: str) -> str:
     return _MASKS.sub(_mask, key[:KEY_CHARS_MAX])
 
 
-# ── Suggestions ──────────────────────────────────────────────────────────────────────────────────
-
 REDRIVE: Final = "redrive"
 FIX: Final = "fix-consumer"
 DROP: Final = "drop"
@@ -196,9 +192,9 @@ _STALE: Final = re.compile(
 
 
 def suggestion_for(error: str, *, shape: str, poison: int, span_ms: int, quiet_ms: int) -> str:
-    """Return what to do with a group of messages. ``poison``: number of messages that came back
-    after a redrive. ``span_ms``: time from the first failure to the last; ``quiet_ms``: time since
-    the last. Without an error text, a short burst in the past is taken for an outage."""
+    """Return what to do with a group of messages. ``poison`` is the number of messages that came
+    back after a redrive, ``span_ms`` the time from the first failure to the last, ``quiet_ms`` the
+    time since the last. Without an error text, a short burst in the past is taken for an outage."""
     if poison:
         return FIX
     if _STALE.search(error):

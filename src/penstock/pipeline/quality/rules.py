@@ -1,4 +1,4 @@
-"""The rules of data quality, and the columns that check rows against them.
+"""Parses data quality rules, and makes the columns that check rows against them.
 
     [[rule]]
     topic = "orders"
@@ -11,9 +11,9 @@
 A mistake in any rule of a file is reported with the number of the rule, before any rule runs.
 
 Each rule of a topic becomes one column that is true where a row fails, so that all rules are
-checked in one pass and counted in one aggregation; a rule about repeats adds a sort. A missing
-value only fails ``not_null``, so that each fault is counted once. JSON is parsed once for each row,
-as a variant. A body that is not JSON has no fields."""
+checked in one pass and counted in one aggregation; ``unique`` rules add a sort. A missing value
+only fails ``not_null``, so that each fault is counted once. JSON is parsed once for each row, as a
+variant. A body that is not JSON has no fields."""
 
 import dataclasses
 import re
@@ -34,7 +34,7 @@ DAY_S: Final = 86_400
 
 
 class RulesInvalid(Exception):
-    """A rule is invalid. The text is one line with the rule and the reason."""
+    """Raised if a rule is invalid. The text is one line with the rule and the reason."""
 
 
 class Check(StrEnum):
@@ -64,7 +64,7 @@ class OnFail(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The location of a value: a whole key or value, a header, or a path in JSON; one is set."""
+    """The location of a value: the whole key or value, a header, or a path in a JSON body."""
 
     column: str = "value"
     header: str = ""
@@ -92,7 +92,6 @@ class Rule:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """Raises RulesInvalid."""
     tables = tables_of(text, ("rule",), RulesInvalid)["rule"]
     if not 1 <= len(tables) <= RULES_MAX:
         raise RulesInvalid(f"the file has {len(tables)} rules; 1 to {RULES_MAX} are allowed")
@@ -122,7 +121,7 @@ def _rule(number: int, table: dict[str, Any]) -> Rule:
         **_PARAMETERS[check](given),
     )
     if rule.on_fail is OnFail.QUARANTINE and check not in OF_ROWS:
-        raise given.wrong(f"{check.value} has no single rows to quarantine")
+        raise given.wrong(f"{check.value} checks no single rows, so on_fail cannot be quarantine")
     given.finish()
     return rule
 
@@ -162,7 +161,7 @@ def _regex(given: TomlTable) -> dict[str, Any]:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise given.wrong(f"pattern '{pattern}': {error}") from None
+        raise given.wrong(f"pattern '{pattern}' is not a regular expression: {error}") from None
     return {"pattern": pattern}
 
 
@@ -170,10 +169,10 @@ def _json(given: TomlTable) -> dict[str, Any]:
     fields = {}
     for path, kind in given.table("fields").items():
         if not isinstance(kind, str) or kind.removesuffix("?") not in TYPES:
-            raise given.wrong(f"{path} must be one of {', '.join(TYPES)}, with ? if optional")
+            raise given.wrong(f"{path} must be one of {', '.join(TYPES)}; add ? if optional")
         fields[_path(given, path)] = kind
     if len(fields) > FIELDS_MAX:
-        raise given.wrong(f"{len(fields)} fields; at most {FIELDS_MAX} are allowed")
+        raise given.wrong(f"the rule has {len(fields)} fields; at most {FIELDS_MAX} are allowed")
     return {"fields": fields}
 
 
@@ -216,7 +215,7 @@ class Result:
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule about rows. ``history``: earlier rows, for repeats."""
+    """Add a column ``fail_N`` for each rule that checks rows. ``history`` has earlier rows."""
     from pyspark.sql import functions as f
 
     marked = rows.withColumn(_HISTORY, f.lit(False))
@@ -233,7 +232,7 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """Return a result for each rule about rows or offsets. ``ends``: of earlier batches."""
+    """Return the results of rules. ``ends`` are the end offsets of earlier batches."""
     from pyspark.sql import functions as f
 
     sums = [f.count("*").alias("rows")]
@@ -296,9 +295,6 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
     return Result(rule, checked=sum(part["rows"] for part in parts), failed=failed, sample=sample)
 
 
-# ── One rule, one column ─────────────────────────────────────────────────────────────────────────
-
-
 def _fails(rule: Rule) -> "Column":
     """Return a column that is true where a row fails, and null where the value is missing."""
     from pyspark.sql import functions as f
@@ -321,7 +317,7 @@ def _fails(rule: Rule) -> "Column":
             return _skewed(rule)
         case Check.UNIQUE:
             return _repeats(rule)
-    raise AssertionError(f"{rule.check} is not decided by rows")
+    raise AssertionError(f"{rule.check} does not check rows")
 
 
 def _outside(number: "Column", rule: Rule) -> "Column":

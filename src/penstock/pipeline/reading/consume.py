@@ -1,12 +1,12 @@
-"""``mode=consume``: reads a queue as a stream and deletes messages when their batch has finished.
+"""Implements ``mode=consume``: reads a queue as a stream, and deletes messages after their batch.
 
 The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
 plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
 offset: by then the batch is in the checkpoint. Delivery is at least once: if the process dies
 before deleting, the messages are delivered in another batch when their leases expire. Spark then
-repeats the old batch without messages; a sink that had written it keeps the rows. An offset is:
+repeats the old batch without messages; a sink that wrote the batch keeps its rows. An offset is:
 
-    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty"""
+    {"v": 1, "run": "5f0c…", "batch": 17}"""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -68,7 +68,6 @@ def is_consuming(options: Mapping[str, str]) -> bool:
 
 
 def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
-    """Raises OptionInvalid."""
     given = Options(options)
     check_names(given, _KNOWN)
     url = given.text("endpoint")
@@ -77,7 +76,7 @@ def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
         raise OptionInvalid(f"option endpoint must be the URL of the SQS listener, not '{url}'")
     queue = given.text("queue") or given.text("subscribe")
     if not queue:
-        raise OptionInvalid("option queue is missing: the name of the queue to consume")
+        raise OptionInvalid("option queue is missing: set the name of the queue to consume")
     lease_s = given.number("leaseSeconds", least=10) or _LEASE_S
     most = given.number("maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER
     parts_min = given.number("minPartitions") or 1
@@ -102,7 +101,7 @@ def _credentials(given: Options) -> tuple[str, str]:
     try:
         return key, Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"option secretKeyFile: {error}") from None
+        raise OptionInvalid(f"cannot read option secretKeyFile: {error}") from None
 
 
 class MessagePartition(InputPartition):
@@ -242,7 +241,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """Return the batch's tasks; none for a batch of another run, whose leases are lost."""
+        """Return the tasks of a batch, or none for a batch of another run: its leases are lost."""
         if end.get("v") != VERSION:
             raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
         if end.get("run") != self._run:
@@ -287,7 +286,7 @@ def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield names and values; binary values stay in base64, as in the reply."""
+    """Yield the names and values of attributes. Binary values stay in base64, as in the reply."""
     for name, attribute in found.items():
         text = attribute.get("StringValue")
         raw = attribute.get("BinaryValue", "")

@@ -1,4 +1,4 @@
-"""Option ``decode``: reads topics whose records contain tables as the rows of these tables.
+"""Implements the option ``decode``: reads records that contain tables as rows of these tables.
 
     usage   ``__usage``: MessagePack columns, one row for each row of a flush
     audit   ``__audit``: JSON, one row for each record, with the bytes that are hashed
@@ -64,7 +64,7 @@ class Expansion:
 
 
 def expansion_for(options: ReadOptions, schema: pa.Schema | None = None) -> Expansion:
-    """Return the expansion; ``schema`` is the user's, if any. Raises OptionInvalid."""
+    """Return how to convert records to rows. ``schema`` is the one that the user gave, if any."""
     if not options.decode:
         return Expansion(made.arrow_schema(options.columns), options, lambda batch: batch)
     placed = replace(options, columns=_PLACED)
@@ -91,7 +91,7 @@ def expand_usage(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Raises UnusualRecords or UsageUnreadable if the records must be decoded one by one."""
+    """Decode all records together. Raises an exception if one of them needs separate decoding."""
     blocks = [usage.FORM.block(value or b"") for value in batch.column("value").to_pylist()]
     if any(max(b.flush, b.minute_ms, b.written_at_ms) >= _LONG_END for b in blocks):
         raise UnusualRecords(())
@@ -118,12 +118,11 @@ def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _usage_rows(
     batch: pa.RecordBatch, heads: Sequence[object], found: Columns, error: str | None = None
 ) -> pa.RecordBatch:
-    """Return the rows of records, each of which has one of ``heads`` (None: it is unreadable)."""
     arrays = {**found.texts, **{name: pa.array(each) for name, each in found.numbers.items()}}
     record_of = np.repeat(np.arange(len(heads)), found.counts)
     empty = np.flatnonzero(found.counts == 0)
     if empty.size:
-        # All get the same row, which is appended once after the others and copied from there.
+        # All empty records get the same row, which is appended once and copied from there.
         where = np.cumsum(found.counts)[empty]
         order = pa.array(np.insert(np.arange(len(record_of)), where, len(record_of)))
         record_of = np.insert(record_of, where, empty)
@@ -141,12 +140,12 @@ def _usage_rows(
 
 
 def _check_numbers(facts: usage.UsageFacts) -> None:
-    """Raise UsageUnreadable for a number that does not fit into 64 bits with sign."""
+    """Raise UsageUnreadable for a number that does not fit in a signed 64-bit integer."""
     heads = {name: [getattr(facts, name)] for name in _USAGE_NUMBERS}
     columns = {name: getattr(facts.columns, name) for name in usage.NUMBERS}
     for name, numbers in (heads | columns).items():
         if numbers and not -_LONG_END <= min(numbers) <= max(numbers) < _LONG_END:
-            raise usage.UsageUnreadable(f"{name} has a number that no counter reaches")
+            raise usage.UsageUnreadable(f"{name} has a number that does not fit in 64 bits")
 
 
 _CELLS: Final[dict[str, Any]] = {
@@ -173,7 +172,7 @@ def expand_audit(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class NotArrow(ValueError):
-    """A value is not an Arrow stream, or has other columns."""
+    """Raised if a value is not an Arrow stream of the given schema."""
 
 
 def _expand_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,5 +1,5 @@
-"""Fetches and decodes a range of one partition, in a task of a read. Fetches are large (16 MB),
-because decoding many batches at once is faster; a thread sends the next one meanwhile.
+"""Fetches and decodes a range of one partition, in a Spark task. Fetches are large (16 MB), because
+decoding many batches at once is faster; a thread sends the next fetch meanwhile.
 
 Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
 error that names the offsets, or continues at the first offset that exists."""
@@ -64,7 +64,7 @@ class Fetcher:
         self._bytes = options.fetch_bytes
 
     def fetch(self, offset: int) -> _Reply:
-        """Fetch; a reply without buffers is the end of the range. Raises KafkaTrouble, DataLoss."""
+        """Fetch records at ``offset``. A reply without buffers means that the range has ended."""
         place, end = self._range.place, self._range.end
         for _ in range(_EMPTY_MAX):
             part = self._client.fetch(
@@ -93,7 +93,6 @@ class Fetcher:
         return _Reply(end, (), frozenset(), end)
 
     def _jump(self, offset: int) -> int:
-        """Return the offset to continue at if ``offset`` is not in the log."""
         place, end = self._range.place, self._range.end
         start = self._client.offsets({place: EARLIEST})[place]
         if start <= offset:
@@ -109,8 +108,8 @@ class Fetcher:
 
 
 def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
-    """Return the offset after the last whole batch, and the bytes of all whole batches; 0, 0 if
-    there is none. Reads only lengths; ``decode`` validates the batches."""
+    """Return the offset after the last complete batch, and the size of all complete batches, or 0,
+    0 if there is none. Only lengths are read; ``decode`` validates the batches."""
     at, last, limit = 0, -1, len(buffer)
     length_of = _LENGTH.unpack_from
     while at + HEADER_BYTES <= limit:
@@ -127,7 +126,6 @@ def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
 
 
 def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range, in order. Raises KafkaTrouble, DataLoss, CorruptBatch."""
     decoder = Decoder(
         topic=wanted.place.topic,
         partition=wanted.place.partition,
@@ -165,7 +163,7 @@ def _read_ahead(wanted: Range, options: ReadOptions, decoder: Decoder) -> Iterat
 
 
 def _log(wanted: Range, text: str) -> None:
-    """Write to the log of the worker: Spark offers no metrics for Python sources."""
+    """Write a line to the log of the Python worker: Spark has no metrics for Python sources."""
     place = wanted.place
     where = f"topic {place.topic}, partition {place.partition}, {wanted.begin} to {wanted.end}"
     print(f"penstock: {where}: {text}", file=sys.stderr, flush=True)  # noqa: T201
@@ -175,5 +173,5 @@ def _decoded(decoder: Decoder, reply: _Reply) -> Iterator[pa.RecordBatch]:
     # A batch may begin with deleted records, below ``begin``, which must not be read.
     decoder.next_offset = max(decoder.next_offset, reply.begin)
     yield from decoder.decode(reply.buffers, reply.aborted)
-    # The next offset in a corrupt header may be wrong; that of the fetch is right.
+    # A corrupt header may have a wrong next offset; the next offset of the fetch is right.
     decoder.next_offset = max(decoder.next_offset, reply.next_offset)

@@ -1,5 +1,5 @@
-"""The offsets of a read: partitions and positions from a user's options, ranges for tasks, filters
-that narrow ranges, and the offset that a stream keeps in its checkpoint.
+"""Computes the offsets of a read: partitions and positions from a user's options, ranges for tasks,
+filters that narrow ranges, and the offset that a stream stores in its checkpoint.
 
 Offsets given by the user are returned unchecked: a later read finds out whether they still exist.
 Ranges are split as in the Kafka connector, by a maximum of records per task and a minimum number of
@@ -38,7 +38,7 @@ class TopicsMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The partitions of a subscription, and the topics' ids, which change with re-creation."""
+    """The partitions of a subscription, and topic ids, which change when a topic is re-created."""
 
     places: tuple[Place, ...]
     ids: Mapping[str, str]
@@ -46,8 +46,7 @@ class Found:
 
 
 def look_up(client: KafkaClient, subscription: Subscription) -> Found:
-    """Find the subscription's partitions. A pattern never matches internal topics, as in Kafka's
-    clients. Raises KafkaTrouble."""
+    """Find the subscription's partitions. As in Kafka, a pattern never matches internal topics."""
     named = subscription.topics or sorted({place.topic for place in subscription.places})
     reply = client.retried(lambda: client.metadata(named or None))
     pattern = re.compile(subscription.pattern)
@@ -74,13 +73,12 @@ def look_up(client: KafkaClient, subscription: Subscription) -> Found:
 def resolve(
     client: KafkaClient, position: Position, places: Iterable[Place], *, is_committed: bool
 ) -> dict[Place, int]:
-    """Return the offset in each partition. Raises KafkaTrouble, OptionInvalid."""
     wanted = {place: _requested(position, place) for place in places}
     if position.by_place is not None:
         unknown = sorted(set(position.by_place) - set(wanted))
         if unknown:
             raise OptionInvalid(
-                f"option {position.option} names {'; '.join(map(str, unknown))}: not subscribed"
+                f"option {position.option}: {'; '.join(map(str, unknown))} is not subscribed"
             )
     fixed = {} if position.is_time else {at: to for at, to in wanted.items() if to >= 0}
     unresolved = {place: to for place, to in wanted.items() if place not in fixed}
@@ -89,8 +87,8 @@ def resolve(
     if too_old:
         if position.timestamp_strategy is TimestampStrategy.ERROR:
             raise OptionInvalid(
-                f"option {position.option}: {'; '.join(map(str, too_old))} has no record so"
-                " late (startingOffsetsByTimestampStrategy=latest starts at the end instead)"
+                f"option {position.option}: {'; '.join(map(str, too_old))} has no record after"
+                " this time (startingOffsetsByTimestampStrategy=latest starts at the end instead)"
             )
         found |= client.offsets(dict.fromkeys(too_old, LATEST), is_committed=is_committed)
     return fixed | found
@@ -113,8 +111,6 @@ def _requested(position: Position, place: Place) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Records of one partition from ``begin`` up to ``end``."""
-
     place: Place
     begin: int
     end: int
@@ -144,8 +140,8 @@ def _cut(whole: Range, parts: int) -> list[Range]:
 
 
 def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ...]]:
-    """Group neighbouring ranges up to ``records_max`` records in all, because the start of a task
-    costs as much as reading some thousand records."""
+    """Group neighbouring ranges, up to ``records_max`` records per group, because starting a task
+    takes as long as reading some thousand records."""
     packs: list[tuple[Range, ...]] = []
     room = 0
     for each in ranges:
@@ -161,8 +157,8 @@ def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ..
 def limited_ends(
     begins: Mapping[Place, int], ends: Mapping[Place, int], limit: float
 ) -> dict[Place, int]:
-    """Return ends that are at most ``limit`` records away in all. Each partition with records gets
-    at least one record, so that large partitions do not starve small ones."""
+    """Return end offsets with which all partitions together have about ``limit`` records. Each
+    partition with records gets at least one, so that large partitions do not starve small ones."""
     sizes = {place: max(0, ends[place] - begins[place]) for place in ends}
     total = sum(sizes.values())
     if total <= limit:
@@ -178,7 +174,7 @@ def narrowed(
 ) -> list[Range]:
     """Narrow ranges, without reading records, by filters on topic, partition, offset and minimum
     time. (The server cannot find the last record before a time: timestamps may decrease.) Spark
-    evaluates all filters again. Raises KafkaTrouble."""
+    evaluates all filters again."""
     from pyspark.sql import datasource as d
 
     time_ms = None
@@ -219,7 +215,7 @@ def narrowed(
 
 
 class OffsetUnreadable(ValueError):
-    """The checkpoint contains an offset that this source did not write."""
+    """Raised if the checkpoint contains an offset that this source did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +239,8 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Raises OffsetUnreadable."""
         if not isinstance(found, Mapping) or found.get("v") != VERSION:
-            raise OffsetUnreadable(f"expected an offset of version {VERSION}, not {found!s:.200}")
+            raise OffsetUnreadable(f"the offset must have version {VERSION}: {found!s:.200}")
         try:
             at = {
                 Place(topic, int(number)): int(offset)
@@ -254,9 +249,9 @@ class StreamOffset:
             }
             return cls(at, {str(name): str(each) for name, each in found.get("ids", {}).items()})
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise OffsetUnreadable(f"not an offset of this source: {found!s:.200}") from None
+            raise OffsetUnreadable(f"this source did not write the offset {found!s:.200}") from None
 
     def same_topic(self, other: "StreamOffset", topic: str) -> bool:
-        """Return whether a name is the same topic in both offsets; unknown ids match any id."""
+        """Return whether a topic has the same id in both offsets. An unknown id matches any id."""
         mine, theirs = self.ids.get(topic, ""), other.ids.get(topic, "")
         return not mine or not theirs or mine == theirs

@@ -205,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(ends, found.ids)
 
     def _begins(self, begun: StreamOffset, end: StreamOffset) -> dict[Place, int]:
-        """Return where the next batch begins in each partition of ``end``. Raises DataLoss."""
+        """Return the offset at which the next batch begins in each partition of ``end``."""
         is_strict = self._options.on_data_loss is OnDataLoss.FAIL
         begins: dict[Place, int] = {}
         fresh: list[Place] = []  # new partitions, which begin at their first record
@@ -238,8 +238,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks: int | None = None,
         task_records_min: int = 0,
     ) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require; and among ``tasks``, if
-        these have at least ``task_records_min`` records each."""
+        """Return the ranges of a batch, divided as the options require, and into ``tasks`` ranges
+        if each of these has at least ``task_records_min`` records."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
         found = split(
@@ -269,14 +269,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 NAME: Final = "penstock_ranges"
 _SCHEMA: Final = pa.schema([("range", pa.string())])
-_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; fewer take less time than a task's start
+_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; fewer are not worth a task
 _ROWS_MAX: Final = 1_048_576  # of one Arrow batch that Spark gets, at four bytes each
 
 RecordReader = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamReader:
-    """Return a reader to call ``load`` on. Options are those of ``penstock``."""
+    """Return a reader of ranges. Its options are those of ``format("penstock")``."""
     spark.dataSource.register(RangeSource)
     cores = str(spark.sparkContext.defaultParallelism)
     given = {"minPartitions": cores, **options}
@@ -284,7 +284,7 @@ def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamR
 
 
 def records_in(options: ReadOptions) -> RecordReader:
-    """Return a function for tasks that reads the records of ranges, with the options' columns."""
+    """Return a function with which tasks read the records of ranges."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -296,7 +296,7 @@ def records_in(options: ReadOptions) -> RecordReader:
 
 
 def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return the batches of a DataFrame that has records already."""
+    """Yield the batches unchanged, for a DataFrame that has records instead of ranges."""
     yield from batches
 
 
@@ -330,7 +330,7 @@ class RangeReader(StreamReader):
 
 
 def one_row_per_record(text: str, count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield ``count`` rows of one column: ``text`` and nulls, which Spark counts as progress."""
+    """Yield ``text`` and further nulls, ``count`` rows in all, which Spark counts as progress."""
     yield pa.RecordBatch.from_arrays([pa.array([text], pa.string())], schema=schema)
     for at in range(1, count, _ROWS_MAX):
         nulls = pa.nulls(min(_ROWS_MAX, count - at), pa.string())

@@ -63,7 +63,7 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[list[Row], list[Row]]:
-    """Return the last revision of each invoice and its lines. Raises JobMisused."""
+    """Return the last revision of each invoice, and its lines."""
     require_table(lake, INVOICE, job="billing")
     last: dict[tuple[str, str], Row] = {}
     for row in read(lake, INVOICE, where=_months(since_ms, until_ms)):
@@ -105,7 +105,7 @@ def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
         ("Requests", numbers.count(sum(invoice["requests"] for invoice in invoices))),
         ("Messages", numbers.count(sum(invoice["messages"] for invoice in invoices))),
     ]
-    period = "nothing in this time"
+    period = "no data in this time"
     if months:
         period = months[0] if len(months) == 1 else f"{months[0]} to {months[-1]}"
     sections = []
@@ -119,7 +119,7 @@ def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
     sections.append(Section("Lines", table=line_table))
     notes = ["Byte quantities of storage are byte-minutes. A draft may still change."]
     if any(invoice["tenant"] in UNBILLED for invoice in invoices):
-        notes.append("Use that belongs to no known tenant is listed without a name and not billed.")
+        notes.append("Usage of unknown tenants is listed without a name and not billed.")
     return Page("Billing", period, tiles, sections, notes)
 
 
@@ -237,7 +237,7 @@ def run_invoice(context: JobContext) -> None:
             "penstock pipeline run billing --rates FILE",
         )
     if context.arguments.get("customer") and len({invoice["tenant"] for invoice in wanted}) > 1:
-        raise JobMisused("--customer is the name of one tenant: give its --tenant")
+        raise JobMisused("--customer needs --tenant: several tenants have invoices")
     given = context.arguments
     words = {name: str(given.get(name) or "") for name in ("seller", "customer", "note")}
     pages = {}
@@ -262,6 +262,6 @@ INVOICES: Final[Job] = report(
         option("--month", "YYYY-MM", "month of the invoices [default: all]"),
         option("--seller", "TEXT", "name and address of the sender"),
         option("--customer", "TEXT", "customer name [default: tenant id]"),
-        option("--note", "TEXT", "text above the table, such as tax"),
+        option("--note", "TEXT", "text above the table, such as a tax note"),
     ),
 )

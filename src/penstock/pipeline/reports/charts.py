@@ -43,7 +43,7 @@ def lines(
     step_s: float,
     form: Callable[[float], str] = numbers.short,
 ) -> str:
-    """Draw lines; or bars side by side, because a line with one or two points shows nothing."""
+    """Draw lines, or bars side by side if there are too few points for a line."""
     figure, axes = _empty()
     mark = "o" if len(times) < 40 else ""
     each_s = step_s * 0.86 / max(1, len(series))
@@ -86,7 +86,7 @@ def ranking(values: Mapping[str, float], *, form: Callable[[float], str] = numbe
 
 
 def shortened(name: str) -> str:
-    """Keep both ends of a long name, because names differ mostly there."""
+    """Return a long name without its middle, because names differ mostly at their ends."""
     if len(name) <= NAME_CHARS_MAX:
         return name
     half = (NAME_CHARS_MAX - 1) // 2

@@ -73,7 +73,6 @@ class Found:
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
-    """Raises JobMisused."""
     import pyarrow.compute as pc
 
     require_table(lake, MINUTES, job="telemetry")
@@ -113,9 +112,9 @@ def _last(lags: Iterable[Row]) -> list[Row]:
 
 
 def _timed(rows: Sequence[Row]) -> Row:
-    """Return the last row, with ``seconds`` or with ``seconds_min``. A row has no seconds if no
-    record was appended in the minutes before it. While the group commits nothing, its lag grows by
-    a second each second, so it follows from an earlier row; else it is as old as the first row."""
+    """Return the last row with ``seconds`` or ``seconds_min``. A row has no seconds if no record
+    was appended in the minutes before it. If the group committed nothing since an earlier row with
+    seconds, the time since then is added; else the lag is at least as old as the first such row."""
     last = rows[-1]
     if last["seconds"] is not None:
         return last
@@ -149,7 +148,7 @@ def page(found: Found) -> Page:
         Section(
             "How long requests take",
             table=_durations(found.calls),
-            note="Receives and fetches that wait for messages count with their waiting.",
+            note="Durations of receives and fetches include the time of waiting for messages.",
         ),
         Section("Groups that are behind", table=Table(_LAGS, behind)),
     ]

@@ -51,7 +51,7 @@ def write(
     rows: Iterable[Mapping[str, Any]],
     columns: Sequence[str],
 ) -> None:
-    """Write the page, or with ``--csv`` the rows, which go to standard output without ``--out``."""
+    """Write the page; or with ``--csv`` the rows, to standard output if there is no ``--out``."""
     out = context.arguments.get("out")
     if not context.arguments.get("is_csv"):
         write_pages(context, {name: page})
@@ -66,13 +66,13 @@ def write(
 
 
 def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
-    """Write pages by their names, and the index if they go to a folder of reports."""
+    """Write pages by their names, and the index if the target is a folder."""
     now = datetime.datetime.now(datetime.UTC)
     out = Path(context.arguments.get("out") or ".").expanduser().absolute()
     if not (out.is_dir() or str(context.arguments.get("out")).endswith("/")):
         if len(pages) != 1:
             raise JobMisused(
-                f"--out {out} is one file, and there are {len(pages)} pages: --out DIR"
+                f"--out {out} is a file, but there are {len(pages)} pages: use --out DIR/"
             )
         for page in pages.values():
             _put(out, page.to_html(now=now))
@@ -98,7 +98,6 @@ def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
 
 
 def _known(folder: Path, *, is_invoice: bool) -> list[tuple[Link, str]]:
-    """Return links to the pages in a folder, with their periods."""
     found = []
     for path in sorted(folder.glob(f"{PREFIX}*.html"))[:PAGES_MAX]:
         if path.name == INDEX or path.name.startswith(INVOICE_PREFIX) != is_invoice:

@@ -48,8 +48,6 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link to another page in the same folder."""
-
     text: str
     file: str
 

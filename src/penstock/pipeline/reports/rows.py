@@ -22,7 +22,7 @@ DAY_MS: Final = 86_400_000
 
 
 def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
-    """Return a condition on a time column and on the partition column ``date``; None: all rows."""
+    """Return a condition on a time column and the column ``date``, or None without limits."""
     condition = None
     at, date = pc.field(column), pc.field("date")
     if since_ms is not None:
@@ -119,7 +119,7 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Return the series of at least one row. ``at``: the time column."""
+    """Return the sums of a column over time, by name. ``at`` is the name of the time column."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s

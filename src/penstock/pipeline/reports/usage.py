@@ -52,7 +52,6 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict[str, Any]]:
-    """Return sums by hour, tenant, resource and operation. Raises JobMisused."""
     import pyarrow.compute as pc
 
     require_table(lake, PARTIAL, job="usage")
@@ -149,7 +148,7 @@ def _rankings(sums: Sequence[Row]) -> list[Plot]:
 
 def period_of(at: Sequence[datetime.datetime], *, step_s: int) -> str:
     if not at:
-        return "nothing in this time"
+        return "no data in this time"
     last = max(at) + datetime.timedelta(seconds=step_s)
     return f"{numbers.moment(min(at))} to {numbers.moment(last)}"
 

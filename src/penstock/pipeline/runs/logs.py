@@ -1,4 +1,4 @@
-"""A job's log: the output of the JVM and the lines of the runner, in one file of bounded size.
+"""Writes a job's log, which has the output of the JVM and the lines of the runner.
 
 The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. A
 full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is full, lines
@@ -25,7 +25,7 @@ _TAIL_LINES_MAX = 100_000
 
 
 class JobLog:
-    """``with JobLog(folder) as log: ...``; child processes write to ``log.descriptor``."""
+    """A context manager that writes a job's log. Child processes write to ``descriptor``."""
 
     def __init__(self, folder: Path, *, bytes_max: int = BYTES_MAX) -> None:
         self.path = folder / NAME
@@ -116,8 +116,7 @@ class _LogText(io.TextIOBase, TextIO):
 
 
 def read_log(path: Path, *, count: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Yield the last ``count`` lines, then new lines, until ``is_over`` returns True for the
-    writer."""
+    """Yield the last ``count`` lines, then new lines until ``is_over`` returns True."""
     pause = threading.Event()  # never set: the writer is another process and cannot notify
     file = path.open(encoding="utf-8", errors="replace")
     try:

@@ -29,8 +29,6 @@ _TASKS_LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """The progress of one piece of work. ``total`` is None if it is not known."""
-
     label: str
     done: int = 0
     total: int | None = None
@@ -58,7 +56,7 @@ class RunCounts:
 
 
 class JobProgress:
-    """The port ``Progress`` of a running job. Every method may be called from any thread."""
+    """The ``Progress`` of a running job. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class JobProgress:
             self._moved.notify_all()
 
     def settle(self, *, timeout_s: float) -> None:
-        """Wait until all events of the queries have arrived; the last one is the query's end."""
+        """Wait until all queries have sent their last event, which reports the query's end."""
         with self._moved:
             self._moved.wait_for(lambda: not self._running, timeout_s)
 
@@ -174,8 +172,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return sums over all partitions: start and end of the batch, and end of the sources, if
-    known."""
+    """Return a batch's start and end, and the sources' end if known, summed over partitions."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
@@ -197,7 +194,7 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """Return the sum of all integers; a version is in all offsets and cancels out."""
+    """Return the sum of all integers. A version number cancels out in differences of sums."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):

@@ -112,7 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Spark's exceptions get their text from the JVM, which may have ended."""
+    """Return an error's text. Spark's exceptions get it from the JVM, which may have ended."""
     try:
         return str(error)
     except Exception:
@@ -147,7 +147,7 @@ class RunRequest:
 
     @property
     def name(self) -> str:
-        """The name of the folder in ``checkpoints``, and the argument of ``pipeline logs``."""
+        """Return the name of the job's folder, which is also the argument of ``pipeline logs``."""
         return self.job.name if self.kind is Kind.JOB else f"{self.kind}-{self.job.name}"
 
     @property
@@ -159,7 +159,7 @@ class RunRequest:
 class Outcome:
     state: State
     counts: RunCounts
-    signal: int | None = None  # that stopped the job
+    signal: int | None = None  # the signal that stopped the job
     error: Exception | None = None
     reason: str = ""
     is_transient: bool = False  # more retries might have succeeded
@@ -187,7 +187,6 @@ def run_job(
 
 
 def _context(request: RunRequest, **rest: Any) -> JobContext:
-    """Make a context. ``rest``: fields that only a running job has, such as its session."""
     nothing: Any = None
     return JobContext(
         **{"spark": nothing, "progress": nothing, **rest},
@@ -226,7 +225,7 @@ class _Run:
         self.stopper = Stopper(self)
 
     def to_the_end(self) -> Outcome:
-        self._log.line(f"job {self._request.job.name} starts, {self._request.mode.value}")
+        self._log.line(f"job {self._request.job.name} starts, mode {self._request.mode.value}")
         self._enter(State.STARTING)
         outcome = Outcome(State.FAILED, RunCounts(), reason="the runner was interrupted")
         try:
@@ -344,7 +343,7 @@ class _Run:
                     spark.sparkContext.cancelAllJobs()
             except Exception as error:
                 # The session is closing or closed, so there is nothing to stop.
-                self._log.line(f"while stopping: {reason_of(error)[:500]}")
+                self._log.line(f"error while stopping: {reason_of(error)[:500]}")
 
     def _finish_batch(self, query: Any) -> None:
         run = str(query.runId)
@@ -360,7 +359,7 @@ class _Run:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._enter(State.STOPPED, error="ended in the middle of a batch")
+        self._enter(State.STOPPED, error="the job was ended within a batch")
         self._display.close()
         os._exit(128 + number)
 
@@ -393,11 +392,11 @@ class _Run:
             try:
                 write_status(self._request.folder, status)
             except OSError as error:
-                self._log.line(f"cannot write the status: {error}")  # the job continues
+                self._log.line(f"cannot write the status file: {error}")  # the job continues
 
 
 class Stopper:
-    """A listener for signals: the first stops the job in order, the second at once."""
+    """A listener for signals. The first stops the job after its batch, the second at once."""
 
     def __init__(self, run: _Run) -> None:
         self.stopping = threading.Event()
@@ -409,7 +408,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen only if this is the main thread; elsewhere the caller handles signals."""
+        """Listen for signals if this is the main thread; elsewhere the caller handles signals."""
         thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
         thread.start()
         is_main = threading.current_thread() is threading.main_thread()

@@ -35,8 +35,6 @@ ENDED = frozenset({State.DONE, State.STOPPED, State.FAILED, State.DEAD})
 
 
 class Kind(StrEnum):
-    """The command that ran a job; a job and a report may have the same name."""
-
     JOB = "job"
     REPORT = "report"
     VERIFY = "verify"
@@ -68,7 +66,7 @@ class JobRunning(Exception):
 
 
 class Claim:
-    """The right to run a job on one folder, held until closed or until the process ends."""
+    """The exclusive right to run a job in a folder, until it is closed or the process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,15 +32,15 @@ _ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest are deleted
 
 
 class WarmFailed(Exception):
-    """The archive was not created. The text is one line for users."""
+    """Raised if the archive was not created. The text is one line for users."""
 
 
 def warm(java: Java, *, note: Callable[[str], None]) -> Path:
-    """Create or replace the archive. Opens and ends a separate session."""
+    """Create or replace the archive, in a separate session."""
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is not None:
-        raise WarmFailed("a session is open in this process: classes are archived when it ends")
+        raise WarmFailed("a Spark session is already open in this process: close it first")
     folder = archive_folder(java)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     top = folder / TOP
@@ -93,7 +93,7 @@ def _dump_top(java: Java, draft: Path) -> None:
 
 
 def _work_a_little(spark: SparkSession, folder: Path) -> None:
-    """Use what jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
+    """Use the features that jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     rows = spark.range(0, 2_000, 1, 4).selectExpr(

@@ -1,9 +1,9 @@
-"""The place of the archive of Spark's classes, with which a JVM starts in half the time, and the
-options to use it. ``runs/warm.py`` creates the archive.
+"""Finds the archive of Spark's classes, with which a JVM starts in half the time. ``runs/warm.py``
+creates the archive.
 
 An archive fits one Java and one set of jars; its name in the cache folder is a hash of both, and
-the JVM ignores an archive that does not fit. There are two layers: the classes of the JDK, which a
-trimmed runtime lacks, and those of Spark."""
+the JVM ignores an archive that does not fit. It has two layers: the classes of Spark, and those of
+the JDK if the runtime does not already have an archive of them."""
 
 import hashlib
 import sys
@@ -29,7 +29,7 @@ def archive_file(java: Java) -> Path:
 
 
 def archive_options(java: Java) -> list[str]:
-    """Return the JVM options for the archive; none before ``warm`` has run."""
+    """Return the JVM options to use the archive, or none before ``warm`` has run."""
     top = archive_file(java)
     if not top.is_file():
         return []

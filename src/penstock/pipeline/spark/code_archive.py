@@ -1,6 +1,6 @@
-"""Packs our code into one zip, for executors on machines where Penstock is not installed. The name
-of the zip is a hash of its contents. It is kept in the cache folder, from where Spark serves it.
-Dependencies must be installed on the executors: compiled packages do not run from a zip."""
+"""Packs Penstock's code into a zip for executors on machines where Penstock is not installed. The
+name of the zip is a hash of its contents. It is kept in the cache folder, from where Spark serves
+it. Dependencies must be installed on the executors: compiled packages do not run from a zip."""
 
 import hashlib
 import zipfile

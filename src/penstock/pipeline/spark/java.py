@@ -30,7 +30,7 @@ _RELEASE_BYTES_MAX = 65_536
 
 _SHIM = """\
 #!/bin/sh
-# Starts the Java named below without asking for what it does not have.
+# Starts the Java below without the arguments that it does not support.
 for argument do
   shift
   case "$argument" in
@@ -43,7 +43,7 @@ exec {java} "$@"
 
 
 class JavaMissing(Exception):
-    """No Java that Spark can run on was found. The text is one line for users."""
+    """Raised if no Java was found that Spark can run on. The text is one line for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 
 def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
-    """Return a runtime and its modules. Raises _Unfit."""
+    """Return a runtime and its modules. Raises _Unfit if Spark cannot run on it."""
     command = home / "bin" / "java"
     if not os.access(command, os.X_OK):
         raise _Unfit(f"{command} does not exist or is not executable")
@@ -139,7 +139,7 @@ def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """Return the release file that each runtime since Java 9 has, without starting Java."""
+    """Return the fields of the file ``release``, which each runtime since Java 9 has."""
     try:
         with (home / "release").open(encoding="utf-8", errors="replace") as file:
             return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))

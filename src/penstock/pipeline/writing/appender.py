@@ -1,5 +1,5 @@
-"""A producer for one task, which collects the task's rows in one open batch for each partition. All
-batches carry a producer id and sequence numbers: a batch whose reply was lost is sent again and
+"""Appends the rows of one task to topics. Rows are collected in one open batch for each partition.
+All batches carry a producer id and sequence numbers: a batch whose reply was lost is sent again and
 stored once. The sink decides whether batches are part of a transaction.
 
 Keys are hashed as Kafka's producers do, all keys of one length at once: the partition is the
@@ -22,14 +22,14 @@ from penstock.record.record import encode_varint
 from penstock.wire.kafka.faults import ErrorCode
 
 _RUN: Final = 1_000  # rows without a key that go to one partition before the next partition
-_OPEN_BYTES_MAX: Final = 32 * 1_048_576  # in all open batches of a task
+_OPEN_BYTES_MAX: Final = 32 * 1_048_576  # of all open batches of a task
 _SEQUENCES: Final = 2**31
 _TOPICS_MAX: Final = 10_000  # of one task
 _CREATION_PAUSES_S: Final = (0.1, 0.2, 0.4)  # Apache Kafka creates topics after its reply
 
 
 class RowInvalid(ValueError):
-    """A row cannot be written; the text is one line with the reason."""
+    """Raised if a row cannot be written. The text is one line with the reason."""
 
 
 class TopicMissing(Exception):
@@ -42,8 +42,8 @@ class TopicMissing(Exception):
 
 
 def partition_count(client: KafkaClient, topic: str) -> int:
-    """Return the number of partitions of a topic. The server creates the topic if it does not exist
-    and the settings of the server allow it. Raises TopicMissing, KafkaTrouble."""
+    """Return the number of partitions of a topic. If the topic does not exist, the server creates
+    it if its settings allow that. Raises TopicMissing otherwise."""
     may_create, pauses_s = True, iter(_CREATION_PAUSES_S)
     while True:
         try:
@@ -79,12 +79,12 @@ class _Open:
 
 
 class Appender:
-    """A producer; ``add`` and ``flush`` raise KafkaTrouble, TopicMissing and RowInvalid."""
+    """A producer. ``add`` and ``flush`` raise KafkaTrouble, TopicMissing and RowInvalid."""
 
     def __init__(
         self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
     ) -> None:
-        """``turn``: first partition of rows without a key; tasks begin with different ones."""
+        """Create a producer. Rows without a key begin at partition ``turn``."""
         self._client = client
         self._options = options
         self._producer = producer
@@ -141,7 +141,7 @@ class Appender:
             is_stated = wanted.is_valid().to_numpy(zero_copy_only=False)
             if (is_stated & ((numbers < 0) | (numbers >= count))).any():
                 raise RowInvalid(
-                    f"topic {topic} has partitions 0 to {count - 1}; a row has another one"
+                    f"topic {topic} has partitions 0 to {count - 1}; a row names another one"
                 )
             chosen = np.where(is_stated, numbers, chosen)
         return chosen
@@ -216,7 +216,7 @@ class Appender:
 
 
 def _record(delta: int, key: bytes | None, value: bytes | None, tail: bytes) -> bytes:
-    """Encode as ``record.encode_record`` does: timestamp delta 0, ``tail`` the encoded headers."""
+    """Encode a record with a timestamp delta of 0. ``tail`` has the encoded headers."""
     body = b"".join(
         (
             b"\x00\x00",

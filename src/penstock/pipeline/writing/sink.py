@@ -52,7 +52,7 @@ _ABORTED: Final = (
 
 
 class TooManyTasks(ValueError):
-    """A batch has too many tasks. The text is one line for the author of the query."""
+    """Raised if a batch has too many tasks. The text is one line for the author of the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def transactional_id(query_id: str, task: int) -> str:
 
 def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> Producer:
     """Take over the task's transactional id: the open transaction of an earlier attempt is aborted,
-    and its later records are rejected. Raises KafkaTrouble."""
+    and its later records are rejected."""
     from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
     name = transactional_id(query_id, task)
@@ -95,7 +95,7 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
-    """Return True if the transaction has ended as requested, now or before. Raises KafkaTrouble."""
+    """Commit or abort a transaction. Return False if the server had already aborted it."""
     from penstock.wire.kafka.generated.end_txn import EndTxnRequest
 
     name = transactional_id(query_id, written.task)
@@ -114,11 +114,11 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """Store the decision at any existing topic; final after the reply. Raises TooManyTasks."""
+    """Store the decision to commit a batch, as a committed offset of any existing ``topic``."""
     written = decision.written
     if len(written) > TASKS_MAX:
         raise TooManyTasks(
-            f"{len(written)} tasks write in one batch, exactly-once allows {TASKS_MAX}:"
+            f"{len(written)} tasks write in one batch, but exactly-once allows {TASKS_MAX}:"
             " coalesce before writing, or set delivery=at-least-once"
         )
     raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
@@ -127,7 +127,6 @@ def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str
 
 
 def decided(client: KafkaClient, query_id: str) -> Decision | None:
-    """Return the newest decision of a query, if any. Raises KafkaTrouble."""
     found = [
         Decision(entry.offset, _unpacked(entry.metadata))
         for entry in committed_offsets(client, group_of(query_id)).values()
@@ -137,7 +136,7 @@ def decided(client: KafkaClient, query_id: str) -> Decision | None:
 
 
 def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
-    """Commit the transactions of a decision. Return the committed tasks. Raises KafkaTrouble."""
+    """Commit the transactions of a decision, and return the tasks that are committed."""
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )
@@ -180,7 +179,6 @@ def _append(
     query_id: str,
     task: int,
 ) -> Done:
-    """Write all rows of a task; a transaction begins with the first row."""
     is_once = options.delivery is Delivery.EXACTLY_ONCE
     appender: Appender | None = None
     for batch in batches:
@@ -269,7 +267,7 @@ def write_task(
     batch_id: int,
     task: int,
 ) -> Done:
-    """Run a task of a new or repeated micro-batch. Raises KafkaTrouble, RowInvalid."""
+    """Write the rows of a task, unless an earlier run has committed the batch."""
     client = client_for(options.connection)
     if options.delivery is Delivery.EXACTLY_ONCE:
         decision = decided(client, query_id)
@@ -284,7 +282,7 @@ def write_task(
 def _settled(
     client: KafkaClient, query_id: str, task: int, decision: Decision, batch_id: int
 ) -> Done | None:
-    """Return the result of a batch that an earlier run decided; None if this task must write."""
+    """Return the result if an earlier run committed the batch, or None if the task must write."""
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
@@ -297,7 +295,7 @@ def _settled(
 
 
 def commit_batch(messages: Sequence[Done], options: WriteOptions, *, batch_id: int) -> None:
-    """Decide the batch and commit. Raises KafkaTrouble, CommitLost, TooManyTasks."""
+    """Store the decision to commit a batch, and commit its transactions."""
     fresh = [each for each in messages if each.written is not None and not each.is_settled]
     if not fresh:
         return
