@@ -2,15 +2,14 @@
 the calls to others. A call beyond the limit is rejected at once. Parked calls (long polls) have a
 limit of their own: they use no worker of the callee, and there may be thousands.
 
-A successful call of every message passes here, so it costs a few additions and one table entry, no
-timer and no clock. One periodic sweep per callee finds and cancels the calls that are late.
+Every message passes here, so a successful call costs a few additions and one table entry, no timer
+and no clock. One periodic sweep per callee finds and cancels the calls that are late.
 
-Failures count for the partition of the call first: after five in a row, calls for this partition
-are rejected at once and the rest of the callee is called as usual. The circuit breaker of the
-callee opens after lost connections, or late calls of at least two tenants without a reply between:
-the partitions of one tenant may hang while others work. It lets single probes through to find out
-whether the callee is back.
-"""
+A late call counts as a failure of its partition first: after five in a row, calls to this partition
+are rejected at once, while calls to other partitions go on. The circuit breaker of the whole callee
+opens after five failures in a row if they are lost connections or late calls of at least two
+tenants, because the partitions of one tenant may hang while others work. An open breaker lets
+single calls through as probes, to find out whether the callee is back."""
 
 import asyncio
 import logging
@@ -54,7 +53,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Pure: the clock is an argument."""
+    """A circuit breaker. It reads no clock: callers pass the time."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -80,7 +79,7 @@ class Breaker:
         return BreakerState.OPEN
 
     def admits(self, *, now_ms: int) -> bool:
-        """Return whether a call may be made. The result of the call must be reported once."""
+        """Return whether a call may be made. The caller must report the result of the call once."""
         if not self._is_open:
             return True
         if self._is_probing or now_ms < self._retry_at_ms:
@@ -96,7 +95,7 @@ class Breaker:
         self._is_probing = False
 
     def failed(self, *, now_ms: int, tenant: str | None = None) -> None:
-        """``tenant``: whose call was late; None for a failure that concerns every tenant."""
+        """Note a failed call of ``tenant``; None for a failure that concerns every tenant."""
         self.failed_at_ms = now_ms
         self._failures += 1
         if tenant is None:
@@ -130,7 +129,8 @@ class CalleeRefused(CalleeUnavailable):
 
 
 class Bulkhead:
-    """Use ``call``, or its steps: ``enter`` (or ``park``), then ``left`` or ``failed``."""
+    """Limits the calls to one callee. Use ``call``, or its steps: ``enter`` (or ``park``), then
+    ``left`` or ``failed``."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class Bulkhead:
         late: tuple[type[PenstockError], ...] = (),
         own_account: str | None = None,
     ) -> None:
-        """``lost``: errors of the connection, not of the callee. ``late``: errors of a callee that
-        did not reply in time. ``own_account``: account of the node's own tenant; every other
-        tenant may use a part of the limit. None: all tenants may use all of it."""
+        """Create a bulkhead. ``lost`` are the errors of a lost connection, ``late`` the errors of a
+        callee that did not reply in time. Tenants other than ``own_account`` may use only a part of
+        the limit; if ``own_account`` is None, every tenant may use all of it."""
         self.shares = SharedLimit(calls_max, TENANT_CALLS_PERCENT, own_account=own_account)
-        self._is_counting = False  # calls by tenant, in ``shares``
+        self._is_counting = False  # whether ``shares`` counts the calls of each tenant
         self.name = name
         self._lost = lost
         self._late = late
@@ -163,7 +163,7 @@ class Bulkhead:
         # The number of calls admitted without further checks. 0 after a failure, and while no
         # sweep is scheduled: then every call is checked.
         self._room = 0
-        self._has_failed = False  # the callee since its last reply, or one of these partitions:
+        self._has_failed = False  # whether the callee failed since its last reply, or a partition
         self._failing: dict[tuple[str, int], Breaker] = {}  # by topic id and partition
         self._serial = 0
         self._calls: dict[int, _Call] = {}  # by call number, oldest first
@@ -181,14 +181,15 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """A call should not be parked then: it may be the probe that closes the breaker."""
+        """Return whether calls failed recently. A call should not wait at the callee then, because
+        it may be the probe that closes the breaker."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)
         )
 
     def mark_available(self) -> None:
-        """Close the circuit breaker without a probe: the callee is known to be back."""
+        """Close all circuit breakers without a probe, when the callee is known to be back."""
         self.breaker.succeeded()
         self._failing.clear()
 
@@ -200,7 +201,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """``work`` creates the awaitable, so that a rejected call does not start."""
+        """Make a call. ``work`` creates the awaitable, so that a rejected call does not start."""
         number = self.enter(topic, partition)
         try:
             reply = await work()
@@ -216,7 +217,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """Make a read-only call: once more if the connection was lost."""
+        """Make a read-only call, and retry it once if the connection was lost."""
         try:
             return await self.call(work, topic, partition)
         except CalleeUnavailable as error:
@@ -224,7 +225,7 @@ class Bulkhead:
                 raise
         return await self.call(work, topic, partition)
 
-    # ── Its steps ────────────────────────────────────────────────────────────────────────────
+    # ── The steps of a call ──────────────────────────────────────────────────────────────────
 
     def enter(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> int:
         if self.in_use >= self._room:
@@ -237,7 +238,7 @@ class Bulkhead:
     def park(
         self, wait_ms: int, topic: Topic | None = None, partition: int = ALL_PARTITIONS
     ) -> int:
-        """``enter`` for a call that waits at the callee for ``wait_ms``."""
+        """Enter a call that waits at the callee for ``wait_ms``, and return its number."""
         if len(self._parked) >= self.parked_max:
             self._refuse_full()
         if not self._room:
@@ -262,9 +263,9 @@ class Bulkhead:
             task.uncancel()  # the reply came although the sweep had cancelled the call
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note the error of a call; to be called in its exception handler. An error that the callee
-        itself raises is a reply. A late or broken call is a failure: CalleeUnavailable is raised.
-        """
+        """Note the error of a call, from the caller's ``except`` block. An error that the callee
+        itself raised counts as a reply. Raises CalleeUnavailable if the call was late or its
+        connection was lost."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)
@@ -311,7 +312,8 @@ class Bulkhead:
             self._take_share(topic)
 
     def _take_share(self, topic: Topic | None) -> None:
-        """Calls are counted by tenant only while as many as a tenant's part are in progress."""
+        """Count the call for its tenant. Raises Throttled if the tenant already uses its part of
+        the limit. To save time, calls are counted only while there are many."""
         shares = self.shares
         if not self._is_counting:
             self._is_counting = True
@@ -362,7 +364,8 @@ class Bulkhead:
         return None if topic is None else self._failing.get((topic.topic_id, partition))
 
     def _note_failure(self, reason: str, topic: Topic | None, partition: int) -> None:
-        """``topic``: None for a failure of the callee itself."""
+        """Count a failure of the partition and of the callee; ``topic`` is None if only the callee
+        failed."""
         now_ms = self._clock.mono_ms()
         self._has_failed = True
         self._room = 0

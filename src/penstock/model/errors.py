@@ -1,10 +1,10 @@
-"""The error tree. Each protocol maps it to its own errors in one table."""
+"""The base classes of errors. Each protocol maps them to its own errors in one table."""
 
 
 class PenstockError(Exception):
-    """Base of all errors that reach a client or an operator."""
+    """Base class of all errors that reach a client or an operator."""
 
-    public = ""  # the text for clients, if the text of the error contains addresses
+    public = ""  # the text for clients, if the error's own text contains addresses
 
 
 def client_text(error: PenstockError) -> str:
@@ -28,7 +28,7 @@ class SetupError(PenstockError):
 
 
 class InvalidRequest(PenstockError):
-    """An error of the caller: a retry does not help."""
+    """The request is invalid, and a retry does not help."""
 
 
 class MissingParameter(InvalidRequest):
@@ -42,11 +42,11 @@ class InvalidMessage(InvalidRequest):
 
 
 class InvalidReceipt(InvalidRequest):
-    """Not a receipt of this queue."""
+    """The receipt handle does not belong to this queue."""
 
 
 class ExpiredReceipt(InvalidRequest):
-    """The lease of a FIFO receipt has ended."""
+    """The lease of a FIFO message has ended."""
 
 
 class NotLeased(InvalidRequest):
@@ -62,7 +62,7 @@ class OffsetOutOfRange(InvalidRequest):
 
 
 class ProducerRefused(InvalidRequest):
-    """Wrong sequence or epoch of a producer, with Kafka's code."""
+    """The sequence number or epoch of a producer is wrong; ``code`` is Kafka's error code."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -70,7 +70,7 @@ class ProducerRefused(InvalidRequest):
 
 
 class QuotaExceeded(InvalidRequest):
-    """The limit of this tenant or node is reached."""
+    pass
 
 
 class NotFound(PenstockError): ...
@@ -86,7 +86,7 @@ class Conflict(PenstockError): ...
 
 
 class TopicExists(Conflict):
-    """Same name, other settings."""
+    """A topic of the same name exists with other settings."""
 
 
 class TopicDeletedRecently(Conflict): ...
@@ -100,34 +100,35 @@ class VersionConflict(Conflict):
 
 
 class AccessDenied(PenstockError):
-    """The principal is known, but not allowed."""
+    pass
 
 
 class Overloaded(PenstockError):
-    """A later retry may help."""
+    """The request cannot be served now; a later retry may succeed."""
 
 
 class Throttled(Overloaded):
     def __init__(self, message: str, *, retry_after_ms: int = 1_000, held_ms: int = 0) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
-        self.held_ms = held_ms  # the reply is delayed: there are very many of these errors
+        self.held_ms = held_ms  # delay of the reply, for clients with very many of these errors
 
 
 class InFlightLimit(Overloaded):
-    """Too many leased records."""
+    """Too many records are leased."""
 
 
 class DiskFull(Overloaded):
-    """Appends are rejected; leases and acks still work."""
+    """The disk is full: appends are rejected, leases and acks still work."""
 
 
 class Draining(Overloaded):
-    """This node is stopping."""
+    pass
 
 
 class NotLeader(Overloaded):
-    """Nothing was done, so that the call may be sent to the leader at once."""
+    """This node does not lead the partition. Nothing was done, so the call may be sent to the
+    leader."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
         super().__init__(
@@ -141,11 +142,11 @@ class NotLeader(Overloaded):
 
 
 class LeaderMoved(Overloaded):
-    """Another node leads now; outcome unknown."""
+    """Another node leads the partition now, and the outcome of the call is unknown."""
 
 
 class NotEnoughReplicas(Overloaded):
-    """Fewer replicas in sync than the topic requires."""
+    """Fewer replicas are in sync than the topic requires."""
 
 
 class Damaged(PenstockError):

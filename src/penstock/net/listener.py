@@ -1,8 +1,9 @@
-"""The base of all listeners: binds, counts connections, checks deadlines, drains.
+"""The base class of all listeners, which binds the port, counts connections, checks deadlines and
+drains.
 
-One periodic sweep checks the deadlines of all connections instead of a timer per request. A
-connection notes when its phase began, by the coarse clock of the sweep.
-"""
+One periodic sweep checks the deadlines of all connections, instead of a timer per request. A
+connection notes when its phase (reading a header, idle, …) began, by the coarse clock of the
+sweep."""
 
 import asyncio
 import ipaddress
@@ -18,13 +19,12 @@ NO_LIMIT = 2**31 - 1
 
 
 class Peer(asyncio.BaseProtocol):
-    """A connection of a client."""
+    """A connection to a client."""
 
-    counted_for: object = None  # the tenant for which ``quotas.claim`` was called last
+    counted_for: object = None  # the tenant whose quota counts the connection
     _lost: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once, when the connection has ended."""
         self._lost = (*self._lost, listener)
 
     def notify_lost(self) -> None:
@@ -32,8 +32,7 @@ class Peer(asyncio.BaseProtocol):
         for listener in listeners:
             listener()
 
-    def close_after_reply(self) -> None:
-        """Close the connection after the reply to the request in progress."""
+    def close_after_reply(self) -> None: ...
 
     @abstractmethod
     def check_deadline(self, now: float) -> None:
@@ -49,7 +48,8 @@ class Peer(asyncio.BaseProtocol):
 
 class Listener:
     def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
-        """``per_address_max``: connections of one client address; 0: no limit."""
+        """Create a listener. ``per_address_max`` limits the connections of one client address; 0
+        means no limit."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()  # set by the sweep, so up to half a second old
@@ -76,7 +76,8 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Returns the bound ``host:port``. ``reuse_port``: several processes may share the port."""
+        """Bind the port and return ``host:port``. With ``reuse_port`` several processes may share
+        the port."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -93,7 +94,7 @@ class Listener:
         return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
 
     async def drain(self, *, seconds_max: float) -> None:
-        """Stop accepting, let requests in progress finish, then close the rest."""
+        """Stop accepting connections, let requests in progress finish, then close the rest."""
         self.is_draining = True
         if self._server is not None:
             self._server.close()
@@ -110,7 +111,8 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """Return False if there are too many connections, or if the node is stopping."""
+        """Count a new connection. Returns False if it must be rejected, because there are too many
+        or the node is stopping."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):
@@ -129,9 +131,9 @@ class Listener:
     def limit(
         self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
     ) -> None:
-        """Set other limits; open connections stay, and the first ``connections_max`` is never
-        exceeded. The listener must have had a limit per address from the start, or it has not
-        counted addresses."""
+        """Set new limits. Open connections stay, and ``connections_max`` of the constructor is
+        never exceeded. Requires a limit per address in the constructor, or addresses are not
+        counted."""
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
@@ -160,7 +162,8 @@ class Listener:
 
 
 def source_of(address: str) -> str:
-    """Return the address to count: of an IPv6 address its /64 network, which one client has."""
+    """Return the address by which connections are counted: for IPv6 the /64 network, because one
+    client usually owns all of it."""
     if ":" not in address:
         return address
     try:

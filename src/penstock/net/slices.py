@@ -1,15 +1,14 @@
-"""Long work in slices, so that one request never keeps the event loop busy for long.
+"""Runs long work in slices, so that one request never keeps the event loop busy for long.
 
-A request with many entries checks after each entry whether its slice is over, and then lets the
-event loop do other work:
+A request with many entries checks after each entry whether its slice (a few milliseconds) is over,
+and then lets the event loop do other work:
 
-    async for each in slices.each(request.topics): ...
+async for each in slices.each(request.topics): ...
 
-Usually no slice is over and nothing is awaited. ``Turns`` is shared by all requests: only one of
-the requests that use slices runs in each turn of the loop, so that many large requests delay others
-no more than one does. ``each`` costs 3 µs per entry; frequent requests test ``is_over`` themselves
-or use ``map``. Work that is written as a generator runs in slices by ``in_slices``.
-"""
+Usually no slice is over and nothing is awaited. All requests share one ``Turns``: only one of the
+requests that use slices runs in each iteration of the event loop, so many large requests delay
+others no more than one does. ``each`` costs 3 µs per entry; frequent requests check ``is_over``
+themselves or use ``map``. Work that is written as a generator runs with ``in_slices``."""
 
 import asyncio
 import hashlib
@@ -20,10 +19,10 @@ from typing import Final, Generic, TypeVar
 # Well below the 20 ms for which a request may keep the event loop busy, with the work before the
 # first slice (decoding) and after the last.
 SLICE_SECONDS: Final = 0.005
-LONG_AFTER: Final = 2  # slices
-FEW: Final = 32  # entries that ``map`` converts between two looks at the clock
-PORTION: Final = 500  # entries of one decision, which cannot be interrupted
-HASHED_BYTES: Final = 256 * 1_024  # in one step: about a millisecond
+LONG_AFTER: Final = 2  # slices, then a request counts as long
+FEW: Final = 32  # entries that ``map`` converts before it checks the clock
+PORTION: Final = 500  # entries of one call that cannot be interrupted
+HASHED_BYTES: Final = 256 * 1_024  # bytes hashed in one step, about a millisecond
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -60,7 +59,6 @@ def hash_in_steps(data: bytes) -> Generator[None, None, str]:
 
 class Turns:
     def __init__(self, perf: Callable[[], float] = time.perf_counter) -> None:
-        """``perf``: a monotonic clock in seconds."""
         self.perf = perf
         self._lock = asyncio.Lock()  # first come, first served
 
@@ -85,11 +83,11 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """One slice is no sign of long work: the time in which a request waits counts too."""
+        """Return whether the request has used several slices. One is not enough, because the time
+        in which a request waits counts too."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:
-        """Note that the request is known to have many entries."""
         self._used = LONG_AFTER
 
     async def next(self) -> None:
@@ -102,7 +100,6 @@ class Slices:
         self._since = self._turns.perf()
 
     async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
-        """Return ``make(entry)`` for each entry."""
         if self.is_over:
             await self.next()
         if len(entries) <= FEW:

@@ -1,5 +1,5 @@
-"""Prometheus text format (version 0.0.4) of samples. Pure; measured at a hundred times less time
-than the client library's writer, which would block the event loop."""
+"""Writes samples in the Prometheus text format (version 0.0.4), a hundred times as fast as the
+client library, which would block the event loop."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ def head_lines(family: Family) -> list[str]:
 
 
 def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
-    """Return a counter or gauge with all its series; no lines if it has no series."""
+    """Return the lines of a counter or gauge with all its series; none if it has no series."""
     assert family.kind is not MetricKind.HISTOGRAM
     name, names = family.name, family.labels
     lines = [
@@ -58,7 +58,8 @@ def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
 def histogram_lines(
     family: Family, series: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> list[str]:
-    """Return the lines. Each series: label values, counts per bucket (not cumulative), sum."""
+    """Return the lines of a histogram. Each series has label values, counts per bucket (not
+    cumulative) and the sum."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
     for values, counts, total in series:

@@ -1,11 +1,11 @@
-"""Calls that concern several leaders: a message to a standard queue, which one of them takes, and
-a call to all of them, whose replies are joined.
+"""Calls that concern several leaders: a message to a standard queue, which any of them may store,
+and a call to all of them, whose replies are joined.
 
-Any partition may take the message, and sending to another node costs about twice as much. So a node
-uses the partitions it leads, in turn; a node that leads none uses the partition that the caller
-chose, or the next one whose leader is reachable. After a local partition has rejected a message
-(full disk, damage, too few replicas), the node uses the caller's choice for a while.
-"""
+Sending to another node costs about twice as much as storing a message locally. So a node stores a
+message in one of the partitions that it leads, round robin. A node that leads none uses the
+partition that the caller chose, or the next one whose leader is reachable. After a local partition
+has rejected a message (full disk, damage, too few replicas), the node uses the caller's choice for
+a second."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def _at(call: Append, partition: int) -> Append:
 
 
 class LocalPartitions:
-    """The partitions of standard queues that this node leads, in turn."""
+    """Chooses among the partitions of a standard queue that this node leads, round robin."""
 
     def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
         self._own = own_node
@@ -123,7 +123,8 @@ class LocalPartitions:
 
 
 class Joining:
-    """One such call. The replies of an attempt are kept for the next attempts."""
+    """A call to all leaders of a topic. The replies of an attempt are kept for the next
+    attempts."""
 
     def __init__(self, leaders: Leaders, call: LeadersCall[Any]) -> None:
         rule = RULES[type(call)]
@@ -165,7 +166,8 @@ class Joining:
         return self._joined([self._replies[node] for node in nodes])
 
     async def _ask(self, node: int, led: Led) -> Any:
-        """Return the reply, the error that the node raised, or AttemptFailed."""
+        """Return the node's reply. Errors are returned, not raised; one that may be retried as
+        AttemptFailed."""
         is_repeated = node in self._asked
         self._asked.add(node)
         counted_on = [

@@ -1,5 +1,5 @@
-"""Small files that are whole or absent: snapshots of a caller's state, the recovery point, the low
-watermark and the list of damage (JSON). Drawn in docs/formats/log.md:
+"""Small files that are replaced as a whole: checkpoints (snapshots of the owner's state), the
+recovery point, the low watermark and the list of damage (JSON); see ``docs/formats/log.md``:
 
     checkpoint      PSCK · version u16 · 0 u16 · generation u64 · length u32 · crc u32 · data
     recovery point  PSRP · version u16 · flags u16 · offset i64 · last segment's base i64
@@ -10,9 +10,9 @@ Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two
 write replaces the older one. After a clean stop the recovery point holds the size of the last
 segment; the first append changes that size, so the clean flag need not be removed.
 
-Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
-report what may be missing before it can be relied on, and it can die before it has reported it. So
-doubts about a log are written before the repair, and stay until ``Log.settle`` clears them.
+Recovery repairs damage, so the next opening would see no trace of it. But a replica must report
+that records may be missing, and it can die before it has done so. So these doubts (DOUBT flags)
+are written before the repair, and stay until ``Log.settle`` clears them.
 """
 
 import re
@@ -38,7 +38,7 @@ from penstock.record.crc32c import crc32c
 HEAD = struct.Struct(">4sHHQI")
 HEAD_BYTES = 24  # including the crc
 MAGIC = b"PSCK"
-VERSION = 1  # of all three files
+VERSION = 1  # format version of all three files
 GENERATIONS = 2
 
 POINT = struct.Struct(">4sHHqqq")

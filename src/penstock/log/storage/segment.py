@@ -1,6 +1,6 @@
 """A segment: one file of batches with its side files. Bytes from disk are verified before they are
-returned: the header against ``.check``, its offset against the batch before, the records against
-the batch's CRC. Readers by offset get many batches at once (``log/storage/batch_buffers.py``)."""
+returned: the header against the ``.check`` file, its offset against the batch before, the records
+against the batch's CRC. ``log/storage/batch_buffers.py`` reads many batches at once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,12 +53,13 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """Reads verified batches up to the first bad one; if that is the first, DamagedRange."""
+    """Reads verified batches up to the first bad one. Raises DamagedRange if the first one is
+    bad."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
         self._place = place
-        self.is_new_hole = False  # a bad header was met, and no scan has found the damage's end yet
+        self.is_new_hole = False  # a header is bad, and no scan has found the end of the damage yet
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
@@ -124,7 +125,8 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """Without a trusted header, everything up to the next indexed batch is lost."""
+        """Return the error for a bad batch. Without a trusted header, everything up to the next
+        indexed batch is lost."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset
@@ -155,14 +157,14 @@ class Cut(NamedTuple):
     position: int
     end_offset: int
     ordinal: int
-    indexed: int  # index entries that stay
+    indexed: int  # number of index entries that stay
     last: BatchStart
     epoch: int
     max_timestamp: int
 
 
 class SegmentFiles:
-    """The four descriptors of an open segment, and the stretches that readers have verified."""
+    """The four file descriptors of an open segment, and the ranges that readers have verified."""
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
@@ -200,7 +202,7 @@ class SegmentFiles:
 
 
 class Segment:
-    """The state of a segment in memory; its files are open only while in use."""
+    """A segment. Its state is in memory; its files are open only while in use."""
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
@@ -321,7 +323,8 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Remove the rest, durably. A leftover check would refute a later batch."""
+        """Cut the segment, durably. Its checks are cut too, because a leftover check would make a
+        later batch look damaged."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -337,34 +340,37 @@ class Segment:
             self.disk.sync_data(fd)
 
     def seal(self) -> None:
-        """Index the last batch and write pending entries: no batch will follow."""
+        """Index the last batch and write pending entries, because no batch will follow."""
         if self.batch_count:
             self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
         self.files.flush()
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Return whole batches from the one that holds ``start``. Raises DamagedRange."""
+        """Return whole batches, beginning with the one that holds ``start``. Raises DamagedRange if
+        that batch is bad."""
         assert self.base_offset <= start < self.end_offset
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
             return reader.run(start, up_to=up_to)
         except DamagedRange:
-            # If a header is lost, only a scan finds the end of the damage. The scan leaves a known
-            # hole and an index entry after it, so this happens once per damage.
+            # If a header is bad, only a scan finds the end of the damage. The scan adds an index
+            # entry after the damage, so this happens once.
             if not reader.is_new_hole or not self._rebuild_all():
                 raise
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
 
     def find(self, offset: int) -> BatchStart:
-        """Return where to start looking for an offset. A damaged index is rebuilt first."""
+        """Return the indexed batch from which to search for an offset. A damaged index is rebuilt
+        first."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None and self._rebuild_all():
             place = self.files.index.find(offset - self.base_offset)
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """Rebuild the side files. False if the segment's end is not whole: then they stay."""
+        """Rebuild the side files. Returns False, with nothing changed, if the segment's end is not
+        whole."""
         scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -375,7 +381,8 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan; the interval of the index is a setting."""
+        """Return whether the side files match a scan. The interval of the index entries may
+        differ."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -388,7 +395,8 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Rebuild side files from these entries on. True: there were checks of missing batches."""
+        """Rebuild the side files from these entries on. Returns whether there were checks of
+        batches that do not exist."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]
