@@ -68,7 +68,7 @@ class Breaker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether failures since the last reply concern more than one tenant."""
+        """Return whether failures since the last reply concern more than one tenant."""
         return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
 
     def state(self, *, now_ms: int) -> BreakerState:
@@ -129,8 +129,8 @@ class CalleeRefused(CalleeUnavailable):
 
 
 class Bulkhead:
-    """Limits the calls to one callee. Use ``call``, or its steps: ``enter`` (or ``park``), then
-    ``left`` or ``failed``."""
+    """Limits the calls to one callee. Use ``call``, or ``enter`` (``park``) and ``left``
+    (``failed``)."""
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class Bulkhead:
         late: tuple[type[PenstockError], ...] = (),
         own_account: str | None = None,
     ) -> None:
-        """Create a bulkhead. ``lost`` are the errors of a lost connection, ``late`` the errors of a
+        """Create a bulkhead. ``lost`` are the errors of a lost connection, ``late`` those of a
         callee that did not reply in time. Tenants other than ``own_account`` may use only a part of
-        the limit; if ``own_account`` is None, every tenant may use all of it."""
+        the limit."""
         self.shares = SharedLimit(calls_max, TENANT_CALLS_PERCENT, own_account=own_account)
         self._is_counting = False  # whether ``shares`` counts the calls of each tenant
         self.name = name
@@ -181,8 +181,8 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """Return whether calls failed recently. A call should not wait at the callee then, because
-        it may be the probe that closes the breaker."""
+        """Return whether calls failed recently. A call should not wait then: it may be the
+        probe."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)
@@ -263,9 +263,9 @@ class Bulkhead:
             task.uncancel()  # the reply came although the sweep had cancelled the call
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note the error of a call, from the caller's ``except`` block. An error that the callee
-        itself raised counts as a reply. Raises CalleeUnavailable if the call was late or its
-        connection was lost."""
+        """Note the error of a call, from an ``except`` block. An error that the callee raised
+        counts as a reply. Raises CalleeUnavailable if the call was late or its connection was
+        lost."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)
@@ -312,8 +312,7 @@ class Bulkhead:
             self._take_share(topic)
 
     def _take_share(self, topic: Topic | None) -> None:
-        """Count the call for its tenant. Raises Throttled if the tenant already uses its part of
-        the limit. To save time, calls are counted only while there are many."""
+        """Count the call for its tenant, while there are many calls. Raises Throttled."""
         shares = self.shares
         if not self._is_counting:
             self._is_counting = True
@@ -364,8 +363,7 @@ class Bulkhead:
         return None if topic is None else self._failing.get((topic.topic_id, partition))
 
     def _note_failure(self, reason: str, topic: Topic | None, partition: int) -> None:
-        """Count a failure of the partition and of the callee; ``topic`` is None if only the callee
-        failed."""
+        """Count a failure of the callee and, if ``topic`` is given, of the partition."""
         now_ms = self._clock.mono_ms()
         self._has_failed = True
         self._room = 0

@@ -96,8 +96,7 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """Make a broker call through a bulkhead. After a failure the call does not wait at the broker,
-    because it may be the probe that closes the circuit breaker."""
+    """Make a broker call through a bulkhead. After a failure it does not wait at the broker."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0
@@ -115,8 +114,6 @@ async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
 
 
 class BrokerWrapper:
-    """Delegates all methods of a ``BrokerPort`` except ``call``, which subclasses define."""
-
     def __init__(self, broker: BrokerPort) -> None:
         self._broker = broker
         self.moves = broker.moves

@@ -31,8 +31,7 @@ class BatchCacheBudget:
             oldest.clear()
 
     def abandon(self, cache: "BatchCache") -> None:
-        """Free a cache that is not read any more. Thread-safe, because the memory is freed by a
-        later append."""
+        """Free a cache that is not read any more. Thread-safe: a later append frees the memory."""
         self._abandoned.append(cache)
 
     def forget(self, cache: "BatchCache") -> None:
@@ -98,7 +97,6 @@ class BatchCache:
         self._sweep()
 
     def drop_before(self, offset: int) -> None:
-        """Drop batches below ``offset``, because compaction has rewritten them on disk."""
         bases, batches = self._bases, self._batches
         while self._first < len(bases) and bases[self._first] < offset:
             size = len(batches[self._first])

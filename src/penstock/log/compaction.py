@@ -89,8 +89,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``; to be called before a truncation, in a
-    thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before a truncation."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -108,10 +107,9 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """Prepare a round over closed segments. Records of the ``aborted`` transactions supersede
+        """Prepare a round over closed segments. Records of ``aborted`` transactions supersede
         nothing. Tombstones from ``held_offset`` on, the offset that every replica has reached, are
-        kept, because a shorter replica may still have the deleted record; None if there are no
-        replicas."""
+        kept, because a replica may still have the deleted record; None without replicas."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -139,8 +137,7 @@ class Compaction:
         self._work: Generator[Progress, None, None] = self._run()
 
     def step(self) -> Progress:
-        """Do some milliseconds of work. If the result is SWAP, the log's thread must call ``swap``
-        before the next step."""
+        """Do some milliseconds of work. After SWAP the log's thread must call ``swap`` first."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
@@ -202,8 +199,7 @@ class Compaction:
                 yield Progress.MORE
 
     def _note(self, header: BatchHeader, batch: bytes) -> bool:
-        """Note keys and producer of a batch. Returns False if KEYS_MAX is reached, and the round
-        must end before this batch."""
+        """Note keys and producer of a batch. Returns False if KEYS_MAX is reached."""
         if header.is_control:
             return True
         if header.base_offset >= self.clean_offset and not self._is_aborted(header):
@@ -293,8 +289,8 @@ def _hash(key: bytes) -> bytes:
 
 
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield all batches of a closed segment, verified, some at a time. The file descriptors are
-    separate, so a segment that is deleted meanwhile can still be read to its end."""
+    """Yield all batches of a closed segment, verified, some at a time. The segment may be deleted
+    meanwhile."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:

@@ -110,8 +110,8 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 class Verification:
     """A verification of a segment in steps. ``next_base`` is the next segment's base offset, or
-    None for the last segment, whose end may be torn by a crash. The first ``bytes_max`` bytes are
-    known to have been written, so a torn end within them is damage."""
+    None for the last segment, whose end may be torn; but not within the first ``bytes_max``
+    bytes."""
 
     def __init__(
         self, folder: Path, base_offset: int, next_base: int | None, *, bytes_max: int | None = None
@@ -200,7 +200,6 @@ def _segment(folder: Path, base_offset: int) -> Segment:
 
 
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    """Return the base offset of each segment with the base offset of the next one (None at the
-    end)."""
+    """Return the base offsets of each segment and of the next one (None at the end)."""
     bases = segment_bases(place.folder)
     return list(zip(bases, (*bases[1:], None), strict=True))

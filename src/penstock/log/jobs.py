@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """A sync of everything that was dirty at one moment. It runs once, in any thread, between
-    ``Log.begin_sync`` and ``Log.finish_sync``."""
+    """A sync of everything that was dirty at one moment. It may run in any thread."""
 
     def __init__(
         self,
@@ -59,8 +58,7 @@ class SyncJob:
 
 
 class Detached:
-    """Segments removed from a log, oldest first. After a crash before they are unlinked, they are
-    part of the log again, which does no harm."""
+    """Segments removed from a log, oldest first. After a crash they may be part of it again."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -70,8 +68,7 @@ class Detached:
         self.is_removed = False
 
     def remove(self) -> int:
-        """Unlink the files and return the bytes freed. Thread-safe: a second caller waits until the
-        files are gone."""
+        """Unlink the files and return the bytes freed. Thread-safe."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:

@@ -92,7 +92,6 @@ class Log(ReadableLog):
 
     @property
     def has_unsynced_sealed(self) -> bool:
-        """Return whether a closed segment has not been synced yet."""
         return self._is_rolled
 
     def append(
@@ -159,8 +158,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append as many batches as one segment takes. Returns the index of the next batch and the
-        number of bytes."""
+        """Append what fits into one segment. Returns the next batch's index, and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -218,9 +216,8 @@ class Log(ReadableLog):
 
     @contextmanager
     def _refusing(self, action: str, full: str | None = None) -> Iterator[None]:
-        """Refuse appends after an error in the block. A full disk raises DiskFull with the text
-        ``full`` instead and leaves the log unchanged; if ``full`` is None, it is an error like any
-        other."""
+        """Refuse appends after an error in the block. If ``full`` is given, a full disk raises
+        DiskFull with this text instead and leaves the log unchanged."""
         try:
             yield
         except OSError as error:
@@ -231,8 +228,7 @@ class Log(ReadableLog):
 
     def begin_sync(self) -> SyncJob | None:
         """Return a job that syncs what is dirty now, or None. Only one job may be in progress,
-        because the recovery point of a later job would cover what an earlier one has not synced
-        yet."""
+        because a later job's recovery point would cover what an earlier one has not synced."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -271,8 +267,7 @@ class Log(ReadableLog):
     def truncate(self, to: int) -> int:
         """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
         offset. A crash meanwhile leaves a log that ends between the old and the new end. May run in
-        a thread if nothing else uses the log, including compaction. The owner first removes
-        checkpoints of later offsets."""
+        a thread if nothing else uses the log. The owner first removes later checkpoints."""
         self._assert_at_rest()
         assert to >= self.start_offset, "to drop the whole log, call restart"
         if to >= self.end_offset:
@@ -301,8 +296,7 @@ class Log(ReadableLog):
         return segment, cut
 
     def _cut(self, segment: Segment, cut: Cut) -> None:
-        """Remove segments newest first, each durably before the next, so that the log never has a
-        gap."""
+        """Remove segments newest first, each durably, so that the log never has a gap."""
         taken = self._segments.take_after(segment)
         self._active = segment
         self._cache = self._cache.successor()
@@ -337,9 +331,8 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Delete everything, including checkpoints, and become an empty log that begins at offset
-        ``at``. A crash meanwhile leaves the old log or the new one. May run in a thread, as
-        ``truncate``."""
+        """Delete everything and become an empty log that begins at offset ``at``. A crash meanwhile
+        leaves the old log or the new one. May run in a thread, as ``truncate``."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
@@ -393,9 +386,8 @@ class Log(ReadableLog):
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
-        """Replace segments by ``made``, which was rewritten from them (``log/replacement.py``).
-        Returns the bytes freed, or None, with nothing changed, if some of the old segments are
-        gone."""
+        """Replace segments by ``made``, which was rewritten from them. Returns the bytes freed, or
+        None, with nothing changed, if some of the old segments are gone."""
         assert not made.is_open, "close the rewritten segment before its files are moved"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
@@ -418,8 +410,8 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the doubts that ``recovery`` reported, durably, when the owner has dealt with them.
-        Thread-safe while no sync or truncation runs."""
+        """Clear the doubts that ``recovery`` reported, durably. Thread-safe while nothing is
+        synced."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

@@ -101,7 +101,6 @@ class Segments:
         return taken
 
     def take_all(self, successor: Segment) -> list[Segment]:
-        """Remove, close and return all segments; ``successor`` replaces them."""
         taken = self._take(0, len(self._all))
         self.add(successor)
         return taken
@@ -170,19 +169,16 @@ class ReadableLog:
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Damage found when the log was opened and since then."""
         return self._damage
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """Add damage that another reader of the files found."""
         self._damage = merge_damage(self._damage, list(found))
 
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
 
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Return whole batches, beginning with the one that holds ``start``; at least one, if
-        any."""
+        """Return whole batches from the one that holds ``start`` on; at least one, if any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -200,9 +196,8 @@ class ReadableLog:
     def read_buffers(
         self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Read batches like ``read``, for callers that forward the bytes: as a few buffers of many
-        batches each, without empty batches (``batch_buffers.py``). With ``as_slice`` a buffer may
-        be a slice of the file."""
+        """Read batches like ``read``, but as a few buffers of many batches each, without empty
+        batches. With ``as_slice`` a buffer may be a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
@@ -223,8 +218,7 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def expire_recent(self) -> None:
-        """Drop the positions in ``Segment.recent`` that existed at the last call. To be called
-        periodically."""
+        """Drop the positions in ``Segment.recent`` that existed at the last call."""
         for segment in self._segments:
             if segment.recent:
                 segment.recent.age()
@@ -245,8 +239,7 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset on, with their first offsets. If headers are damaged,
-        epochs may be missing."""
+        """Return the epochs from an offset on, with their first offsets."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
@@ -261,18 +254,15 @@ class ReadableLog:
         return found
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
-        """Write a checkpoint, durably. Thread-safe if each name has only one writer at a time."""
         write_checkpoint(self.folder, name, data, self.disk)
 
     def read_checkpoint(self, name: str) -> bytes | None:
         return read_checkpoint(self.folder, name, self.disk)
 
     def remove_checkpoint(self, name: str) -> None:
-        """Remove a checkpoint, durably. Thread-safe if each name has only one writer at a time."""
         remove_checkpoint(self.folder, name, self.disk)
 
     def store_low_watermark(self, offset: int) -> None:
-        """Write the low watermark, durably. Thread-safe if there is one writer at a time."""
         try:
             write_low_watermark(self.folder, offset, self.disk)
         except OSError as error:
@@ -287,14 +277,12 @@ class ReadableLog:
             self.store_low_watermark(self.end_offset)
 
     def drop_batch_cache(self) -> None:
-        """Free the recent batches. Call this in the thread that appends, because all logs share the
-        budget."""
         self._cache.clear()
 
 
 # A checkpoint of the epochs. ``Log.truncate`` and ``Log.restart`` remove it. A crash may cut off
-# the end of a log too. No leader continues an earlier leader's epoch, so the checkpoint is valid if the
-# batch before its end offset has the last epoch of the checkpoint.
+# the end of a log too. No leader continues an earlier leader's epoch, so the checkpoint is valid
+# if the batch before its end offset has the last epoch of the checkpoint.
 CHECKPOINT_VERSION = 1
 
 
@@ -309,7 +297,6 @@ _decode = msgspec.msgpack.Decoder(Saved).decode
 
 
 def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: int) -> None:
-    """Save the epochs below ``offset``, durably. Thread-safe if there is one writer at a time."""
     saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
     log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
 

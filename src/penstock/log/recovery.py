@@ -67,8 +67,7 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Return whether non-zero bytes followed the last whole batch, from an unfinished write or
-        a damaged batch."""
+        """Return whether non-zero bytes followed the last whole batch."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
@@ -82,8 +81,6 @@ class RecoveryReport:
 
 
 class Recovery:
-    """One opening of a log. ``run`` stores the segments, oldest first, in ``segments``."""
-
     def __init__(self, folder: Path, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
@@ -142,8 +139,7 @@ class Recovery:
         return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark, and lower it to the log's end, or later records would be hidden.
-        A damaged file sets DOUBT_GARBAGE, because other replicas have the value."""
+        """Read the low watermark, and lower it to the log's end, or new records would be hidden."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -154,7 +150,6 @@ class Recovery:
             self.low_watermark = end_offset
 
     def _is_there(self, damage: Damage) -> bool:
-        """Return whether the damaged bytes still exist; the end of the last file may be cut off."""
         last = self.segments[-1]
         if damage.file == last.path.name:
             return damage.position < last.bytes
@@ -175,8 +170,7 @@ class Recovery:
             )
 
     def _bases(self) -> list[int]:
-        """Return the segments' base offsets. Removes temporary files, and side files without a
-        segment."""
+        """Return the segments' base offsets. Removes temporary files and orphaned side files."""
         disk, folder = self.disk, self.folder
         names = disk.names(folder)
         bases = {base_offset_of(name) for name in names if name.endswith(LOG_SUFFIX)} - {None}
@@ -197,7 +191,6 @@ class Recovery:
             self.disk.close(fd)
 
     def _remove(self, bases: list[int]) -> None:
-        """Remove the segments after a torn one. They were never synced: see ``_open_segment``."""
         for base_offset in reversed(bases):
             fd = self.disk.open_read(segment_path(self.folder, base_offset))
             try:
@@ -216,8 +209,7 @@ class Recovery:
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))
 
     def _write_point(self, point: RecoveryPoint) -> bool:
-        """Write the recovery point. Returns False if the disk is full: the log opens nevertheless,
-        and the point is written later."""
+        """Write the recovery point. Returns False if the disk is full; it is written later."""
         try:
             write_point(self.folder, point, self.disk)
         except OSError as error:
@@ -230,13 +222,12 @@ class Recovery:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
 
     def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
-        """Open a segment, and scan it if necessary. Returns False if the log ends in it, even if
-        files follow.
+        """Open a segment, and scan it if necessary. Returns False if the log ends in it.
 
-        A sync covers the closed segments before the active one and moves the recovery point past
-        them before it reports success. So nothing after a segment that is not below the recovery
-        point was ever acknowledged, and a torn end there is the end of the log. A torn end below
-        the recovery point is damage: bytes that were on disk have changed."""
+        A sync moves the recovery point past closed segments before it reports success. So nothing
+        after a segment that is not below the recovery point was ever acknowledged, and a torn end
+        there is the end of the log. A torn end below the recovery point is damage: bytes that were
+        on disk have changed."""
         segment = self._segment(base_offset)
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
@@ -251,8 +242,7 @@ class Recovery:
         return is_whole
 
     def _resume(self, segment: Segment) -> tuple[BatchStart, int, int]:
-        """Return the last indexed batch up to the recovery point, because nothing before it can be
-        torn."""
+        """Return the last indexed batch up to the recovery point, where a scan may begin."""
         index, checks = segment.files.index, segment.files.checks
         number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
         if number is None or number <= 0:
@@ -271,8 +261,7 @@ class Recovery:
         *,
         may_cut: bool,
     ) -> bool:
-        """Scan a segment and rebuild its side files. Returns False if a torn end has been cut
-        off."""
+        """Scan a segment and rebuild its side files. Returns False if a torn end was cut off."""
         start, number, timestamp = resume
         scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
@@ -330,7 +319,7 @@ class Recovery:
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
     """Accept a segment that was closed properly, after a check of its last batch. Returns False if
-    the segment must be scanned. ``epoch`` is the last epoch before the segment."""
+    it must be scanned. ``epoch`` is the last epoch before the segment."""
     files = segment.files
     size = segment.disk.size(files.log_fd)
     index, checks = files.index, files.checks

@@ -56,13 +56,11 @@ def is_being_replaced(disk: Disk, folder: Path, base_offset: int) -> bool:
 
 
 def has_rewrite(disk: Disk, folder: Path) -> bool:
-    """Return whether any file of a rewrite exists, with a mark or without."""
     return any(name == REWRITTEN_FOLDER or _NAME.match(name) for name in disk.names(folder))
 
 
 def clear_rewritten(disk: Disk, folder: Path) -> None:
-    """Empty the folder for the next rewrite, and remove marks, which must not apply to its
-    files."""
+    """Empty the folder for the next rewrite, and remove leftover marks."""
     for name in disk.names(folder):
         match = _NAME.match(name)
         if match is not None:
@@ -74,8 +72,7 @@ def clear_rewritten(disk: Disk, folder: Path) -> None:
 
 
 def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Create the mark when the new files are whole and synced; from then on they will replace the
-    old ones."""
+    """Create the mark: from then on, the new files will replace the old ones."""
     disk.sync_folder(rewritten_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -92,8 +89,7 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark after all files are in place, durably, because a mark that reappeared would
-    apply to the files of the next rewrite."""
+    """Remove the mark, durably, because a mark that reappeared would apply to the next rewrite."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)

@@ -75,8 +75,7 @@ def cleanable(
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:
-    """Group neighbouring segments that fit into one segment, so that compaction leaves no tiny
-    files."""
+    """Group neighbouring segments that fit into one, so that no tiny files are left."""
     groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:

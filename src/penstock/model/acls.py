@@ -100,7 +100,6 @@ class _Patterns:
         return bool(self.literal or self.prefixed)
 
     def count(self, rule: Acl, change: int) -> None:
-        """Add a rule (``change`` is 1) or remove one (-1)."""
         is_prefix, name = rule.pattern_type == PatternType.PREFIXED, rule.resource_name
         named = self.prefixed if is_prefix else self.literal
         if is_prefix and change > 0 and name not in named:
@@ -156,8 +155,7 @@ class AclIndex:
     def decide(
         self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
     ) -> Permission | None:
-        """Return the decision of the rules, or None if none matches. ``host`` is the client's
-        address, converted by ``host_of``."""
+        """Return the decision of the rules, or None. ``host`` is a result of ``host_of``."""
         for permission in (Permission.DENY, Permission.ALLOW):
             for patterns in self._of(permission, operation, resource_type, principal):
                 if patterns.match(name, host):

@@ -26,8 +26,6 @@ Results: TypeAlias = Sequence[Exception | None]
 
 
 class BrokerCall(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
-    """A request to a broker. ``Reply`` is the type of its reply."""
-
     # For limits and circuit breakers. Calls about a topic override these with fields.
     topic: ClassVar[Topic | None] = None
     partition: ClassVar[int] = ALL_PARTITIONS
@@ -104,8 +102,7 @@ class Lease(TopicCall[Sequence[Delivery]], frozen=True):
 
 
 class Ack(PartitionCall[Results], frozen=True):
-    """Delete leased messages. The error of a claim is ExpiredReceipt (FIFO queues only). Deleting a
-    message again succeeds."""
+    """Delete leased messages. Only for FIFO queues, an expired lease is an error."""
 
     claims: Sequence[Claim]
 
@@ -118,8 +115,7 @@ class Extend(PartitionCall[Results], frozen=True):
 
 
 def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
-    """Return the calls that release leases whose messages were not delivered. They are strict,
-    because an expired lease may have passed to another consumer."""
+    """Return the calls that release leases, unless they have expired."""
     partitions: dict[int, list[tuple[Claim, int]]] = {}
     for claim in claims:
         partitions.setdefault(claim.partition, []).append((claim, 0))
@@ -187,8 +183,6 @@ class Ends(PartitionCall[ports.StreamEnds], frozen=True):
 
 
 class Fetch(PartitionCall[ports.Fetched], frozen=True):
-    """Return the batches from an offset on, without waiting."""
-
     offset: int
     bytes_max: int
     is_committed: bool
@@ -207,8 +201,7 @@ class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete all records below offset ``before`` (-1: the high watermark), and return the new start
-    offset."""
+    """Delete records below ``before`` (-1: all committed ones). Returns the start offset."""
 
     before: int
 
@@ -224,7 +217,7 @@ class LogBytes(PartitionCall[int], frozen=True):
 
 class OpenShare(PartitionCall[Topic], frozen=True):
     """Return the share of a group over the source ``topic``; create it if it is missing. The leader
-    of partition 0 creates shares. Raises InvalidRequest if the source cannot be shared."""
+    of partition 0 creates shares."""
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
@@ -252,15 +245,14 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Acknowledge records of a share, or reject them for good. The error of a claim is
-    NotLeased."""
+    """Acknowledge records of a share, or reject them for good. May return NotLeased."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share that have not expired. The error of a claim is NotLeased."""
+    """Extend leases of a share that have not expired. May return NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):

@@ -38,7 +38,7 @@ class MissingParameter(InvalidRequest):
 
 
 class InvalidMessage(InvalidRequest):
-    """The body has characters that are not allowed."""
+    pass
 
 
 class InvalidReceipt(InvalidRequest):
@@ -50,7 +50,7 @@ class ExpiredReceipt(InvalidRequest):
 
 
 class NotLeased(InvalidRequest):
-    """The record is deleted or not leased."""
+    pass
 
 
 class OffsetOutOfRange(InvalidRequest):
@@ -115,7 +115,7 @@ class Throttled(Overloaded):
 
 
 class InFlightLimit(Overloaded):
-    """Too many records are leased."""
+    pass
 
 
 class DiskFull(Overloaded):
@@ -127,8 +127,7 @@ class Draining(Overloaded):
 
 
 class NotLeader(Overloaded):
-    """This node does not lead the partition. Nothing was done, so the call may be sent to the
-    leader."""
+    """This node does not lead the partition, and has done nothing."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
         super().__init__(
@@ -146,7 +145,7 @@ class LeaderMoved(Overloaded):
 
 
 class NotEnoughReplicas(Overloaded):
-    """Fewer replicas are in sync than the topic requires."""
+    pass
 
 
 class Damaged(PenstockError):

@@ -21,8 +21,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Limits on how fast tenants, users and queues may be used. Bytes are those of messages sent
-    and received."""
+    """Limits on how fast a tenant, user or queue may send requests and bytes."""
 
     tenant_requests: Rate | None = None  # None: not set, the default applies
     tenant_bytes: Rate = Rate()
@@ -32,9 +31,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Limits on how much a tenant may have. None means that the default applies
-    (``model/quotas.py``), zero that there is no limit. An older version reads a missing quota as
-    zero, and stores no zeros."""
+    """Limits on how much a tenant may have. None: the default applies (``model/quotas.py``). Zero:
+    no limit. An older version reads a missing quota as zero, and stores no zeros."""
 
     queues_max: int | None = None
     stored_bytes_max: int | None = None
@@ -91,8 +89,7 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """A token that logs in to Kafka as its owner. The secret is derived from the id and not
-    stored."""
+    """A token that logs in to Kafka as its owner. Its secret is derived from the id."""
 
     token_id: str
     account: str

@@ -8,8 +8,7 @@ import msgspec
 
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
-    """A message attribute. ``data_type`` is ``String``, ``Number`` or ``Binary`` with an optional
-    ``.label``."""
+    """``data_type`` is ``String``, ``Number`` or ``Binary`` with an optional ``.label``."""
 
     data_type: str
     value: bytes

@@ -18,8 +18,7 @@ REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
-# The server's own topics and names of Kafka's own topics. Other tools also use names that begin with
-# two underscores.
+# The server's own topics and Kafka's own topics. Other tools also use names with two underscores.
 INTERNAL_NAMES = frozenset(
     {
         "__groups",
@@ -67,8 +66,7 @@ def is_share_name(text: str) -> bool:
 
 
 def share_name(topic: str, group: str) -> str:
-    """Return ``topic:group``, with the group percent-encoded, because it may contain any
-    character."""
+    """Return ``topic:group``, with the group percent-encoded."""
     return f"{topic}{SHARE_MARK}{quote(group, safe='')}"
 
 
@@ -102,14 +100,12 @@ def arn_partition(region: str) -> str:
 
 
 def uuid_text(raw: bytes) -> str:
-    """Return sixteen bytes in the form of message ids, 8-4-4-4-12. Faster than uuid.UUID."""
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
-    """Return the id that the server uses for a client's id. ``own_account`` is the account of the
-    node."""
+    """Return the server's id for a client's id. ``own_account`` is the node's account."""
     if not plain_id or (account == own_account and not _has_account(plain_id)):
         return plain_id
     return f"{account}/{plain_id}"

@@ -33,13 +33,11 @@ class Peeked(msgspec.Struct, frozen=True):
     record: Record
     state: PeekState
     attempts: int = 0  # leases in all queues that the message has been in
-    until_ms: int | None = None  # end of the lease or delay, or of the lease that blocks the group
+    until_ms: int | None = None  # end of the lease or delay, or of the blocking lease
     blocked_by: int | None = None  # FIFO: offset of the message in flight that locks the group
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A task that moves dead letters back. It is stored, so that it survives a restart."""
-
     task_id: str
     source_arn: str
     destination_arn: str | None
@@ -49,7 +47,7 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
     moved: int = 0
     to_move: int = 0
     failure_reason: str | None = None
-    # The queues that the caller may send to, if there is no destination. None for a task of an older
+    # Without a destination, the queues that the caller may send to. None for a task of an older
     # version: then all queues that send their dead letters to the source.
     origin_arns: tuple[str, ...] | None = None
 
@@ -90,8 +88,6 @@ class BatchAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):
-    """Fetched batches; ``record.batch.split_batches`` returns single ones."""
-
     ends: StreamEnds
     # Whole batches in order, as file slices if requested; the first may begin before the requested
     # offset.
@@ -108,8 +104,6 @@ LATEST = -1  # instead of an offset: after the last record
 
 
 class Acquired(msgspec.Struct, frozen=True, gc=False):
-    """Records of one partition that are leased to a member of a share group."""
-
     start_offset: int  # all records below are finished for this group
     batches: Sequence[bytes]  # whole batches in order, which may contain other records too
     picks: Sequence[tuple[int, int, int]] = ()  # (offset, lease_seq, attempt), ascending
@@ -122,8 +116,7 @@ class Catalog(Protocol):
 
     def find_arn(self, arn: str) -> Topic | None: ...
 
-    def find_id(self, topic_id: str) -> Topic | None:
-        """Return the topic with this id, of any account and region."""
+    def find_id(self, topic_id: str) -> Topic | None: ...
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         """Return the topics with this prefix, sorted by name."""
@@ -135,8 +128,7 @@ class Catalog(Protocol):
     def tombstone(self, topic_id: str) -> Topic | None:
         """Return a deleted topic, which is remembered for some minutes."""
 
-    async def create(self, topic: Topic) -> Topic:
-        """Store a new topic. Raises TopicExists if the name is used."""
+    async def create(self, topic: Topic) -> Topic: ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
@@ -156,15 +148,12 @@ class KeyRing(Protocol):
     """The master keys, which encrypt small secrets and data keys."""
 
     @property
-    def master_id(self) -> str:
-        """The id of the current master key, stored with each encrypted secret."""
+    def master_id(self) -> str: ...
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
-        """Encrypt a secret. Only the same ``context`` decrypts it, so no other entry can use the
-        secret."""
+        """Encrypt a secret, which only the same ``context`` can decrypt."""
 
-    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """Decrypt a secret with any known master key. Raises Damaged if that fails."""
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes: ...
 
 
 class Identities(Protocol):
@@ -196,5 +185,4 @@ class Identities(Protocol):
     def epoch(self) -> int:
         """A number that every change raises, so that decisions cached earlier become invalid."""
 
-    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
-        """Note that the key was used; the time is stored occasionally, to the minute."""
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None: ...

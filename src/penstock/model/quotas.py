@@ -74,8 +74,7 @@ def share_of(bound: int, percent: float) -> int:
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return the quota of a tenant. ``bound`` is the common limit of all tenants. An account
-    without a tenant has no quotas."""
+    """Return the quota of a tenant. ``bound`` is the common limit of all tenants."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)
@@ -91,7 +90,6 @@ class SharedLimit:
     client. A holder may use ``percent`` of it, the node's own tenant all of it."""
 
     def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
-        """Create a limit. If ``own_account`` is None, every holder may use all of it."""
         self.bound = bound
         self.most = bound if own_account is None else share_of(bound, percent)
         self.total = 0

@@ -68,7 +68,6 @@ class TopicDefaults:
         self.replace(configs or {})
 
     def replace(self, configs: Mapping[str, str]) -> None:
-        """Replace the defaults that an operator has set, by config name."""
         self.configs: Mapping[str, str] = MappingProxyType(dict(configs))
         self.settings = _stream_settings(self.configs) if configs else DEFAULTS
         for listener in self._listeners:
@@ -82,7 +81,6 @@ BUILT_IN = TopicDefaults()  # never replaced
 
 
 def settings_of(topic: Topic, defaults: TopicDefaults = BUILT_IN) -> StreamSettings:
-    """Return the settings of a topic. Cheap only for a topic without configs."""
     configs = topic.configs
     if not topic.is_queue:
         if defaults.configs and is_internal(topic.name):

@@ -34,8 +34,7 @@ class DedupScope(StrEnum):
 
 
 class Redrive(msgspec.Struct, frozen=True):
-    """A redrive policy: after ``attempts_max`` leases a message moves to the queue
-    ``target_arn``."""
+    """Moves a message to the queue ``target_arn`` after ``attempts_max`` leases."""
 
     target_arn: str
     attempts_max: int
@@ -123,8 +122,7 @@ class GroupLock(msgspec.Struct, frozen=True):
 
 
 class Obstacles(msgspec.Struct, frozen=True):
-    """Reasons why messages are not delivered, counted over the messages that the cursor has read so
-    far."""
+    """Reasons why messages that the cursor has read are not delivered."""
 
     available: int = 0  # messages that can be delivered
     blocked: int = 0  # FIFO: an earlier message of the group is in flight
@@ -164,7 +162,6 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
 
 
 def _sum(kind: type[S], parts: Sequence[S], **values: Any) -> S:
-    """Return a struct with ``values`` and, in all other fields, the sums over the parts."""
     summed = [name for name in kind.__struct_fields__ if name not in values]
     return kind(**values, **{name: sum(getattr(p, name) for p in parts) for name in summed})
 
@@ -200,8 +197,7 @@ def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
 
 
 def partition_of_group(group: str, partition_count: int) -> int:
-    """Return the partition of a message group. The hash must never change, because messages on disk
-    stay in their partition."""
+    """Return the partition of a message group. The hash must never change."""
     return crc32(group.encode()) % partition_count if partition_count > 1 else 0
 
 

@@ -176,7 +176,6 @@ def _see(state: str) -> str:
 
 
 def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
-    """Yield the troubles for the numbers of partitions by state, worst first."""
     lost, leaderless, below = (
         counts.get(state, 0) for state in ("lost", "leaderless", "below_minimum")
     )
@@ -257,8 +256,7 @@ def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
 
 
 def clock_skew(skew_ms: int) -> Trouble:
-    """Return the trouble without a node's name, because a node does not know whose clock it has
-    seen."""
+    """Return the trouble. A node does not know whose clock it has seen."""
     return Trouble(
         Kind.CLOCK_SKEW,
         "clock",
@@ -272,8 +270,7 @@ def clock_skew(skew_ms: int) -> Trouble:
 
 
 def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
-    """Return the trouble for a damaged log. ``place`` is topic and partition. ``reason`` may name a
-    file, so only the log shows it."""
+    """Return the trouble for ``topic/partition``. Only the log shows ``reason``."""
     return Trouble(
         Kind.LOG_DAMAGED,
         f"partition {place}",

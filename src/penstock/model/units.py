@@ -45,8 +45,7 @@ SIZE: Final = Kind(
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value of a text, or None if it is invalid. A number without a unit is multiplied
-    by ``base``."""
+    """Return the value of a text, or None. A number without a unit counts ``base``."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None

@@ -14,8 +14,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def start_child(
     command: Sequence[str], *, env: Mapping[str, str], end: signal.Signals | None, **streams: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start a child process. When this process ends, the kernel sends the child the signal ``end``;
-    if that is None, the child lives on."""
+    """Start a child process, which gets the signal ``end`` when this process ends."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # loaded before the fork
 
     def end_with_parent() -> None:

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct(">i")
 
 
 class FrameRejected(Exception):
-    """A frame has a length that is not allowed."""
+    pass
 
 
 class Chunk:
@@ -80,8 +80,7 @@ class Chunks:
             self._spare_bytes += chunk.size
 
     def _reuse(self, size: int) -> Chunk | None:
-        """Return the most recently used spare chunk that fits, because it may be in the CPU
-        cache."""
+        """Return the last used spare chunk that fits; it may be in the CPU cache."""
         spare = self._spare
         for at in range(len(spare) - 1, -1, -1):
             if size <= spare[at].size <= 2 * size:

@@ -19,8 +19,6 @@ NO_LIMIT = 2**31 - 1
 
 
 class Peer(asyncio.BaseProtocol):
-    """A connection to a client."""
-
     counted_for: object = None  # the tenant whose quota counts the connection
     _lost: tuple[Callable[[], None], ...] = ()
 
@@ -48,8 +46,7 @@ class Peer(asyncio.BaseProtocol):
 
 class Listener:
     def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
-        """Create a listener. ``per_address_max`` limits the connections of one client address; 0
-        means no limit."""
+        """Create a listener. ``per_address_max`` limits connections per address; 0: no limit."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()  # set by the sweep, so up to half a second old
@@ -76,8 +73,7 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Bind the port and return ``host:port``. With ``reuse_port`` several processes may share
-        the port."""
+        """Bind a port, which ``reuse_port`` shares between processes. Returns ``host:port``."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -111,8 +107,7 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """Count a new connection. Returns False if it must be rejected, because there are too many
-        or the node is stopping."""
+        """Count a new connection. Returns False if it must be rejected."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):
@@ -131,9 +126,8 @@ class Listener:
     def limit(
         self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
     ) -> None:
-        """Set new limits. Open connections stay, and ``connections_max`` of the constructor is
-        never exceeded. Requires a limit per address in the constructor, or addresses are not
-        counted."""
+        """Set new limits, which do not close connections. The listener must have had a limit per
+        address from the start, or it has not counted addresses."""
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
@@ -162,8 +156,7 @@ class Listener:
 
 
 def source_of(address: str) -> str:
-    """Return the address by which connections are counted: for IPv6 the /64 network, because one
-    client usually owns all of it."""
+    """Return the address to count: for IPv6 its /64 network, which one client usually owns."""
     if ":" not in address:
         return address
     try:

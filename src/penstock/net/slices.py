@@ -29,7 +29,6 @@ Made = TypeVar("Made")
 
 
 def portions(entries: Sequence[T]) -> list[tuple[T, ...]]:
-    """Return the entries in parts of at most PORTION."""
     return [tuple(entries[at : at + PORTION]) for at in range(0, len(entries), PORTION)]
 
 
@@ -48,7 +47,6 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
 
 
 def hash_in_steps(data: bytes) -> Generator[None, None, str]:
-    """Return the SHA-256 of ``data`` as hexadecimal digits."""
     digest = hashlib.sha256()
     with memoryview(data) as view:
         for start in range(0, len(data), HASHED_BYTES):
@@ -68,8 +66,6 @@ class Turns:
 
 
 class Slices:
-    """The slices of one request."""
-
     __slots__ = ("_since", "_turns", "_used")
 
     def __init__(self, turns: Turns) -> None:
@@ -83,8 +79,7 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the request has used several slices. One is not enough, because the time
-        in which a request waits counts too."""
+        """Return whether the request has used several slices, not counting the first."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:

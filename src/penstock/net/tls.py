@@ -35,8 +35,8 @@ class Certificates:
         self.expires_at_ms = _expiry_ms(files.certificate)
 
     def renew(self) -> bool:
-        """Load the files again if they have changed, and return whether they have. Raises
-        CertificateUnusable if they cannot be used; the old certificate stays in use."""
+        """Load changed files, and return whether there were any. If they are unusable, raises
+        CertificateUnusable and keeps the old certificate."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return False
@@ -81,7 +81,6 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusable:
-    """Return the error for a certificate and key that could not be loaded."""
     reason = getattr(error, "reason", None) or ""
     if reason == "KEY_VALUES_MISMATCH":
         return CertificateUnusable(

@@ -46,7 +46,6 @@ def head_lines(family: Family) -> list[str]:
 
 
 def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
-    """Return the lines of a counter or gauge with all its series; none if it has no series."""
     assert family.kind is not MetricKind.HISTOGRAM
     name, names = family.name, family.labels
     lines = [
@@ -58,8 +57,7 @@ def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
 def histogram_lines(
     family: Family, series: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> list[str]:
-    """Return the lines of a histogram. Each series has label values, counts per bucket (not
-    cumulative) and the sum."""
+    """Return the lines. A series has label values, counts per bucket and the sum."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
     for values, counts, total in series:

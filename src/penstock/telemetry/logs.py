@@ -125,8 +125,6 @@ def _quoted(value: object) -> str:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """The handler that ``configure`` replaces when it is called again."""
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Ignore errors, because a closed pipe must not stop the node or print a traceback."""
 

@@ -105,7 +105,6 @@ class Meter:
         self.dedup_hits += count
 
     def appended(self, size_bytes: int, seconds: float) -> None:
-        """Count one append to a log, which took ``seconds`` until it was durable."""
         self.log_written_bytes += size_bytes
         self.appends.observe(seconds)
 
@@ -123,8 +122,7 @@ class Meter:
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
 
     def register_collector(self, collector: Collector) -> None:
-        """Add a function that each scrape calls for gauges such as ``(families.DISK_FREE, ((),
-        12345))``."""
+        """Add a function that returns samples of gauges at each scrape."""
         self._collectors.append(collector)
 
     def register_histogram(
@@ -192,8 +190,7 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Return samples without the node's totals, as the pieces of ``/metrics/objects``. Yields None
-    after every few milliseconds of work."""
+    """Return samples as pieces of text. Yields None after every few milliseconds of work."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):

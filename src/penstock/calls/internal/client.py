@@ -63,7 +63,7 @@ class _Calling(NodeConnection):
         return super().read_first(frame)
 
     def refuse(self, error: faults.HelloRefused) -> None:
-        """Send nothing, because the other node does not wait for a reason."""
+        """Send nothing."""
 
     def greeted(self, hello: Hello) -> None:
         wanted = self._client.node_id
@@ -243,8 +243,7 @@ class InternalClient:
         tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Create a client that connects at its first call. ``node_id`` is the expected id of the
-        other node, whose certificate needs no host name."""
+        """Create a client. ``node_id`` is the expected id of the other node."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
         self.end = end
@@ -351,8 +350,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """Calls one of several equivalent nodes until that node is unreachable or stopping, then the
-    next."""
+    """Calls one of several equivalent nodes until it is unreachable or stopping, then the next."""
 
     def __init__(
         self,

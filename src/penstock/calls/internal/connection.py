@@ -283,8 +283,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
-        """Send a frame in the next iteration of the event loop. The caller has checked the size
-        with ``fits``."""
+        """Send a frame in the next iteration of the event loop. ``fits`` was checked before."""
         header = wire.pack_header(
             self._version,
             kind,
@@ -332,7 +331,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Deadlines ────────────────────────────────────────────────────────────────────────────
 
     def arm(self) -> None:
-        """Start the timer that checks deadlines."""
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_SECONDS, self._ticked)
 

@@ -29,8 +29,7 @@ REFUSAL_SECONDS = 10.0
 
 
 class InternalListener(Listener):
-    """A listener for other nodes. For TLS, pass ``start`` a context that requires client
-    certificates."""
+    """A listener for other nodes. With TLS, client certificates are required."""
 
     def __init__(self, answers: CallHandlers, end: NodeEnd) -> None:
         super().__init__(connections_max=end.config.connections_max)

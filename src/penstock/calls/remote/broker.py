@@ -57,9 +57,9 @@ class RemoteBroker:
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
         """Create a broker. ``caller`` returns the connection to the node or raises Unreachable.
-        ``parked`` returns the connection for calls that wait, because thousands of long polls would
-        fill the other one. ``epoch_of`` returns the known epoch of the leader of a partition.
-        ``outcomes`` counts the calls."""
+        ``parked`` returns the connection for calls that wait, because long polls would fill the
+        other one. ``epoch_of`` returns the known epoch of a leader. ``outcomes`` counts the
+        calls."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of
@@ -149,8 +149,6 @@ def _outcome(error: PenstockError) -> str:
 
 class Watches(Generic[K]):
     def __init__(self, wait: Wait[K], unknown: K) -> None:
-        """Create an empty collection. ``unknown`` is sent for a partition without a reply so
-        far."""
         self._wait = wait
         self._unknown = unknown
         self._topics: dict[str, _Watched[K]] = {}

@@ -50,8 +50,6 @@ class BrokerService:
         led: Led = lambda _topic, _partition: None,
         catch_up_seconds: float = CATCH_UP_SECONDS,
     ) -> None:
-        """Create the service. ``led`` returns the known node and epoch of a leader, to check
-        epochs."""
         self._broker = broker
         self._catalog = catalog
         self._node = node
@@ -122,8 +120,7 @@ class BrokerService:
             raise NotLeader(place, leader=leader, epoch=led[1])
 
     def _is_added(self, topic: Topic, partition: int) -> bool:
-        """Return whether the partition was added to a share's source topic after ``topic`` was
-        read."""
+        """Return whether a share's source topic has got this partition meanwhile."""
         source = None if topic.source_id is None else self._catalog.find_id(topic.source_id)
         return source is not None and 0 <= partition < source.partition_count
 
@@ -206,8 +203,6 @@ def _claims_of(call: calls.BrokerCall[Any], reply: Any) -> Sequence[Claim]:
 
 @dataclass(slots=True, eq=False)
 class _Counter:
-    """Counts how often records of one partition of a share became available."""
-
     number: int
     led: tuple[int, int] | None
     used_at: float = 0.0
@@ -333,7 +328,6 @@ class RemoteListeners:
         return self._serial
 
     def _drop_idle(self, now: float) -> None:
-        """Drop the counters that are idle, and the oldest ones beyond COUNTERS_MAX."""
         counters = self._counters
         while counters:
             key, oldest = next(iter(counters.items()))

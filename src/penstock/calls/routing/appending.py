@@ -123,8 +123,7 @@ class LocalPartitions:
 
 
 class Joining:
-    """A call to all leaders of a topic. The replies of an attempt are kept for the next
-    attempts."""
+    """A call to all leaders of a topic. Replies of an attempt are kept for the next one."""
 
     def __init__(self, leaders: Leaders, call: LeadersCall[Any]) -> None:
         rule = RULES[type(call)]
@@ -166,8 +165,7 @@ class Joining:
         return self._joined([self._replies[node] for node in nodes])
 
     async def _ask(self, node: int, led: Led) -> Any:
-        """Return the node's reply. Errors are returned, not raised; one that may be retried as
-        AttemptFailed."""
+        """Return the node's reply or error; AttemptFailed if the call may be retried."""
         is_repeated = node in self._asked
         self._asked.add(node)
         counted_on = [

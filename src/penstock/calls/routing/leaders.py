@@ -42,12 +42,10 @@ C = TypeVar("C", bound=BrokerCall[Any])
 
 
 class Routes(Protocol):
-    """The leaders of all partitions, as far as this node knows. A share has the leaders of its
-    source topic."""
+    """The leaders that this node knows. A share has the leaders of its source topic."""
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
-        """Return the leader's node and epoch, or None if there is no leader or this node knows
-        none."""
+        """Return the leader's node and epoch, or None if no leader is known."""
 
     def leaders(self, topic: Topic) -> Mapping[int, int]:
         """Return the leader's node by partition, without partitions that have no leader."""
@@ -59,8 +57,7 @@ class Routes(Protocol):
         """Wait for the next change of a leader. No change after the call is missed."""
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
-        """Note the leader that another node reported, unless a later epoch is known. ``place`` is
-        ``topic id/partition``."""
+        """Note a reported leader of ``topic id/partition``, unless a later epoch is known."""
 
 
 # The leader's node and epoch, by partition.
@@ -88,8 +85,7 @@ class Leaders:
         bulkhead: Callable[[int], Bulkhead],
         retry_seconds_max: float = call_times.RETRY_SECONDS_MAX,
     ) -> None:
-        """Create the sender. ``local`` is the broker of this node; ``remote`` returns the broker of
-        another node or raises Unreachable; ``bulkhead`` returns the bulkhead of another node."""
+        """Create the sender. ``remote`` returns another node's broker or raises Unreachable."""
         self.local = local
         self.own_node = own_node
         self.routes = routes
@@ -110,8 +106,7 @@ class Leaders:
     # ── Retries ──────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, call: C, attempt: Callable[[C], Coroutine[Any, Any, R]]) -> R:
-        """Call ``attempt`` until it succeeds. Raises the last error after the time limit for
-        retries."""
+        """Call ``attempt`` until it succeeds. After a time limit, raises the last error."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -123,8 +118,8 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """Send a call to the leader of a partition, with the retries of ``retry``. The code is
-        repeated here because every message passes it, and one coroutine is faster than two."""
+        """Send a call to a partition's leader, as ``retry`` does, but in one coroutine for
+        speed."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -142,8 +137,8 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes or the pause is over. Raises the last error after
-        ``until``."""
+        """Wait until a leader changes or a pause is over. After ``until``, raises the last
+        error."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
@@ -228,8 +223,7 @@ class LeaderChanges:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, topic: Topic, listener: Listener) -> Remove:
-        """Call ``listener`` when a leader or an epoch changes. Returns a function that removes
-        it."""
+        """Call ``listener`` when a leader or epoch changes. Returns a function that removes it."""
         watched = self._topics.get(topic.topic_id)
         if watched is None:
             watched = self._topics[topic.topic_id] = _Watched(topic, self._look(topic))
@@ -272,9 +266,9 @@ class LeaderChanges:
 
 
 class FollowingListener:
-    """A listener at the leader of a partition. It moves to each new leader, and is also called at
-    every move, because a caller that waits for the partition must find the new leader. If the new
-    leader has not opened the partition yet, the listener is added after a short pause."""
+    """A listener at the leader of a partition. It moves to each new leader, and is also called
+    then, because a caller that waits must find the new leader. If the new leader has not opened the
+    partition yet, the listener is added after a short pause."""
 
     def __init__(
         self,
@@ -285,8 +279,7 @@ class FollowingListener:
         listener: Listener,
         add: Callable[[BrokerPort], Remove],
     ) -> None:
-        """Add the listener at the current leader. ``add`` adds it at one broker, and its errors are
-        raised."""
+        """Add the listener at the current leader; ``add`` adds it at one broker."""
         self._leaders = leaders
         self._topic = topic
         self._partition = partition

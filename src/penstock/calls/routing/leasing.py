@@ -340,11 +340,10 @@ class _Queue:
 
 class NodeOrder:
     """The order in which the leaders of a queue are asked for messages. Usually this node comes
-    first, because asking it costs no network call. Sometimes another node comes first, or its
-    messages would wait as long as this node has messages: every fourth time while messages of other
-    nodes have waited longer than those of this node, otherwise half as often each time, down to
-    every thirty-second time, but at least once a second. The age of a message is measured with the
-    clock of its node."""
+    first, because asking it costs no network call. Every fourth time another node comes first while
+    its messages have waited longer than those of this node; otherwise half as often each time, down
+    to every thirty-second time, but at least once a second. Ages are by the clock of the message's
+    node."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node
@@ -377,7 +376,6 @@ class NodeOrder:
             queue.here_ms = _age_ms(deliveries)
 
     def found_elsewhere(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
-        """Note the messages of a node that was asked before this one."""
         queue = self._queues.get(topic_id)
         if queue is not None:
             longer_ms = max(LONGER_MS, queue.here_ms // LONGER_SHARE)

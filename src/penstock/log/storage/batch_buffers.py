@@ -54,7 +54,6 @@ class RecentPositions:
         return len(self._offsets)
 
     def add(self, offset: int, position: int) -> None:
-        """Add the position of a batch, before ``records`` counts its records."""
         self._offsets.append(offset)
         self._positions.append(position)
         self._records.append(self.records)
@@ -79,8 +78,7 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> RecentSlice | None:
-        """Return the longest slice from offset ``start`` to a known position or to the end, or None
-        if ``start`` has no known position."""
+        """Return the longest slice from offset ``start``, if its position is known."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -118,8 +116,7 @@ class BatchBuffers(NamedTuple):
 
 
 class VerifiedRange:
-    """Where the batch that holds an offset begins and, once verified, the range of batches from
-    there on."""
+    """The start of the batch that holds an offset and, once verified, a range of batches."""
 
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
@@ -144,7 +141,6 @@ class VerifiedRanges(dict[int, VerifiedRange]):
 
 
 def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
-    """Return single batches, from memory or from ``Segment.read``, as a BatchBuffers."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
@@ -164,9 +160,8 @@ def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
 def read_buffers(
     segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Return whole batches, beginning with the one that holds ``start``, perhaps fewer than
-    ``Segment.read``; None if the first batch is bad. With ``as_slice`` the result may be a slice of
-    the file."""
+    """Return whole batches from the one that holds ``start`` on; None if the first batch is bad.
+    With ``as_slice`` the result may be a slice of the file."""
     assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
@@ -261,8 +256,7 @@ class _BufferWalk:
         self.wanted_bytes = 0  # size of the first batch if it is longer than the read, else 0
 
     def run(self, start: int, *, bytes_max: int, up_to: int) -> BatchBuffers | None:
-        """Return the verified range. The code avoids function calls because readers wait for this
-        loop."""
+        """Return the verified range. One loop without function calls, for speed."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place

@@ -83,7 +83,6 @@ def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
 
 
 def remove_checkpoint(folder: Path, name: str, disk: Disk) -> None:
-    """Remove both generations; durable when this returns."""
     for slot in range(GENERATIONS):
         disk.unlink(checkpoint_path(folder, name, slot))
     disk.sync_folder(folder)
@@ -123,7 +122,7 @@ def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
 
 
 def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
-    """Return the recovery point. None if it is missing or damaged: then everything is scanned."""
+    """Return the recovery point, or None if it is missing or damaged."""
     content = read_whole(disk, folder / RECOVERY_POINT_FILE)
     fields = None if content is None else _unpacked(content, POINT, POINT_MAGIC)
     if fields is None:
@@ -139,7 +138,7 @@ def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
 
 
 def read_low_watermark(folder: Path, disk: Disk) -> int:
-    """Return the low watermark, 0 if there is no file. Raises Damaged if the file is not whole."""
+    """Return the low watermark, or 0 if there is no file."""
     path = folder / LOW_WATERMARK_FILE
     content = read_whole(disk, path)
     if content is None:
@@ -151,7 +150,6 @@ def read_low_watermark(folder: Path, disk: Disk) -> int:
 
 
 def _unpacked(content: bytes, layout: struct.Struct, magic: bytes) -> tuple[int, ...] | None:
-    """Return the fields after magic and version, or None if the content is not whole."""
     raw = content[: layout.size]
     if len(raw) < layout.size or content[layout.size :] != _CRC.pack(crc32c(raw)):
         return None
@@ -174,7 +172,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class DamagedRange(Damaged):
-    """A read met damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
+    """A read found damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
 
     def __init__(self, folder: Path, damage: Damage) -> None:
         super().__init__(str(folder / damage.file), damage.position, damage.reason)
@@ -198,7 +196,7 @@ def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
 
 
 def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
-    """Merge, sorted by offset; a range found twice keeps its first description."""
+    """Return all damage, sorted by offset; a range found twice keeps its first description."""
     merged: dict[tuple[str, int], Damage] = {}
     for damage in (*known, *found):
         merged.setdefault((damage.file, damage.position), damage)

@@ -47,7 +47,6 @@ def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Pa
 
 
 def segment_paths(folder: Path, base_offset: int) -> list[Path]:
-    """Return the paths of a segment's four files, batches first."""
     return [segment_path(folder, base_offset, each) for each in (LOG_SUFFIX, *SIDE_SUFFIXES)]
 
 
@@ -60,7 +59,6 @@ def base_offset_of(name: str) -> int | None:
 
 
 def format_version(content: bytes) -> int | None:
-    """Return the version in the content of the format file, or None if the content is invalid."""
     number = content.removeprefix(FORMAT_PREFIX).strip()
     if not content.startswith(FORMAT_PREFIX) or not number.isdigit() or len(number) > 9:
         return None
@@ -73,7 +71,6 @@ FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
 
 class Disk:
     def open(self, path: Path) -> int:
-        """Open a file for reading and writing; create it if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: Path) -> int:
@@ -97,8 +94,7 @@ class Disk:
         return b"".join(parts)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        """Write, perhaps fewer bytes than requested, as the system call does; the caller must
-        check."""
+        """Write, perhaps fewer bytes than requested; the caller must check."""
         return os.pwrite(fd, data, position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -121,7 +117,6 @@ class Disk:
             self.close(fd)
 
     def make_folder(self, folder: Path) -> None:
-        """Create the folder and its parents, each synced into its parent."""
         if folder.is_dir():
             return
         self.make_folder(folder.parent)
@@ -135,7 +130,6 @@ class Disk:
         source.rename(target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; a missing file is not an error."""
         path.unlink(missing_ok=True)
 
 
@@ -147,8 +141,7 @@ def is_full(error: OSError) -> bool:
 
 
 class SharedFile:
-    """A file descriptor that is closed with the last reference to it, because slices of a removed
-    segment may still be in use."""
+    """A file descriptor that is closed with the last reference to it."""
 
     __slots__ = ("_disk", "fd")
 
@@ -164,7 +157,6 @@ class SharedFile:
 
 
 def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> None:
-    """Write everything, continuing after short writes."""
     view = memoryview(data)
     while view:
         count = disk.pwrite(fd, bytes(view), position)

@@ -25,7 +25,6 @@ class Step(NamedTuple):
 
 
 def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
-    """Yield the batches from ``start``, where a batch begins, to the end of the segment."""
     files, disk = segment.files, segment.disk
     position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
     window, window_at = b"", position
@@ -99,7 +98,6 @@ def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
 
 
 def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
-    """Return whether the damage that begins at ``place`` reaches beyond offset ``to``."""
     after = segment.files.index.find_after(place.position)
     return after is None or segment.base_offset + after.relative > to
 

@@ -65,8 +65,7 @@ def header_fault(header: BatchHeader, offset: int) -> str | None:
 
 
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
-    """Return whether the file contains only zeros from ``position`` on: space that was never
-    written."""
+    """Return whether only zeros, space that was never written, follow ``position``."""
     while position < size:
         chunk = disk.pread(fd, MIB, position)
         if chunk.count(0) != len(chunk):
@@ -79,8 +78,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places`` are the correct contents of the side
-    files."""
+    """State and results of a scan. ``checks`` and ``places`` are the correct side files."""
 
     size: int  # bytes of the file to scan
     position: int
@@ -116,8 +114,7 @@ class Scanner:
         max_timestamp: int = -1,
         bytes_max: int | None = None,
     ) -> None:
-        """Prepare a scan. ``epoch`` and ``max_timestamp`` are the highest values before
-        ``start``."""
+        """Prepare a scan. ``epoch`` and ``max_timestamp`` are the highest before ``start``."""
         self._segment, self._disk, self._fd = segment, segment.disk, segment.files.log_fd
         self._checks, self._base_offset = segment.files.checks, segment.base_offset
         self._wanted_bytes = 0  # size of the next batch if it is larger than the window
@@ -216,8 +213,7 @@ class Scanner:
         return reason, wanted
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and report the damage before it. Returns False if none
-        follows."""
+        """Find the next whole batch and report the damage before it; False if none follows."""
         scan = self.scan
         if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON
@@ -271,8 +267,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for a header that the ``.check`` file contains, or from which whole batches lead
-        to the end of the file."""
+        """Search for a header in ``.check``, or from which whole batches lead to the end."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(
@@ -300,7 +295,6 @@ class Scanner:
         return None
 
     def _ordinal_of(self, check: int) -> int | None:
-        """Return the ordinal of the later batch whose header has this check, or None."""
         if self._by_check is None:
             first = self._first_ordinal
             self._by_check = {known: first + at for at, known in enumerate(self._known)}

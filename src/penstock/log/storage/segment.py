@@ -53,8 +53,7 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """Reads verified batches up to the first bad one. Raises DamagedRange if the first one is
-    bad."""
+    """Reads verified batches up to the first bad one; if none is good, raises DamagedRange."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
@@ -125,8 +124,7 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """Return the error for a bad batch. Without a trusted header, everything up to the next
-        indexed batch is lost."""
+        """Return the error. Without a header, all up to the next indexed batch is lost."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset
@@ -164,8 +162,6 @@ class Cut(NamedTuple):
 
 
 class SegmentFiles:
-    """The four file descriptors of an open segment, and the ranges that readers have verified."""
-
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
         opened: list[tuple[Path, int]] = []
@@ -202,8 +198,6 @@ class SegmentFiles:
 
 
 class Segment:
-    """A segment. Its state is in memory; its files are open only while in use."""
-
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
@@ -323,8 +317,7 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Cut the segment, durably. Its checks are cut too, because a leftover check would make a
-        later batch look damaged."""
+        """Cut the segment, durably, with its checks: a leftover one would refute a later batch."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -346,8 +339,7 @@ class Segment:
         self.files.flush()
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Return whole batches, beginning with the one that holds ``start``. Raises DamagedRange if
-        that batch is bad."""
+        """Return whole batches from the one that holds ``start`` on. Raises DamagedRange."""
         assert self.base_offset <= start < self.end_offset
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
@@ -361,16 +353,14 @@ class Segment:
         return reader.run(start, up_to=up_to)
 
     def find(self, offset: int) -> BatchStart:
-        """Return the indexed batch from which to search for an offset. A damaged index is rebuilt
-        first."""
+        """Return where to start looking for an offset. A damaged index is rebuilt first."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None and self._rebuild_all():
             place = self.files.index.find(offset - self.base_offset)
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """Rebuild the side files. Returns False, with nothing changed, if the segment's end is not
-        whole."""
+        """Rebuild the side files. Returns False if the segment's end is damaged."""
         scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -381,8 +371,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan. The interval of the index entries may
-        differ."""
+        """Return whether the side files match a scan, apart from the index interval."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -395,8 +384,7 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Rebuild the side files from these entries on. Returns whether there were checks of
-        batches that do not exist."""
+        """Rebuild the side files. Returns whether there were checks of missing batches."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]

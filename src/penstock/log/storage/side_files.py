@@ -32,8 +32,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """A file of entries with a CRC over the ordinal and the fields, so an entry at a wrong position
-    is detected."""
+    """Entries with a CRC over (ordinal, fields), so an entry at a wrong position is detected."""
 
     def __init__(self, path: Path, fd: int, fields: str, *, disk: Disk) -> None:
         self.path = path
@@ -53,7 +52,6 @@ class EntryFile:
             self.flush()
 
     def read(self, ordinal: int) -> tuple[int, ...] | None:
-        """Return the fields, or None if the entry is missing or damaged."""
         found = self.read_range(ordinal, 1)
         return found[0] if found else None
 
@@ -117,8 +115,7 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """Return the number of the last entry whose column is at most ``key``, −1 if there is none,
-        or None if an entry is damaged."""
+        """Return the last entry whose column is at most ``key``; −1: none, None: damaged."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -145,7 +142,6 @@ def header_check(header: bytes | memoryview) -> int:
 
 
 def read_checks(checks: EntryFile, first: int, count: int) -> "array[int]":
-    """Return the stored checks of consecutive batches, without verifying their entries."""
     values = array("I", checks.read_raw(first, count))
     if byteorder == "little":
         values.byteswap()
@@ -168,8 +164,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether the stored check shows that a header has changed; a missing check does
-        not."""
+        """Return whether the stored check, if there is one, shows that a header has changed."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -178,7 +173,6 @@ def is_entry_intact(checks: EntryFile, ordinal: int) -> bool:
 
 
 def is_same_checks(checks: EntryFile, first: int, values: "array[int]") -> bool:
-    """Return whether the file holds exactly these checks, intact, from ``first`` to its end."""
     return (
         checks.count == first + len(values)
         and read_checks(checks, first, len(values)) == values
@@ -227,13 +221,11 @@ class SegmentIndex:
         self._last_position = place.position
 
     def seal(self, place: BatchStart, *, timestamp_max: int) -> None:
-        """Index the segment's last batch, so that opening the segment needs one look-up."""
         if place.position != self._last_position:
             self.add(place, timestamp_max=timestamp_max)
 
     def find(self, relative: int) -> BatchStart | None:
-        """Return the indexed batch at or before a relative offset, or None if the index is
-        damaged."""
+        """Return the last indexed batch up to an offset, or None if the index is damaged."""
         at = self.offsets.last_at_most(relative)
         if at is None:
             return None
@@ -248,8 +240,7 @@ class SegmentIndex:
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return a relative offset before which all batches are older, or None if the index is
-        damaged."""
+        """Return an offset before which all batches are older, or None if damaged."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None

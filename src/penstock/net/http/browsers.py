@@ -51,8 +51,8 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """Create a guard. ``is_open`` means that authentication is off, ``acts_on_get`` that a GET
-        can change something."""
+        """Create a guard. ``is_open``: no authentication. ``acts_on_get``: a GET can change
+        data."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
@@ -60,8 +60,7 @@ class BrowserGuard:
         self.served: set[str | None] = {None}
 
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
-        """Return why a request is rejected, or None. A request with a Host in ``served`` and
-        without ``Origin``, ``Sec-Fetch-Site`` and query string needs no check."""
+        """Return why a request is rejected, or None."""
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."

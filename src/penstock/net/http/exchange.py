@@ -98,8 +98,7 @@ def _check_host(host: str | None, parser: Parser) -> None:
 
 
 def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
-    """Return the header section and ``reply.body``; ``last_line`` ends the header section and
-    contains the date."""
+    """Return the header section, which ends with ``last_line``, and ``reply.body``."""
     status, size = reply.status, len(reply.body)
     if reply.pieces:
         size += sum(map(len, reply.pieces))
@@ -125,8 +124,7 @@ def plain(status: int, message: str) -> bytes:
 
 
 class PieceWriter:
-    """Writes a large reply, at most TURN_BYTES_MAX in each iteration of the event loop, then calls
-    ``done``."""
+    """Writes a large reply in pieces of at most TURN_BYTES_MAX, then calls ``done``."""
 
     def __init__(
         self,

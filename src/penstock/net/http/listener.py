@@ -89,8 +89,7 @@ class HttpListener(Listener):
         outlives: Callable[[HttpRequest], bool] = lambda _request: False,
     ) -> None:
         """Create a listener. ``forbid`` creates the reply to a request that ``guard`` rejects.
-        ``outlives`` returns whether a request is completed even if its client has disconnected,
-        because a retry gets the reply of the first attempt."""
+        ``outlives`` returns whether to complete a request whose client has disconnected."""
         super().__init__(
             connections_max=config.connections_max,
             per_address_max=config.connections_per_address_max,
@@ -446,8 +445,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self.abort()
 
     def _hold(self) -> None:
-        """Count an incomplete body with those of all connections, and reject it beyond the
-        limit."""
+        """Count an incomplete body in the common limit, and reject it beyond that."""
         bodies, address = self._listener.bodies, source_of(self._peer)
         bodies.add(address, self._body_bytes - self._held_bytes)
         self._held_bytes = self._body_bytes
@@ -466,13 +464,11 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self._held_bytes = 0
 
     def _close(self) -> None:
-        """Close the connection when the client has read its replies, or after a deadline."""
         self._enter(CLOSING)
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error reply and ignore later bytes, so that no request hidden after a malformed
-        one is executed."""
+        """Send an error reply and ignore later bytes, which may hide another request."""
         if self._phase == LINGERING or self._transport.is_closing():
             return
         if self._task is not None:

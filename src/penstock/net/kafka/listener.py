@@ -79,8 +79,6 @@ class KafkaListener(Listener):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request in progress, or one whose reply waits for the replies of earlier requests."""
-
     is_kept: bool  # completed even if the client disconnects
     is_done: bool = False
     reply: Reply = None
@@ -89,8 +87,7 @@ class _Request:
 
 
 class KafkaConnection(Peer, asyncio.BufferedProtocol):
-    """A connection to a client. ``session`` holds what handlers know about the client; the
-    functions in ``on_lost`` are called when the connection ends."""
+    """A connection to a client. ``session`` holds what handlers know about the client."""
 
     def __init__(self, listener: KafkaListener) -> None:
         self.session: dict[str, object] = {}
@@ -136,7 +133,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._is_ending = True
 
     def hold_back(self, seconds: float) -> None:
-        """Start no other request for some seconds."""
         loop = self._listener.loop
         ends_at = loop.time() + seconds
         if self._pause is not None:
@@ -298,8 +294,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         task.add_done_callback(lambda task: self._served(request, task))
 
     def written(self) -> None:
-        """Note that the latest produce request has its offsets and no longer needs its frame, so
-        that the next one may start."""
+        """Note that the last produce request has its offsets, so that the next one may start."""
         self._is_written = True
         if not self._is_starting and (self._waiting or self._is_reading_paused):
             self._listener.loop.call_soon(self._start_waiting)

@@ -16,8 +16,8 @@ BUFFERS_MAX = 64  # in one system call
 
 
 class SliceSender:
-    """Sends one reply at a time. ``moved`` is called after each part of a long reply, ``done`` at
-    its end, with the error if there was one."""
+    """Sends one reply at a time. Calls ``moved`` after each part of a long reply, ``done`` at its
+    end."""
 
     def __init__(
         self,
@@ -42,8 +42,7 @@ class SliceSender:
         return bool(self._pieces)
 
     def send(self, pieces: Sequence[Piece]) -> bool:
-        """Send pieces, and return whether everything was sent; otherwise ``done`` is called
-        later."""
+        """Send pieces. Returns whether all are sent; otherwise ``done`` is called later."""
         assert not self._pieces, "one reply at a time"
         self._pieces.extend(pieces)
         self._sent = 0
@@ -59,8 +58,7 @@ class SliceSender:
         self._socket.close()
 
     def _push(self) -> bool:
-        """Send as much as the socket accepts, up to TURN_BYTES_MAX, and return whether all is
-        sent."""
+        """Send up to TURN_BYTES_MAX. Returns whether everything is sent."""
         left = TURN_BYTES_MAX
         try:
             while self._pieces:
@@ -98,7 +96,6 @@ class SliceSender:
         return sent
 
     def _send_buffers(self) -> int:
-        """Send the buffers before the next slice."""
         buffers: list[bytes | memoryview] = []
         flags = 0
         for piece in self._pieces:

@@ -106,8 +106,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 class KafkaClient:
-    """A client of a cluster, which is found by some of its addresses. All methods raise
-    KafkaTrouble."""
+    """A client of a cluster, given some of its addresses. All methods raise KafkaTrouble."""
 
     def __init__(
         self,
@@ -117,8 +116,7 @@ class KafkaClient:
         timeout_s: float = 30.0,
         client_id: str = "penstock",
     ) -> None:
-        """Create a client. ``timeout_s`` limits the wait for one reply, and all attempts of a call
-        together."""
+        """Create a client. ``timeout_s`` limits each call, with all its attempts."""
         security = security or Security()
         tls = security.tls_context() if security.is_tls else None
         self._dialling = Dialling(security, tls, timeout_s, client_id)
@@ -158,7 +156,6 @@ class KafkaClient:
         return at.call(key, request, wait_s=wait_s, version_max=version_max)
 
     def _any(self) -> KafkaNode:
-        """Return the first reachable node, and move it to the front of the list."""
         for number, node in enumerate(self._first):
             try:
                 node.open()
@@ -173,8 +170,8 @@ class KafkaClient:
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Return the result of ``ask``, retried within the timeout. A request that is not
-        repeatable is not retried after a lost reply. If the cluster was never reached, there is no
-        retry either, because its address is probably wrong."""
+        repeatable is not retried after a lost reply, nor any request if the cluster was never
+        reached."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -198,7 +195,6 @@ class KafkaClient:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> list[Any]:
-        """Send the request to each leader, for the partitions that it leads."""
         return [
             self.call(key, request(mine), node=node, wait_s=wait_s, version_max=version_max)
             for node, mine in self._by_leader(places).items()
@@ -208,8 +204,7 @@ class KafkaClient:
 
     def metadata(self, topics: Iterable[str] | None = None, *, may_create: bool = False) -> Any:
         """Return the metadata of the given topics or of all, and remember the leaders. With
-        ``may_create`` the server creates missing topics, if its settings and the user's permissions
-        allow it."""
+        ``may_create`` the server may create missing topics."""
         from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 
         named = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
@@ -236,8 +231,7 @@ class KafkaClient:
         return sorted(node.node_id for node in self.metadata(()).brokers)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the node that coordinates a group, or a transactional id if ``kind`` is
-        TRANSACTION."""
+        """Return the coordinator's node, of a group or (TRANSACTION) a transactional id."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)
@@ -424,8 +418,7 @@ class KafkaClient:
         return by_node
 
     def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
-        """Return the replies of a fetch or produce request by partition, and forget leaders that
-        moved."""
+        """Return the replies by partition, and forget leaders that moved."""
         by_place: dict[Place, Any] = {}
         for reply in replies:
             for topic in reply.topics:
@@ -470,7 +463,6 @@ def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
 
 
 def _topics(places: Sequence[Place], topic: Any, part: Callable[[Place], Any]) -> list[Any]:
-    """Return the topics of a request as objects of the class ``topic``."""
     return [
         topic(name=name, partitions=[part(Place(name, number)) for number in numbers])
         for name, numbers in by_topic(places).items()

@@ -17,7 +17,6 @@ class Committed(NamedTuple):
 
 
 def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]:
-    """Return all committed offsets of a group."""
     from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
 
     request = OffsetFetchRequest(group_id=group, topics=None)
@@ -38,8 +37,7 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
 
 
 def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
-    """Return the first offset of each partition that a share group has not finished; 0 if the group
-    has not read the partition yet."""
+    """Return the first offset of each partition that a share group has not finished."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]

@@ -100,8 +100,7 @@ class Security:
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Return the security settings in the properties of a Kafka client. Raises SecurityInvalid for
-    an unsupported security property; other properties are ignored."""
+    """Return the security settings in a Kafka client's properties; ignores other properties."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")
@@ -127,8 +126,7 @@ def security_from(properties: Mapping[str, str]) -> Security:
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
-    """Log in, and return the lifetime of the login in ms, or 0 if it lasts as long as the
-    connection."""
+    """Log in. Returns the lifetime of the login in ms; 0 if it has no limit."""
     from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
 
     reply = call(_SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))
@@ -153,7 +151,6 @@ def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
 
 
 def _sent(call: Callable[[int, Any], Any], token: bytes) -> tuple[bytes, int]:
-    """Send a token, and return the server's token and the lifetime of the login."""
     from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
 
     reply = call(_SASL_AUTHENTICATE, SaslAuthenticateRequest(token))

@@ -30,8 +30,6 @@ _RENEW_AT: Final = 0.9  # fraction of a login's lifetime, because the clocks dif
 
 
 class Dialling(NamedTuple):
-    """The connection settings of all nodes of a cluster."""
-
     security: Security
     tls: ssl.SSLContext | None
     timeout_s: float
@@ -53,14 +51,12 @@ class KafkaNode:
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
     ) -> Any:
-        """Send a request and return the decoded reply. The server may hold the request for
-        ``wait_s``."""
+        """Send a request and return the reply, for which the server may wait ``wait_s``."""
         self.open()
         timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
         return self._ask(key, request, timeout_s, version_max)
 
     def open(self) -> None:
-        """Open the connection and log in, if needed."""
         if self._socket is not None and (self._is_dead() or time.monotonic() >= self._renew_at):
             self.close()
         if self._socket is not None:
@@ -134,8 +130,8 @@ class KafkaNode:
         }
 
     def _is_dead(self) -> bool:
-        """Return whether the server has closed the connection. Between two requests it sends
-        nothing except for messages of TLS itself."""
+        """Return whether the server has closed the connection, on which it should send nothing
+        now."""
         assert self._socket is not None
         try:
             self._socket.setblocking(False)

@@ -1,12 +1,13 @@
-"""Typed requests and replies of the 23 SQS operations, the same for both request styles.
+"""Typed requests and replies of the 23 SQS operations, the same for both protocols.
 
 The AWS name of a field is derived by ``wire_name`` and given only where AWS breaks its own rule
 (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every struct with the service
 model of the AWS SDK.
 
 Every request field is optional, and null means absent: the actions check required fields, because
-the errors differ. Requests are not frozen: the frontend sets ``queue_url`` of a request posted to a
-queue's own path. In replies None means "left out", for empty lists and maps too."""
+the errors differ. Requests are not frozen, because the frontend sets ``queue_url`` of a request
+posted to a queue's own path. In replies, None means that the field is left out, as are empty lists
+and maps."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -29,7 +30,7 @@ _ACRONYMS = {"md5": "MD5", "aws": "AWS"}
 
 
 def wire_name(field: str) -> str:
-    """``md5_of_message_body`` → ``MD5OfMessageBody``."""
+    """Return the AWS name of a field: ``MD5OfMessageBody`` for ``md5_of_message_body``."""
     return "".join(_ACRONYMS.get(word, word.capitalize()) for word in field.split("_"))
 
 
@@ -50,7 +51,7 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """Not tracked by the garbage collector: no shape can be part of a cycle."""
+    """Base class of requests and replies, which are never part of a reference cycle."""
 
 
 class Request(Shape): ...
@@ -67,7 +68,7 @@ class Reply(Shape): ...
 
 
 class MessageAttributeValue(Shape):
-    """A message attribute or a message system attribute: in AWS both have the same members."""
+    """A message attribute or a message system attribute, which have the same members in AWS."""
 
     string_value: str | None = None
     binary_value: bytes | None = None
@@ -124,7 +125,7 @@ class BatchResultErrorEntry(Shape):
 
 
 class ReceivedMessage(Shape):
-    """``Message`` in AWS; renamed, because ``model.message`` has messages without a lease."""
+    """A received message, ``Message`` in AWS."""
 
     message_id: str
     receipt_handle: str
@@ -136,7 +137,7 @@ class ReceivedMessage(Shape):
 
 
 class MessageMoveTaskEntry(Shape):
-    """``ListMessageMoveTasksResultEntry`` in AWS."""
+    """A message move task; the AWS name is ``ListMessageMoveTasksResultEntry``."""
 
     task_handle: str | None = None
     status: str | None = None

@@ -124,8 +124,8 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the position and the reason of each break in the chains. The first records of a node
-    are not checked, because retention may have deleted earlier ones."""
+    """Yield position and reason of each break. Retention may have deleted a node's first
+    records."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:
@@ -143,8 +143,7 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters as they are recorded: long values cut, probable secrets hidden, empty
-    values left out."""
+    """Return parameters to record: values cut, probable secrets hidden, empty ones left out."""
     return _redacted(params, levels=2)
 
 

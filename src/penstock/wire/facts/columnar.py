@@ -19,8 +19,7 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """The fields of a record that apply to all its rows. Node, incarnation and flush identify a
-    record, so that one that was written twice can be found."""
+    """The fields that apply to all rows. Node, incarnation and flush identify a record."""
 
     v: int
     node: str
@@ -64,8 +63,6 @@ class Form(Generic[Facts, Block]):
         return self._encoder.encode(facts)
 
     def decode(self, value: bytes) -> Facts:
-        """Return a record with checked columns. Raises the exception ``unreadable`` of the
-        constructor."""
         facts = self._read(self._facts, value)
         columns: Any = facts.columns  # type: ignore[attr-defined]
         count = len(columns)
