@@ -85,7 +85,7 @@ def unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusabl
     if reason == "KEY_VALUES_MISMATCH":
         return CertificateUnusable(
             f"{key} is not the private key of {certificate}",
-            "the certificate belongs to another key",
+            "the certificate was made for another key",
             f"use the key that belongs to {certificate}, or create both: `penstock generate certs`",
         )
     if key == certificate and b"PRIVATE KEY" not in certificate.read_bytes():

@@ -72,7 +72,7 @@ class Security:
             if "\0" in self.user or "\0" in self.password:
                 raise SecurityInvalid("the user name or the password contains a zero byte")
         if self.key_file and not self.certificate_file:
-            raise SecurityInvalid("a key file needs a certificate file")
+            raise SecurityInvalid("there is a key file without a certificate file")
 
     @property
     def is_tls(self) -> bool:

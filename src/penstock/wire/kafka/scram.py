@@ -224,7 +224,7 @@ class ScramClient:
         text = _text(server_first, "the server's message")
         nonce, salt, iterations = _read_server_first(text)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ScramRefused("the server's nonce does not begin with the client's nonce")
+            raise ScramRefused("the server's nonce does not extend the client's nonce")
         digest = DIGESTS[self._mechanism]
         salted = salted_password(self._mechanism, self._password, salt=salt, iterations=iterations)
         client_key, stored_key, server_key = _keys(self._mechanism, salted)
