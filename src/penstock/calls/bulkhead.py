@@ -33,10 +33,10 @@ CALLS_MAX: Final = 2_000
 PARKED_MAX: Final = 100_000
 RETRY_AFTER_MS: Final = 200
 SWEEP_SECONDS_MAX: Final = 0.25
-PARKED_SWEEP_SECONDS: Final = 1.0  # there are many, and late ones are rare
+PARKED_SWEEP_SECONDS: Final = 1.0  # there are many parked calls, and late ones are rare
 LATE: Final = "no reply in time"
 FAILURES_MAX = 5
-TENANTS_MIN = 2  # one tenant alone never cuts off the others
+TENANTS_MIN = 2  # failures of a single tenant must not open the circuit breaker for all
 OPEN_MS_MIN = 500
 OPEN_MS_MAX = 30_000
 FAILING_MS_MAX: Final = 2 * OPEN_MS_MAX  # after its last failure a partition is forgotten
@@ -181,8 +181,7 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """Return whether calls failed recently. A call should not wait then: it may be the
-        probe."""
+        """Return whether calls to the callee, or to this partition, have failed recently."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)
@@ -296,8 +295,8 @@ class Bulkhead:
             self._note_failure(LATE, topic, partition)
             raise CalleeUnavailable(f"{self.name} did not reply in time.") from None
         elif self._has_failed:
-            # The caller has gone, or this is a bug: neither says anything about the callee. But a
-            # probe that ends like this must not leave a circuit breaker waiting for its result.
+            # The caller was cancelled, or this is a bug; neither concerns the callee. But a probe
+            # that ends like this must not leave a circuit breaker waiting for its result.
             now_ms = self._clock.mono_ms()
             _end_probe(self._failing_one(topic, partition), now_ms)
             _end_probe(self.breaker, now_ms)
@@ -312,7 +311,7 @@ class Bulkhead:
             self._take_share(topic)
 
     def _take_share(self, topic: Topic | None) -> None:
-        """Count the call for its tenant, while there are many calls. Raises Throttled."""
+        """Count the call for its tenant. Raises Throttled if the tenant has too many calls."""
         shares = self.shares
         if not self._is_counting:
             self._is_counting = True
@@ -342,7 +341,7 @@ class Bulkhead:
             return
         now_ms = self._clock.mono_ms()
         failing = self._failing_one(topic, partition)
-        # The partition first: a call that is rejected for its partition is no probe of the callee.
+        # Check the partition first: a call that it rejects must not count as a probe of the callee.
         if failing is not None and not failing.admits(now_ms=now_ms):
             self.refused_count += 1
             raise CalleeRefused(f"The partition does not reply at {self.name}; retry shortly.")
@@ -416,7 +415,7 @@ class Bulkhead:
             self._room = 0  # until the next call is checked
         late = []
         for number, (task, since, _, _) in self._calls.items():
-            # ``since`` may be up to one interval too early.
+            # ``since`` may be up to one sweep interval too early.
             if now - since <= self._deadline_s + self._sweep_s:
                 break
             late.append((number, task))
@@ -436,7 +435,7 @@ class Bulkhead:
                 del self._calls[number]
                 self._calls[number] = (None, self._now, topic, partition)
             self._note_failure(LATE, topic, partition)
-        elif task not in self._cut:  # one call of a task at a time; the next sweep takes another
+        elif task not in self._cut:  # cancel one call of a task at a time
             self._cut[task] = number
             task.cancel()
 

@@ -96,7 +96,8 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """Make a broker call through a bulkhead. After a failure it does not wait at the broker."""
+    """Make a broker call through a bulkhead. After a failure the call does not wait for
+    messages."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0

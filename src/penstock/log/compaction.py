@@ -125,7 +125,7 @@ class Compaction:
         for producer_id, first, marker in aborted:
             self._aborted.setdefault(producer_id, []).append((first, marker))
         # Results of the first pass:
-        self._end = segments[-1].end_offset  # records from here on are not touched
+        self._end = segments[-1].end_offset  # records from this offset on are not changed
         self._keys: dict[bytes, int] = {}
         self._last_batches: dict[int, int] = {}  # producer → base offset
         # The segment being written, and the state of its swap:
@@ -137,7 +137,7 @@ class Compaction:
         self._work: Generator[Progress, None, None] = self._run()
 
     def step(self) -> Progress:
-        """Do some milliseconds of work. After SWAP the log's thread must call ``swap`` first."""
+        """Do some milliseconds of work. If it returns SWAP, the log's thread must call ``swap``."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
@@ -189,7 +189,7 @@ class Compaction:
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
-        """Note the last record of each dirty key, and each producer's last batch."""
+        """Note the last offset of each uncompacted key, and each producer's last batch."""
         for segment in self._segments:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:

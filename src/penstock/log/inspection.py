@@ -110,7 +110,7 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 class Verification:
     """A verification of a segment in steps. ``next_base`` is the next segment's base offset, or
-    None for the last segment, whose end may be torn; but not within the first ``bytes_max``
+    None for the last segment, whose torn end is damage only within its first ``bytes_max``
     bytes."""
 
     def __init__(

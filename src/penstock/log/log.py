@@ -275,7 +275,7 @@ class Log(ReadableLog):
         segment, cut = self._find_cut(to)
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
         with self._refusing("truncation", "no space left to record the truncation of the log"):
-            # A pending rewrite would bring back what is cut off.
+            # A pending rewrite of segments would bring back the removed batches.
             if has_rewrite(self.disk, self.folder):
                 clear_rewritten(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
@@ -410,8 +410,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the doubts that ``recovery`` reported, durably. Thread-safe while nothing is
-        synced."""
+        """Clear the DOUBT flags that ``recovery`` reported, durably. Thread-safe without a sync."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

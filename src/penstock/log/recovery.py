@@ -203,7 +203,7 @@ class Recovery:
             remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
-        """Record a doubt on disk, before the repair removes its cause."""
+        """Store a DOUBT flag on disk, before the repair removes its cause."""
         if not self.report.doubts & doubt:
             self.report.doubts |= doubt
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))

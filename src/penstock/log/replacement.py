@@ -60,7 +60,7 @@ def has_rewrite(disk: Disk, folder: Path) -> bool:
 
 
 def clear_rewritten(disk: Disk, folder: Path) -> None:
-    """Empty the folder for the next rewrite, and remove leftover marks."""
+    """Empty the folder for the next rewrite, and remove leftover mark files."""
     for name in disk.names(folder):
         match = _NAME.match(name)
         if match is not None:
@@ -72,7 +72,7 @@ def clear_rewritten(disk: Disk, folder: Path) -> None:
 
 
 def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Create the mark: from then on, the new files will replace the old ones."""
+    """Create the mark file, after which the new files will replace the old ones."""
     disk.sync_folder(rewritten_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -89,20 +89,20 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark, durably, because a mark that reappeared would apply to the next rewrite."""
+    """Remove the mark file, durably: if it reappeared, it would apply to the next rewrite."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
 
 
 def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Cancel a swap of which no file has been moved. The mark is removed first."""
+    """Cancel a replacement before any file was moved. The mark file is removed first."""
     end_replacement(disk, folder, base_offset, end_offset)
     clear_rewritten(disk, folder)
 
 
 def finish_replacements(disk: Disk, folder: Path) -> None:
-    """Finish the swaps that have a mark and remove other rewrites. Called when a log is opened."""
+    """Finish replacements that have a mark file, and delete other rewritten segments."""
     names = set(disk.names(folder))
     for name in sorted(names):
         match = _NAME.match(name)
@@ -150,7 +150,7 @@ def restart_path(folder: Path, at: int) -> Path:
 
 
 def announce_restart(disk: Disk, folder: Path, at: int) -> None:
-    """Create the mark of a restart. Once it exists the restart will happen, even after a crash."""
+    """Create the mark file, after which the restart will happen, even after a crash."""
     replace_durably(disk, restart_path(folder, at), b"")
 
 

@@ -19,7 +19,7 @@ from penstock.model.topic import QueueSettings, QueueStats, Topic
 R = TypeVar("R")  # the reply of a call
 Reply = TypeVar("Reply", covariant=True)
 
-ALL_PARTITIONS: Final = -1  # in place of a partition: the call concerns several
+ALL_PARTITIONS: Final = -1  # used as the partition of a call that concerns several
 
 # One result per claim: None, or the error of this claim.
 Results: TypeAlias = Sequence[Exception | None]
@@ -102,7 +102,7 @@ class Lease(TopicCall[Sequence[Delivery]], frozen=True):
 
 
 class Ack(PartitionCall[Results], frozen=True):
-    """Delete leased messages. Only for FIFO queues, an expired lease is an error."""
+    """Delete leased messages. An expired lease is an error only for FIFO queues."""
 
     claims: Sequence[Claim]
 

@@ -15,7 +15,7 @@ ATTEMPTS_MAX = 2**31 - 1  # SDKs read receive counts as 32-bit numbers
 WAIT_MS_MAX = 20 * SECOND_MS
 DEDUP_WINDOW_MS = 5 * MINUTE_MS
 ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long the same attempt id gets the same reply
-QUEUE_PARTITIONS_MAX = 64  # opened together: each costs files and a cursor
+QUEUE_PARTITIONS_MAX = 64  # all are opened together, and each needs files and a cursor
 PURGE_INTERVAL_MS = MINUTE_MS
 DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also limits the memory of a cursor
@@ -27,9 +27,9 @@ TAGS_MAX = 50
 DEFERRED_MAX = 120_000
 DEDUP_ENTRIES_MAX = 1_000_000  # per partition, up to 180 MB; then messages are throttled
 ATTEMPT_IDS_MAX = 10_000
-LOCKS_SHOWN_MAX = 10  # locked message groups in one explanation
-# Messages of a group before the one in flight that peek scans, usually none. 10 peeked messages
-# with this many each take about a millisecond.
+LOCKS_SHOWN_MAX = 10  # locked message groups listed in the statistics of a queue
+# Earlier messages of a group that peek scans to find the one in flight. With this many, ten peeked
+# messages take about a millisecond.
 LOCK_STEPS_MAX = 1_000
 WINDOW_RECORDS_MAX = 512  # decoded records ahead of the cursor
 WINDOW_BYTES_MAX = MIB
@@ -45,7 +45,7 @@ SCRUB_INTERVAL_MS = 24 * 3_600 * SECOND_MS
 INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
 TAILS_BYTES_MAX = 64 * MIB  # recent batches of all partitions of a node
-BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
+BATCH_BYTES_MAX = 16 * MIB  # a stored batch; a header with a larger length is damaged
 # A producer's batch for a topic whose records the server opens: a queue, or an encrypted topic.
 OPENED_BATCH_RECORDS_MAX = 10_000  # the default of librdkafka
 OPENED_BATCH_BYTES_MAX = 16 * MIB  # after decompression

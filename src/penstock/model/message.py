@@ -8,7 +8,8 @@ import msgspec
 
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
-    """``data_type`` is ``String``, ``Number`` or ``Binary`` with an optional ``.label``."""
+    """A message attribute. Its type is ``String``, ``Number`` or ``Binary``, perhaps with a
+    label."""
 
     data_type: str
     value: bytes

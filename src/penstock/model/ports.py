@@ -133,7 +133,7 @@ class Catalog(Protocol):
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Apply a pure function to the newest value, again if another change came first."""
+        """Apply a function to the newest value of a topic, again if another change came first."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 

@@ -34,7 +34,7 @@ class DedupScope(StrEnum):
 
 
 class Redrive(msgspec.Struct, frozen=True):
-    """Moves a message to the queue ``target_arn`` after ``attempts_max`` leases."""
+    """A rule that moves a message to the queue ``target_arn`` after ``attempts_max`` leases."""
 
     target_arn: str
     attempts_max: int
@@ -132,9 +132,7 @@ class Obstacles(msgspec.Struct, frozen=True):
     expired: int = 0  # past the retention period
     lease_ends_ms: int | None = None  # the first lease to end, on the wall clock
     delay_ends_ms: int | None = None  # the first delay to end
-    is_read_ahead_full: bool = (
-        False  # the cursor has skipped DEFERRED_MAX messages and reads no more
-    )
+    is_read_ahead_full: bool = False  # the cursor reads no further messages
     uncommitted: int = 0  # appended and not yet replicated
     in_flight_max: int = 0
 

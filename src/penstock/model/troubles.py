@@ -256,7 +256,6 @@ def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
 
 
 def clock_skew(skew_ms: int) -> Trouble:
-    """Return the trouble. A node does not know whose clock it has seen."""
     return Trouble(
         Kind.CLOCK_SKEW,
         "clock",
@@ -295,7 +294,7 @@ def replica_halted(place: str, reason: str) -> Trouble:
 
 
 def coordinator_down(reason: str) -> Trouble:
-    """Return the trouble for a coordinator, whose topic and partition begin ``reason``."""
+    """Return the trouble; ``reason`` begins with the coordinator's topic and partition."""
     place = reason.partition(":")[0]
     return Trouble(
         Kind.COORDINATOR_DOWN,

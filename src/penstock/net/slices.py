@@ -79,7 +79,7 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the request has used several slices, not counting the first."""
+        """Return whether the request has used several slices."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:

@@ -292,11 +292,11 @@ async def test_a_request_or_an_answer_longer_than_a_frame_is_refused_by_name() -
     small = InternalConfig(frame_bytes_max=65_536)
     async with listening(role, config=small) as (_, port):
         async with calling(port) as client:
-            with pytest.raises(InvalidRequest, match=r"test\.echo: .* bytes are more"):
+            with pytest.raises(InvalidRequest, match=r"test\.echo of .* bytes is too large"):
                 await ask(client, "x" * 70_000)
             assert await ask(client, "x" * 60_000) == "x" * 60_000
         async with calling(port, config=small) as client:
-            with pytest.raises(InvalidRequest, match=r"the reply of .* bytes"):
+            with pytest.raises(InvalidRequest, match=r"reply of .* bytes"):
                 await ask(client, "long 70000")
             assert await ask(client, "and goes on") == "and goes on"
 

@@ -63,7 +63,7 @@ class _Calling(NodeConnection):
         return super().read_first(frame)
 
     def refuse(self, error: faults.HelloRefused) -> None:
-        """Send nothing."""
+        """Send no reason, because the other node does not wait for one."""
 
     def greeted(self, hello: Hello) -> None:
         wanted = self._client.node_id
@@ -83,7 +83,7 @@ class _Calling(NodeConnection):
                 # TLS does not say why it rejects a client: a wrong certificate looks like this.
                 reason += "; perhaps it needs TLS, or another certificate"
             self.ready.set_exception(faults.Unreachable(f"{where}: {reason}."))
-            self.ready.exception()  # retrieved: no warning if nothing awaits the future
+            self.ready.exception()  # so that asyncio does not warn if nothing awaits the future
         pending, self._pending = self._pending, {}
         for one in pending.values():
             if not one.future.done():
@@ -100,7 +100,7 @@ class _Calling(NodeConnection):
     async def ask(self, call: Call[Q, R], payload: bytes, *, deadline: float) -> R:
         if not self.fits(payload):
             raise InvalidRequest(
-                f"{call.name}: {len(payload):,} bytes are more than {self._client.place} accepts."
+                f"A {call.name} of {len(payload):,} bytes is too large for {self._client.place}."
             )
         if self._waiting or not self._has_room:
             await self._wait(deadline, len(payload))
@@ -124,7 +124,7 @@ class _Calling(NodeConnection):
                     self.send(Kind.CANCEL, call.number, request_id, b"")
                 self._admit()
             elif future.done() and not future.cancelled():
-                future.exception()  # retrieved: no warning about a reply that came too late
+                future.exception()  # so that asyncio does not warn about a late reply
             raise
 
     @property

@@ -166,7 +166,7 @@ class _Served(NodeConnection):
             self.send(Kind.REPLY, call.number, request_id, payload)
         else:
             too_long = InvalidRequest(
-                f"{call.name}: the reply of {len(payload):,} bytes is more than the caller accepts."
+                f"The {call.name} reply of {len(payload):,} bytes is too large for the caller."
             )
             self._fail(call.number, request_id, too_long)
 

@@ -20,7 +20,7 @@ from penstock.model.message import Appended
 from penstock.model.topic import Topic
 from penstock.wire.internal.broker_calls import RULES
 
-TURNS_MAX: Final = 10_000  # queues with a remembered position; then all start again
+TURNS_MAX: Final = 10_000  # queues whose next partition is remembered; with more, all restart
 REFUSED_MAX: Final = 10_000  # queues whose local partitions are avoided; then all are used again
 REFUSED_SECONDS: Final = 1.0
 

@@ -54,7 +54,7 @@ LeaseTask = asyncio.Task[Sequence[Delivery]]
 class _Look(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     has_reply: bool = False  # at least one node replied
-    error: errors.PenstockError | None = None  # of the last node that failed
+    error: errors.PenstockError | None = None  # error of the last node that failed
 
 
 class _Soon:
@@ -295,7 +295,11 @@ class _Parked:
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
             is_cancelled = task.cancelled()
-            error = errors.Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
+            error = (
+                errors.Draining(f"The call to node {node} was cancelled.")
+                if is_cancelled
+                else task.exception()
+            )
             if error is None:
                 self._take(node, task.result(), deliveries)
             elif isinstance(error, errors.TopicNotFound) or not isinstance(

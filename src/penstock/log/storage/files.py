@@ -161,7 +161,7 @@ def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> No
     while view:
         count = disk.pwrite(fd, bytes(view), position)
         if count <= 0:
-            raise OSError(f"pwrite wrote {count} bytes")
+            raise OSError(f"pwrite wrote only {count} bytes")
         view = view[count:]
         position += count
 

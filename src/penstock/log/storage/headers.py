@@ -19,9 +19,7 @@ Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 class Step(NamedTuple):
     place: BatchStart
     offset: int
-    header: (
-        BatchHeader | None
-    )  # None: neither the header nor the bytes up to the next step are trusted
+    header: BatchHeader | None  # None: the bytes up to the next step are not trusted
 
 
 def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.log.storage.segment import Segment
 
 WINDOW_BYTES = 4 * MIB
-CANDIDATES_MAX = 1_000  # positions tried for one gap; more look-alikes than that are an attack
+CANDIDATES_MAX = 1_000  # positions tried for one gap; more candidates are an attack
 EPOCH_MIN = -(2**31)
 ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 
@@ -78,7 +78,8 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places`` are the correct side files."""
+    """State and results of a scan. ``checks`` and ``places`` are what the side files should
+    hold."""
 
     size: int  # bytes of the file to scan
     position: int
@@ -93,7 +94,7 @@ class Scan:
     tail_reason: str | None = None  # why the scan stopped before the end of the file
 
     def seal(self) -> None:
-        """Index the last batch of a closed segment, whatever the interval."""
+        """Index the last batch of a closed segment, regardless of the index interval."""
         if self.last is not None and (not self.places or self.places[-1][0] != self.last):
             self.places.append((self.last, self.max_timestamp))
 
@@ -267,7 +268,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for a header in ``.check``, or from which whole batches lead to the end."""
+        """Search for the next batch that ``.check`` or the batches after it confirm."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(

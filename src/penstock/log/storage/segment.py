@@ -209,7 +209,7 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp = NO_TIMESTAMP
         self.last = START
-        self.last_epoch = NO_EPOCH  # of the last batch, here or in an earlier segment
+        self.last_epoch = NO_EPOCH  # epoch of the last batch, in this or an earlier segment
         self.recent = RecentPositions()
         self._files: SegmentFiles | None = None
 
@@ -317,7 +317,7 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Cut the segment, durably, with its checks: a leftover one would refute a later batch."""
+        """Cut the segment and its header checks, durably."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)

@@ -115,7 +115,8 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """Return the last entry whose column is at most ``key``; −1: none, None: damaged."""
+        """Return the number of the last entry whose column is at most ``key``; -1 if there is none,
+        or None if an entry is damaged."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2

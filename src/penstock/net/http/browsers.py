@@ -51,8 +51,8 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """Create a guard. ``is_open``: no authentication. ``acts_on_get``: a GET can change
-        data."""
+        """Create a guard. ``is_open`` means that authentication is off, ``acts_on_get`` that a GET
+        can change something."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""

@@ -55,7 +55,7 @@ _SINGLE = frozenset(
     }
 )
 
-# Decoded header names: clients send the same few, and decoding a name costs as much as its value.
+# Decoded header names, cached because clients send the same few names in every request.
 _NAMES: dict[bytes, str] = {}
 NAMES_MAX = 512
 
@@ -213,7 +213,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
                 self._owed_head = b""
             return memoryview(data)[upgrade.args[0] :]
         if self._is_in_head and not self._has_completed:
-            # The parser keeps an incomplete head, also one that is read ahead: count its bytes.
+            # The parser keeps an incomplete header section in memory, so count its bytes.
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self._config.header_bytes_max:
                 self._refuse(431, "the request header is too large")

@@ -32,7 +32,7 @@ Handle = Callable[["KafkaConnection", Buffer], Coroutine[Any, Any, Reply]]
 READ_AHEAD_BYTES_MAX = 1_048_576  # in requests that wait
 WAITING_OVERHEAD_BYTES = 64  # memory of a waiting frame beyond its bytes
 LOGIN_FRAME_BYTES_MAX = 65_536  # many times more than a login needs
-IN_PROGRESS_MAX = 16  # produce requests; clients that keep their order send five ahead
+IN_PROGRESS_MAX = 16  # produce requests; clients that need their order send at most five at once
 COPIED_BYTES_MAX = 16_384  # up to this size a frame is copied instead of keeping its chunk
 JOINED_BYTES_MAX = 65_536  # up to this size one copy of a reply is cheaper than several writes
 
@@ -49,7 +49,7 @@ class KafkaConfig:
     idle_seconds_max: float = 600.0
     write_stall_seconds_max: float = 30.0
     connections_per_address_max: int = 0  # 0: no limit per address
-    login_frame_bytes_max: int = 0  # of clients that have yet to log in; 0: no login is needed
+    login_frame_bytes_max: int = 0  # before a client has logged in; 0: no login is needed
     login_seconds_max: float = 30.0
 
 
@@ -390,7 +390,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
             if not sender.send(parts):
                 self._stalled_since = self._listener.now
         except OSError:
-            self._transport.abort()  # of the socket, or of a file
+            self._transport.abort()
 
     def _moved(self) -> None:
         self._stalled_since = self._listener.now

@@ -101,7 +101,7 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError(f"'{text}' is not HOST:PORT")
+        raise ValueError(f"the address '{text}' is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -231,7 +231,7 @@ class KafkaClient:
         return sorted(node.node_id for node in self.metadata(()).brokers)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the coordinator's node, of a group or (TRANSACTION) a transactional id."""
+        """Return the node that coordinates a group or, with TRANSACTION, a transactional id."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)

@@ -285,7 +285,7 @@ _ROOTS: Mapping[str, frozenset[str]] = {
 
 
 def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
-    """Return names and values. ``errors`` is used to decode escapes that are not UTF-8."""
+    """Return the names and values of a query string; ``errors`` is used as in ``bytes.decode``."""
     pairs = []
     for pair in text.split("&"):
         if pair:
@@ -295,7 +295,7 @@ def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
 
 
 def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
-    """Return names and values, or raise ValueError. Yields None every few milliseconds."""
+    """Return the names and values of a form body. Yields None every few milliseconds."""
     if not body.isascii():
         body.decode()  # before its escapes, which must be UTF-8 by themselves
     pairs = []

@@ -249,7 +249,7 @@ def is_genuine(
 
 
 def _hash_of(data: bytes) -> str:
-    """Copy a prepared hash object, which is faster than creating one by name."""
+    """Return the SHA-256 of ``data``. Copying a hash object is faster than creating one."""
     begun = _SHA256.copy()
     begun.update(data)
     return begun.hexdigest()

@@ -119,7 +119,7 @@ def link_of(value: bytes) -> Link:
     try:
         before = bytes.fromhex(record.prev_hash)
     except ValueError:
-        raise AuditUnreadable(f"{record.prev_hash[:80]!r} is not a hash") from None
+        raise AuditUnreadable(f"the prev_hash {record.prev_hash[:80]!r} is not a hash") from None
     return Link(record.seq, _hash(before, value))
 
 

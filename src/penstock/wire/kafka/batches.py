@@ -146,6 +146,6 @@ def _check_rules(header: batch.BatchHeader, version: int) -> None:
             raise BatchInvalid("a transactional batch has no producer id")
     elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
         raise BatchInvalid(
-            f"producer {header.producer_id}, epoch {header.producer_epoch}, "
-            f"sequence {header.base_sequence}: none may be negative"
+            f"the producer id {header.producer_id}, epoch {header.producer_epoch} or "
+            f"sequence {header.base_sequence} is negative"
         )

@@ -47,7 +47,7 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19, _AGAIN, "Too few replicas are in sync to accept the records."
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, _AGAIN, "The records reached too few replicas."
     INVALID_REQUIRED_ACKS = 21, _FINAL, "acks must be -1, 0 or 1."
-    ILLEGAL_GENERATION = 22, _FINAL, "The generation id does not match the generation of the group."
+    ILLEGAL_GENERATION = 22, _FINAL, "The group has another generation."
     INCONSISTENT_GROUP_PROTOCOL = 23, _FINAL, "The members have no protocol in common."
     INVALID_GROUP_ID = 24, _FINAL, "The group id is invalid."
     UNKNOWN_MEMBER_ID = 25, _FINAL, "Unknown member of the group."
@@ -70,29 +70,17 @@ class ErrorCode(IntEnum):
     INVALID_REQUEST = 42, _FINAL, "The request is contradictory or incomplete."
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, _FINAL, "Only record batches with magic 2 are supported."
     POLICY_VIOLATION = 44, _FINAL, "A policy of the cluster forbids the request."
-    OUT_OF_ORDER_SEQUENCE_NUMBER = (
-        45,
-        _FINAL,
-        "The sequence number is out of order: an earlier batch is missing.",
-    )
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45, _FINAL, "Out of order: an earlier batch is missing."
     DUPLICATE_SEQUENCE_NUMBER = 46, _FINAL, "The batch was appended already."
     INVALID_PRODUCER_EPOCH = 47, _FINAL, "A newer producer uses the same producer id."
     INVALID_TXN_STATE = 48, _FINAL, "The request is not valid in this state of the transaction."
-    INVALID_PRODUCER_ID_MAPPING = (
-        49,
-        _FINAL,
-        "The producer id does not belong to the transactional id.",
-    )
+    INVALID_PRODUCER_ID_MAPPING = 49, _FINAL, "The transactional id has another producer id."
     INVALID_TRANSACTION_TIMEOUT = 50, _FINAL, "The transaction timeout is longer than allowed."
     CONCURRENT_TRANSACTIONS = 51, _AGAIN, "The previous transaction is still being completed."
     TRANSACTION_COORDINATOR_FENCED = 52, _FINAL, "A newer coordinator has taken over."
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, _FINAL, "Access to the transactional id is denied."
     SECURITY_DISABLED = 54, _FINAL, "Security is switched off."
-    OPERATION_NOT_ATTEMPTED = (
-        55,
-        _FINAL,
-        "This part was not tried, because another part of the request failed.",
-    )
+    OPERATION_NOT_ATTEMPTED = 55, _FINAL, "Not tried, because another part of the request failed."
     KAFKA_STORAGE_ERROR = 56, _AGAIN, "The node's disk cannot be written or read."
     LOG_DIR_NOT_FOUND = 57, _FINAL, "Unknown log directory."
     SASL_AUTHENTICATION_FAILED = 58, _FINAL, "The credentials were not accepted."
@@ -108,11 +96,7 @@ class ErrorCode(IntEnum):
     NON_EMPTY_GROUP = 68, _FINAL, "The group still has members."
     GROUP_ID_NOT_FOUND = 69, _FINAL, "Unknown group."
     FETCH_SESSION_ID_NOT_FOUND = 70, _AGAIN, "Unknown fetch session."
-    INVALID_FETCH_SESSION_EPOCH = (
-        71,
-        _AGAIN,
-        "The epoch does not match the epoch of the fetch session.",
-    )
+    INVALID_FETCH_SESSION_EPOCH = 71, _AGAIN, "The fetch session has another epoch."
     TOPIC_DELETION_DISABLED = 73, _FINAL, "Topic deletion is disabled."
     FENCED_LEADER_EPOCH = 74, _AGAIN, "The partition has a newer leader than the client knows."
     UNKNOWN_LEADER_EPOCH = 75, _AGAIN, "The client knows a newer leader than this node."
@@ -150,11 +134,7 @@ class ErrorCode(IntEnum):
     TRANSACTION_ABORTABLE = 120, _FINAL, "The transaction must be aborted."
     INVALID_RECORD_STATE = 121, _FINAL, "The record is not leased to this member."
     SHARE_SESSION_NOT_FOUND = 122, _AGAIN, "Unknown share session."
-    INVALID_SHARE_SESSION_EPOCH = (
-        123,
-        _AGAIN,
-        "The epoch does not match the epoch of the share session.",
-    )
+    INVALID_SHARE_SESSION_EPOCH = 123, _AGAIN, "The share session has another epoch."
     FENCED_STATE_EPOCH = 124, _FINAL, "The state epoch of the share group is old."
     INVALID_REGULAR_EXPRESSION = 128, _FINAL, "The pattern is not a valid regular expression."
     REBOOTSTRAP_REQUIRED = 129, _FINAL, "Reconnect to the bootstrap servers."

@@ -30,7 +30,7 @@ UNFIT: Final = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
 _VARINT_BYTES_MAX = 5
 _VARINT_MAX = 0x7FFF_FFFF
 _TABLE_SIZE = 4_096
-_INTS_MAX = 256  # longer arrays are rare, and their layout is made quickly
+_INTS_MAX = 256  # longer arrays are rare
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -147,4 +147,4 @@ def not_uuid(name: str) -> struct.error:
 
 
 def inexpressible(name: str, version: int) -> UnsupportedVersion:
-    return UnsupportedVersion(name, version, "cannot be expressed")
+    return UnsupportedVersion(name, version, "does not have this field")

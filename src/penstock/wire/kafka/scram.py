@@ -162,7 +162,7 @@ class ScramExchange:
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
         """Return the server's last message. Raises ScramRefused if the proof is wrong."""
         if self._is_over:
-            raise ScramRefused("the exchange is over")
+            raise ScramRefused("the login attempt is already over")
         self._is_over = True
         binding, nonce, proof, without_proof = _read_client_final(message)
         digest = DIGESTS[self.mechanism]
