@@ -124,8 +124,7 @@ class CalleeUnavailable(Overloaded):
         self.is_lost = is_lost  # the connection was lost: a retry may find another
 
 
-class CalleeRefused(CalleeUnavailable):
-    """The call was not made, because the circuit breaker is open."""
+class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
@@ -188,7 +187,6 @@ class Bulkhead:
         )
 
     def mark_available(self) -> None:
-        """Close all circuit breakers without a probe, when the callee is known to be back."""
         self.breaker.succeeded()
         self._failing.clear()
 
@@ -237,7 +235,6 @@ class Bulkhead:
     def park(
         self, wait_ms: int, topic: Topic | None = None, partition: int = ALL_PARTITIONS
     ) -> int:
-        """Enter a call that waits at the callee for ``wait_ms``, and return its number."""
         if len(self._parked) >= self.parked_max:
             self._refuse_full()
         if not self._room:
@@ -362,7 +359,6 @@ class Bulkhead:
         return None if topic is None else self._failing.get((topic.topic_id, partition))
 
     def _note_failure(self, reason: str, topic: Topic | None, partition: int) -> None:
-        """Count a failure of the callee and, if ``topic`` is given, of the partition."""
         now_ms = self._clock.mono_ms()
         self._has_failed = True
         self._room = 0

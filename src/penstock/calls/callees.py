@@ -124,8 +124,6 @@ class BrokerWrapper:
 
 
 class GuardedBroker(BrokerWrapper):
-    """The broker of this node. Each call passes the bulkhead of this node or of the metadata."""
-
     def __init__(self, broker: BrokerPort, own: Bulkhead, metadata: Bulkhead) -> None:
         super().__init__(broker)
         self._own = own

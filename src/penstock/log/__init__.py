@@ -1,2 +1,1 @@
-"""The log of one partition on the local disk: append, read, sync and recovery, without threads or
-asyncio."""
+"""The log of one partition on the local disk: append, read, sync and recovery."""

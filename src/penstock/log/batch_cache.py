@@ -68,14 +68,12 @@ class BatchCache:
         return not self._bases
 
     def successor(self) -> "BatchCache":
-        """Return an empty cache that replaces this one. Thread-safe."""
         if self.is_empty:
             return self
         self._budget.abandon(self)
         return BatchCache(self._bytes_max, self._budget)
 
     def clear(self) -> None:
-        """Drop all batches; later appends are kept again."""
         self._budget.used_bytes -= self._bytes
         self._budget.forget(self)
         self._bytes = 0

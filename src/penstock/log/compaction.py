@@ -61,8 +61,6 @@ class Progress(Enum):
 
 
 class Unreadable(PenstockError):
-    """A damaged batch stopped the compaction."""
-
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(f"{path.name}: offset {offset}: {reason}")
         self.offset = offset
@@ -153,7 +151,7 @@ class Compaction:
         return freed or 0
 
     def close(self) -> None:
-        """Release all resources. Required after every round, finished or not; idempotent."""
+        """Release all resources. Required after every round, finished or not."""
         self._work.close()
         self._settle()
 
@@ -172,7 +170,6 @@ class Compaction:
         self.clean_offset = self._end
 
     def _settle(self) -> None:
-        """Finish the swap of the rewritten segment, or remove the segment if it was not swapped."""
         while self._held:
             self._disk.close(self._held.pop())
         made = self._made

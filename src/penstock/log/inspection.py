@@ -57,7 +57,6 @@ class PartitionSummary:
 
 
 def summarize(place: PartitionFolder) -> PartitionSummary:
-    """Summarize a partition. Only its last segment may have to be read completely."""
     disk = ReadOnlyDisk()
     segments = segments_of(place)
     point = read_point(place.folder, disk) or RecoveryPoint(0)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """A sync of everything that was dirty at one moment. It may run in any thread."""
-
     def __init__(
         self,
         log: "Log",

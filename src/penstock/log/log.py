@@ -87,7 +87,6 @@ class Log(ReadableLog):
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk = DISK) -> "Log":
-        """Create or recover a log. The attribute ``recovery`` reports what recovery did."""
         return cls(folder, config, now_ms=now_ms, disk=disk)
 
     @property
@@ -194,7 +193,6 @@ class Log(ReadableLog):
             self.refusal = reason
 
     def roll(self, *, now_ms: int) -> None:
-        """Close the active segment and start the next. Does nothing if the active one is empty."""
         if self._active.bytes == 0:
             return
         segment = self._new_segment(self.end_offset)
@@ -296,7 +294,6 @@ class Log(ReadableLog):
         return segment, cut
 
     def _cut(self, segment: Segment, cut: Cut) -> None:
-        """Remove segments newest first, each durably, so that the log never has a gap."""
         taken = self._segments.take_after(segment)
         self._active = segment
         self._cache = self._cache.successor()

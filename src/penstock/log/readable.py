@@ -94,7 +94,6 @@ class Segments:
         return self._take(0, count)
 
     def take_after(self, segment: Segment) -> list[Segment]:
-        """Remove, close and return the segments after ``segment``, which becomes active."""
         first = bisect_right(self._bases, segment.base_offset)
         taken = self._take(first, len(self._all))
         self._open.pop(segment.base_offset, None)
@@ -159,12 +158,10 @@ class ReadableLog:
 
     @property
     def low_watermark(self) -> int:
-        """The first offset that readers may see: the stored one, but at least the log's start."""
         return max(self.stored_low_watermark, self._segments.start_offset)
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last batch, or −1 if there has never been a batch."""
         return self._segments.last.last_epoch
 
     @property
@@ -218,7 +215,6 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def expire_recent(self) -> None:
-        """Drop the positions in ``Segment.recent`` that existed at the last call."""
         for segment in self._segments:
             if segment.recent:
                 segment.recent.age()
@@ -229,7 +225,6 @@ class ReadableLog:
         return self.end_offset if up_to is None else min(up_to, self.end_offset)
 
     def find_time(self, timestamp_ms: int) -> int:
-        """Return the offset of the first batch that reaches the timestamp, or the end offset."""
         for segment in self._segments:
             if segment.max_timestamp >= timestamp_ms:
                 try:

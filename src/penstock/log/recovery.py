@@ -43,8 +43,7 @@ from penstock.model.errors import Damaged, PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
 
-class FormatUnsupported(PenstockError):
-    """The log was written by a newer version, or is not a Penstock log."""
+class FormatUnsupported(PenstockError): ...
 
 
 @dataclass(slots=True)
@@ -67,7 +66,6 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Return whether non-zero bytes followed the last whole batch."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
@@ -261,7 +259,6 @@ class Recovery:
         *,
         may_cut: bool,
     ) -> bool:
-        """Scan a segment and rebuild its side files. Returns False if a torn end was cut off."""
         start, number, timestamp = resume
         scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
@@ -301,7 +298,6 @@ class Recovery:
         return is_whole or next_base is None
 
     def _make_durable(self, last: Segment) -> None:
-        """Sync the segments, which may be only in the page cache, and move the recovery point."""
         for segment in self.segments:
             if segment.end_offset > self._point.offset or segment is last:
                 self.disk.sync_data(segment.files.log_fd)

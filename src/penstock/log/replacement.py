@@ -96,7 +96,6 @@ def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int)
 
 
 def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Cancel a replacement before any file was moved. The mark file is removed first."""
     end_replacement(disk, folder, base_offset, end_offset)
     clear_rewritten(disk, folder)
 
@@ -171,7 +170,6 @@ def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
 
 
 def finish_restart(disk: Disk, folder: Path) -> None:
-    """Perform a pending restart. Called when a log is opened, before any other file is read."""
     for name in disk.names(folder):
         stem = name.removesuffix(RESTART_SUFFIX)
         if stem != name and stem.isdigit():

@@ -87,8 +87,6 @@ class Acl(msgspec.Struct, frozen=True):
 
 
 class _Patterns:
-    """The names, prefixes and hosts of all rules with the same key in ``AclIndex``."""
-
     __slots__ = ("lengths", "literal", "prefixed")
 
     def __init__(self) -> None:

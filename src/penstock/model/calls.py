@@ -178,8 +178,7 @@ class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
     """Return the known producers that have an id, the longest inactive first."""
 
 
-class Ends(PartitionCall[ports.StreamEnds], frozen=True):
-    pass
+class Ends(PartitionCall[ports.StreamEnds], frozen=True): ...
 
 
 class Fetch(PartitionCall[ports.Fetched], frozen=True):
@@ -206,8 +205,7 @@ class DeleteRecords(PartitionCall[int], frozen=True):
     before: int
 
 
-class LogBytes(PartitionCall[int], frozen=True):
-    pass
+class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 # ── Shares ───────────────────────────────────────────────────────────────────────────────────

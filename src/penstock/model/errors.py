@@ -2,8 +2,6 @@
 
 
 class PenstockError(Exception):
-    """Base class of all errors that reach a client or an operator."""
-
     public = ""  # the text for clients, if the error's own text contains addresses
 
 
@@ -37,8 +35,7 @@ class MissingParameter(InvalidRequest):
         self.name = name
 
 
-class InvalidMessage(InvalidRequest):
-    pass
+class InvalidMessage(InvalidRequest): ...
 
 
 class InvalidReceipt(InvalidRequest):
@@ -49,8 +46,7 @@ class ExpiredReceipt(InvalidRequest):
     """The lease of a FIFO message has ended."""
 
 
-class NotLeased(InvalidRequest):
-    pass
+class NotLeased(InvalidRequest): ...
 
 
 class OffsetOutOfRange(InvalidRequest):
@@ -69,8 +65,7 @@ class ProducerRefused(InvalidRequest):
         self.code = code
 
 
-class QuotaExceeded(InvalidRequest):
-    pass
+class QuotaExceeded(InvalidRequest): ...
 
 
 class NotFound(PenstockError): ...
@@ -95,12 +90,10 @@ class TopicDeletedRecently(Conflict): ...
 class PurgeInProgress(Conflict): ...
 
 
-class VersionConflict(Conflict):
-    """A store entry changed between read and write."""
+class VersionConflict(Conflict): ...
 
 
-class AccessDenied(PenstockError):
-    pass
+class AccessDenied(PenstockError): ...
 
 
 class Overloaded(PenstockError):
@@ -114,16 +107,14 @@ class Throttled(Overloaded):
         self.held_ms = held_ms  # delay of the reply, for clients with very many of these errors
 
 
-class InFlightLimit(Overloaded):
-    pass
+class InFlightLimit(Overloaded): ...
 
 
 class DiskFull(Overloaded):
     """The disk is full: appends are rejected, leases and acks still work."""
 
 
-class Draining(Overloaded):
-    pass
+class Draining(Overloaded): ...
 
 
 class NotLeader(Overloaded):
@@ -144,8 +135,7 @@ class LeaderMoved(Overloaded):
     """Another node leads the partition now, and the outcome of the call is unknown."""
 
 
-class NotEnoughReplicas(Overloaded):
-    pass
+class NotEnoughReplicas(Overloaded): ...
 
 
 class Damaged(PenstockError):

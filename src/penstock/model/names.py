@@ -1,7 +1,14 @@
 """Names and ids with their allowed characters, and how ids of Kafka clients carry an account.
 
 Groups and transactions of all tenants are kept together, so inside the server their ids carry the
-account of the tenant:"""
+account of the tenant:
+
+    tenant         id of the client      id in the server
+    the node's     orders                orders
+    the node's     123456789012/orders   000000000000/123456789012/orders
+    another        orders                123456789012/orders
+
+The second line prevents the node's own tenant from using the ids of another tenant."""
 
 import re
 from typing import Final, NewType
@@ -93,7 +100,6 @@ def queue_arn(account: str, region: str, name: str) -> str:
 
 
 def arn_partition(region: str) -> str:
-    """Return the AWS partition of a region, which is part of its resource names."""
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"

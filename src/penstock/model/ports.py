@@ -60,8 +60,6 @@ class Marker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerSeen(msgspec.Struct, frozen=True, gc=False):
-    """A producer as a partition knows it; -1 means none."""
-
     producer_id: int
     producer_epoch: int
     last_sequence: int
@@ -118,8 +116,7 @@ class Catalog(Protocol):
 
     def find_id(self, topic_id: str) -> Topic | None: ...
 
-    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        """Return the topics with this prefix, sorted by name."""
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]: ...
 
     def all_topics(self) -> Sequence[Topic]: ...
 
@@ -157,8 +154,6 @@ class KeyRing(Protocol):
 
 
 class Identities(Protocol):
-    """Tenants, users, keys and policies, in memory; a watch on the store keeps them current."""
-
     def tenant(self, account: str) -> Tenant | None: ...
 
     def tenants(self) -> Sequence[Tenant]: ...

@@ -69,7 +69,6 @@ def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
 
 
 def share_of(bound: int, percent: float) -> int:
-    """Return the part of a limit that one tenant may use, at least 1."""
     return max(1, int(bound * percent / 100))
 
 

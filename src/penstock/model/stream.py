@@ -61,8 +61,6 @@ def policies_of(text: str) -> frozenset[str]:
 
 
 class TopicDefaults:
-    """The default settings of topics. Changed in place when an operator changes a default."""
-
     def __init__(self, configs: Mapping[str, str] | None = None) -> None:
         self._listeners: list[Callable[[], None]] = []
         self.replace(configs or {})

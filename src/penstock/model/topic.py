@@ -99,7 +99,6 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         return queue_arn(self.account, self.region, self.name)
 
     def may_pass_messages_to(self, other: "Topic") -> bool:
-        """Return whether ``other`` is a queue of the same tenant, region and kind."""
         return (
             other.is_queue
             and not other.is_share
@@ -165,8 +164,6 @@ def _sum(kind: type[S], parts: Sequence[S], **values: Any) -> S:
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """Counts of one queue, summed over its partitions. Only ``obstacles`` needs a scan."""
-
     visible: int = 0
     in_flight: int = 0
     delayed: int = 0

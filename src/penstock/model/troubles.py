@@ -15,8 +15,6 @@ from penstock.model.units import counted, size
 
 
 class Kind(StrEnum):
-    """The label of the metric, and the value of the log field ``trouble``."""
-
     DISK_FULL = "disk_full"
     DISK_LOW = "disk_low"
     NO_OPERATOR = "no_operator"
@@ -78,7 +76,6 @@ DISK_DO: Final = "receive and delete messages, or free space on the disk of the 
 
 
 def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
-    """Return the sentence, which is also the error text that SQS and Kafka clients get."""
     return (
         f"the disk is full: {size(free_bytes)} free, {size(reserve_bytes)} reserved for deletes;"
         " new messages are rejected, receiving and deleting still work"
@@ -269,7 +266,6 @@ def clock_skew(skew_ms: int) -> Trouble:
 
 
 def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
-    """Return the trouble for ``topic/partition``. Only the log shows ``reason``."""
     return Trouble(
         Kind.LOG_DAMAGED,
         f"partition {place}",

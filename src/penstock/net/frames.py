@@ -29,8 +29,7 @@ SPARE_BYTES_MAX = 16 * 1_048_576  # kept for reuse: used memory is cheaper than 
 _LENGTH = struct.Struct(">i")
 
 
-class FrameRejected(Exception):
-    pass
+class FrameRejected(Exception): ...
 
 
 class Chunk:
@@ -50,7 +49,6 @@ class Chunks:
         self._spare_bytes = 0
 
     def landing(self) -> Chunk:
-        """Return the chunk that receives new bytes of any connection."""
         if self._landing.is_kept:
             self._landing = self._reuse(CHUNK_BYTES) or Chunk(CHUNK_BYTES)
         return self._landing
@@ -80,7 +78,6 @@ class Chunks:
             self._spare_bytes += chunk.size
 
     def _reuse(self, size: int) -> Chunk | None:
-        """Return the last used spare chunk that fits; it may be in the CPU cache."""
         spare = self._spare
         for at in range(len(spare) - 1, -1, -1):
             if size <= spare[at].size <= 2 * size:
@@ -91,8 +88,8 @@ class Chunks:
 
 
 class FrameReader:
-    """Splits received bytes into frames. Call ``room``, ``received``, ``next_frame`` until that
-    returns None, then ``settle``."""
+    """Splits received bytes into frames: call ``received``, ``next_frame`` until None,
+    ``settle``."""
 
     __slots__ = ("_at", "_chunk", "_chunks", "_end", "_own", "_whole", "frame_bytes_max")
 
@@ -140,7 +137,6 @@ class FrameReader:
         return view[start:stop]
 
     def keep(self) -> None:
-        """Keep the last frame valid for as long as there is a reference to it."""
         assert self._chunk is not None, "frames come from chunks"
         self._chunk.is_kept = True
 

@@ -1,8 +1,7 @@
-"""The base class of all listeners, which binds the port, counts connections, checks deadlines and
-drains.
+"""The base class of all listeners, which counts connections, checks deadlines and drains.
 
 One periodic sweep checks the deadlines of all connections, instead of a timer per request. A
-connection notes when its phase (reading a header, idle, …) began, by the coarse clock of the
+connection notes when its phase (such as reading a header) began, by the coarse clock of the
 sweep."""
 
 import asyncio
@@ -90,7 +89,6 @@ class Listener:
         return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
 
     async def drain(self, *, seconds_max: float) -> None:
-        """Stop accepting connections, let requests in progress finish, then close the rest."""
         self.is_draining = True
         if self._server is not None:
             self._server.close()

@@ -3,7 +3,7 @@
 A request with many entries checks after each entry whether its slice (a few milliseconds) is over,
 and then lets the event loop do other work:
 
-async for each in slices.each(request.topics): ...
+    async for each in slices.each(request.topics): ...
 
 Usually no slice is over and nothing is awaited. All requests share one ``Turns``: only one of the
 requests that use slices runs in each iteration of the event loop, so many large requests delay
@@ -79,7 +79,6 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the request has used several slices."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:
@@ -91,7 +90,6 @@ class Slices:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new slice after a wait."""
         self._since = self._turns.perf()
 
     async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
@@ -111,8 +109,6 @@ class Slices:
 
 
 class Each(Generic[T]):
-    """An iterator over entries that begins a new slice whenever one is over."""
-
     __slots__ = ("_entries", "_slices")
 
     def __init__(self, slices: Slices, entries: Iterator[T]) -> None:

@@ -36,7 +36,6 @@ def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
 async def unpacked(
     batch: bytes, header: BatchHeader, *, tenant: str, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Return the decompressed records. Raises TooLarge above ``bytes_max``."""
     blob = unpacked_now(batch, header)
     if blob is not None:
         if len(blob) > bytes_max:

@@ -29,7 +29,6 @@ _BOUNDS = tuple(number_text(bound) for bound in (*BUCKETS_SECONDS, math.inf))
 
 
 def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return ``{a="1",b="2"}``, or an empty text without labels."""
     assert len(names) == len(values), "one value per label"
     if not names:
         return ""

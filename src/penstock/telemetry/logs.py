@@ -59,7 +59,6 @@ def printable(text: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a field for JSON: numbers and booleans unchanged, the rest as safe text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -39,8 +39,6 @@ class Histogram:
 
 
 class _Requests:
-    """The count of one result of an API call; all results of the call share the durations."""
-
     __slots__ = ("count", "durations")
 
     def __init__(self, durations: Histogram) -> None:
@@ -128,12 +126,10 @@ class Meter:
     def register_histogram(
         self, family: Family, labels: tuple[str, ...], histogram: Histogram
     ) -> None:
-        """Add a series whose histogram the caller keeps. The number of series must be small."""
         assert len(self._more_histograms) < SERIES_MAX, "too many histogram series"
         self._more_histograms.append((family, labels, histogram))
 
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:
-        """Return the node's totals, and the ``extra`` samples, as Prometheus text."""
         gauges: dict[str, list[Sample]] = {}
         for collector in self._collectors:
             for family, sample in collector():

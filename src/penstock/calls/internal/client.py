@@ -1,9 +1,8 @@
-"""Makes calls to another node, over one connection with many calls in progress and replies in any
-order.
+"""Makes calls to another node, over one connection with many calls in progress.
 
-The first call connects. After a failure or a lost connection the client connects again after a
-pause that grows with each failure and has a random part, so that the callers of a node that comes
-back do not all connect at once. A call during the pause fails at once with Unreachable.
+The first call connects. After a failure the client connects again after a pause that grows with
+each failure and has a random part, so that the callers of a node that comes back do not all connect
+at once. A call during the pause fails at once with Unreachable.
 
 A call whose connection was lost is made once more if it is idempotent, and raises OutcomeUnknown
 otherwise. A call that is cancelled here is cancelled at the other node."""
@@ -62,8 +61,7 @@ class _Calling(NodeConnection):
             raise faults.HelloRefused(str(faults.decode_failure(frame[HEADER_BYTES:], more={})))
         return super().read_first(frame)
 
-    def refuse(self, error: faults.HelloRefused) -> None:
-        """Send no reason, because the other node does not wait for one."""
+    def refuse(self, error: faults.HelloRefused) -> None: ...
 
     def greeted(self, hello: Hello) -> None:
         wanted = self._client.node_id

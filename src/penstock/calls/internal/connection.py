@@ -1,10 +1,8 @@
-"""A connection between two nodes, as both ends see it: the hello, incoming and outgoing frames, and
-limits.
+"""A connection between two nodes, as both ends see it: hello, frames and limits.
 
 All frames of one iteration of the event loop go out in one write, because the system call would be
 the largest cost of a call. A peer that does not read gets no more calls once the write buffer
-exceeds ``write_bytes_high``; the connection is closed if that lasts, or if the unsent bytes exceed
-a limit.
+exceeds ``write_bytes_high``; the connection is closed if that lasts or the buffer grows further.
 
 One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
 cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
@@ -57,8 +55,6 @@ def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
 
 
 class NodeCertificates(Certificates):
-    """The certificate of a node, with one TLS context for each end of a connection."""
-
     def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
         super().__init__(TlsFiles(certificate, key, ca))
         self.listening = self.context
@@ -104,8 +100,7 @@ class InternalConfig:
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
     """This end of the connections to other nodes. ``check_hello`` raises HelloRefused for an
-    unsuitable peer. If ``secret`` is set, both ends must prove that they know it before any
-    call."""
+    unsuitable peer. Both ends must prove that they know ``secret``, if it is set."""
 
     node_id: str
     cluster_id: str
@@ -157,8 +152,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Implemented by each end ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def greeted(self, hello: Hello) -> None:
-        """Handle the accepted hello of the other node."""
+    def greeted(self, hello: Hello) -> None: ...
 
     @abstractmethod
     def arrived(self, header: Header, payload: memoryview) -> None:
@@ -361,7 +355,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return self._transport.is_closing()
 
     def end(self, reason: str) -> None:
-        """Close the connection at once, even with calls in progress."""
         if self.end_reason is None:
             self.end_reason = reason
         if not self._transport.is_closing():

@@ -77,7 +77,6 @@ class RemoteBroker:
         self._giving_back: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Remove the listeners, and wait up to CLOSE_SECONDS_MAX for GIVE_BACK calls."""
         await self._ends.close()
         await self._availability.close()
         if self._giving_back:

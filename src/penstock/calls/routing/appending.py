@@ -3,9 +3,8 @@ and a call to all of them, whose replies are joined.
 
 Sending to another node costs about twice as much as storing a message locally. So a node stores a
 message in one of the partitions that it leads, round robin. A node that leads none uses the
-partition that the caller chose, or the next one whose leader is reachable. After a local partition
-has rejected a message (full disk, damage, too few replicas), the node uses the caller's choice for
-a second."""
+partition that the caller chose, or the next one whose leader is reachable. For a second after a
+local partition has rejected a message (full disk, damage), the node uses the caller's choice."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -81,8 +80,6 @@ def _at(call: Append, partition: int) -> Append:
 
 
 class LocalPartitions:
-    """Chooses among the partitions of a standard queue that this node leads, round robin."""
-
     def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
         self._own = own_node
         self._leader = routes.leader

@@ -2,16 +2,15 @@
 
 A call that was not carried out is retried until a time limit: the node does not lead the partition
 (and usually knows which node does), the connection is closed, or the partition has no leader. A
-call with an unknown outcome is retried only if it is idempotent; otherwise OutcomeUnknown is
-raised.
+call with an unknown outcome is retried only if it is idempotent; otherwise it raises
+OutcomeUnknown.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
 connection. The local broker has its own bulkhead (``calls/callees.py``).
 
 Listeners are called when the leaders of a topic change (``LeaderChanges``), or follow the leader of
 a partition (``FollowingListener``). One task waits for changes for all of them. It checks each
-topic once, not once per listener, and at most a hundred times a second: when a node dies, thousands
-of partitions get new leaders."""
+topic once, and at most a hundred times a second: when a node dies, thousands of leaders change."""
 
 import asyncio
 import logging
@@ -50,8 +49,7 @@ class Routes(Protocol):
     def leaders(self, topic: Topic) -> Mapping[int, int]:
         """Return the leader's node by partition, without partitions that have no leader."""
 
-    def nodes(self) -> Sequence[int]:
-        """Return all nodes that are alive, this one included."""
+    def nodes(self) -> Sequence[int]: ...
 
     async def wait_changed(self, timeout_s: float) -> None:
         """Wait for the next change of a leader. No change after the call is missed."""
@@ -85,7 +83,6 @@ class Leaders:
         bulkhead: Callable[[int], Bulkhead],
         retry_seconds_max: float = call_times.RETRY_SECONDS_MAX,
     ) -> None:
-        """Create the sender. ``remote`` returns another node's broker or raises Unreachable."""
         self.local = local
         self.own_node = own_node
         self.routes = routes
@@ -279,7 +276,6 @@ class FollowingListener:
         listener: Listener,
         add: Callable[[BrokerPort], Remove],
     ) -> None:
-        """Add the listener at the current leader; ``add`` adds it at one broker."""
         self._leaders = leaders
         self._topic = topic
         self._partition = partition

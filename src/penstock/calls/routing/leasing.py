@@ -6,8 +6,7 @@ receive is parked at all nodes. The first reply with messages ends the wait, and
 cancelled. Messages that another node has leased by then are returned too if the request has room
 for them, else released in the background.
 
-When leaders change, a parked receive moves to the new ones. A node that fails is called again after
-a pause.
+When leaders change, a parked receive moves along. A node that fails is called again after a pause.
 
 The limit on leased messages counts those of all nodes (``broker/partition/queue.py``). It is
 reached if one node reports it and no node has a message."""
@@ -58,8 +57,6 @@ class _Look(NamedTuple):
 
 
 class _Soon:
-    """A broker whose calls time out after LOOK_SECONDS_MAX."""
-
     def __init__(self, broker: Calls, node: int) -> None:
         self._broker = broker
         self._node = node

@@ -116,8 +116,6 @@ class BatchBuffers(NamedTuple):
 
 
 class VerifiedRange:
-    """The start of the batch that holds an offset and, once verified, a range of batches."""
-
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
     def __init__(self, place: BatchStart) -> None:
@@ -129,8 +127,6 @@ class VerifiedRange:
 
 
 class VerifiedRanges(dict[int, VerifiedRange]):
-    """The verified ranges of an open segment, by requested offset; the oldest are evicted."""
-
     def at(self, offset: int, place: BatchStart) -> VerifiedRange:
         known = self.get(offset)
         if known is None:
@@ -242,8 +238,6 @@ def _read_known(
 
 
 class _BufferWalk:
-    """Walks over the batches of one read of the file, up to the first bad batch."""
-
     __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
 
     def __init__(self, segment: "Segment", place: BatchStart, size: int) -> None:
@@ -311,7 +305,6 @@ class _BufferWalk:
 def _without(
     view: memoryview, first: int, end: int, empty: Sequence[int], next_offset: int, count: int
 ) -> BatchBuffers:
-    """Leave out batches that compaction has emptied, unless there are no others."""
     buffers: list[Piece] = []
     for at in empty:
         if at > first:

@@ -138,7 +138,6 @@ def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
 
 
 def read_low_watermark(folder: Path, disk: Disk) -> int:
-    """Return the low watermark, or 0 if there is no file."""
     path = folder / LOW_WATERMARK_FILE
     content = read_whole(disk, path)
     if content is None:
@@ -161,8 +160,6 @@ DAMAGE_MAX = 1_000  # ranges recorded per partition; more would add nothing to t
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged range of bytes in one file, and the offsets that were stored there."""
-
     file: str
     position: int
     size_bytes: int

@@ -94,7 +94,6 @@ class Disk:
         return b"".join(parts)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        """Write, perhaps fewer bytes than requested; the caller must check."""
         return os.pwrite(fd, data, position)
 
     def truncate(self, fd: int, length: int) -> None:

@@ -94,12 +94,10 @@ class Scan:
     tail_reason: str | None = None  # why the scan stopped before the end of the file
 
     def seal(self) -> None:
-        """Index the last batch of a closed segment, regardless of the index interval."""
         if self.last is not None and (not self.places or self.places[-1][0] != self.last):
             self.places.append((self.last, self.max_timestamp))
 
     def gap_before(self, name: str, next_base: int) -> Damage:
-        """Return the damage at the end of a closed segment, up to the start of the next one."""
         reason = self.tail_reason or f"records up to offset {next_base} are missing"
         size = self.size - self.position
         return Damage(name, self.position, size, self.offset, next_base, reason)
@@ -115,7 +113,6 @@ class Scanner:
         max_timestamp: int = -1,
         bytes_max: int | None = None,
     ) -> None:
-        """Prepare a scan. ``epoch`` and ``max_timestamp`` are the highest before ``start``."""
         self._segment, self._disk, self._fd = segment, segment.disk, segment.files.log_fd
         self._checks, self._base_offset = segment.files.checks, segment.base_offset
         self._wanted_bytes = 0  # size of the next batch if it is larger than the window

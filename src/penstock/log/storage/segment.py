@@ -248,7 +248,6 @@ class Segment:
         )
 
     def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
-        """Append with one write. A full disk leaves the file unchanged."""
         files = self.files
         position = self.bytes
         size = len(batch)
@@ -317,7 +316,6 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Cut the segment and its header checks, durably."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -333,7 +331,6 @@ class Segment:
             self.disk.sync_data(fd)
 
     def seal(self) -> None:
-        """Index the last batch and write pending entries, because no batch will follow."""
         if self.batch_count:
             self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
         self.files.flush()
@@ -409,7 +406,6 @@ class Segment:
         return is_stale
 
     def find_time(self, timestamp_ms: int) -> int:
-        """Return the offset of the first batch that reaches the timestamp, or the end offset."""
         index = self.files.index
         relative = index.find_time(timestamp_ms)
         if relative is None and self._rebuild_all():

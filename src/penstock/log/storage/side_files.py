@@ -56,7 +56,6 @@ class EntryFile:
         return found[0] if found else None
 
     def read_range(self, first: int, count: int) -> list[tuple[int, ...] | None]:
-        """Return up to ``count`` entries from ``first`` on, with None for each damaged one."""
         raw, size = self.read_raw(first, count), self.entry_bytes
         return [self._parse(raw[i : i + size], first + i // size) for i in range(0, len(raw), size)]
 
@@ -212,7 +211,6 @@ class SegmentIndex:
         return self.offsets.count
 
     def note(self, place: BatchStart, *, timestamp_max: int) -> None:
-        """Add an entry if the interval since the last one is reached. Called for every append."""
         if place.position - self._last_position >= self._interval_bytes:
             self.add(place, timestamp_max=timestamp_max)
 

@@ -105,7 +105,6 @@ class BrowserGuard:
 
 
 def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return False for the unspecified address (``0.0.0.0``, ``::``) in each of its forms."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return not address.ipv4_mapped.is_unspecified
     return not address.is_unspecified

@@ -1,5 +1,4 @@
-"""HTTP requests and replies as values, the checks of a request's header section, and the encoding
-of replies."""
+"""HTTP requests and replies as values, checks of request headers, and the encoding of replies."""
 
 import asyncio
 import re
@@ -98,7 +97,6 @@ def _check_host(host: str | None, parser: Parser) -> None:
 
 
 def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
-    """Return the header section, which ends with ``last_line``, and ``reply.body``."""
     status, size = reply.status, len(reply.body)
     if reply.pieces:
         size += sum(map(len, reply.pieces))

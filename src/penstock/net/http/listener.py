@@ -1,5 +1,4 @@
-"""The HTTP listener, which turns bytes into ``HttpRequest`` and ``HttpReply`` into bytes, and
-enforces all limits.
+"""The HTTP listener, which parses requests, encodes replies and enforces all limits.
 
 It is an ``asyncio.Protocol`` on httptools (llhttp), because a framework would cost several times
 the rest of the request path. A handler gets complete requests only, within their size and
@@ -199,7 +198,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
                 self._refuse(400, f"the request is malformed: {error}")
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
-        """Parse bytes, and return those that a second parser must read."""
         try:
             self._has_completed = False
             self._parser.feed_data(data)
@@ -227,7 +225,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Send no more replies until the client reads."""
         self._stalled_since = self._listener.now
         if self._writer is not None:
             self._writer.pause()

@@ -1,5 +1,4 @@
-"""The Kafka listener, which turns frames into requests, sends replies in the order of the requests,
-and enforces all limits.
+"""The Kafka listener, which parses frames, sends replies in order and enforces all limits.
 
 A connection is served one request at a time, except for produce requests, several of which may be
 in progress. Each produce request starts at once, in the order of arrival, when the one before it
@@ -7,9 +6,8 @@ has called ``written``; they wait for their commits together and share a sync. A
 starts when all requests before it have their replies.
 
 Requests that cannot start yet are copied, up to READ_AHEAD_BYTES_MAX; then reading pauses. A frame
-with a forbidden length ends the connection (a TLS hello on a plain port reads as a length of
-several hundred megabytes). Until a client has logged in (``admit``), its frames must be small and
-its time is limited."""
+with a forbidden length ends the connection (a TLS hello on a plain port reads as such a length).
+Until a client has logged in (``admit``), its frames must be small and its time is limited."""
 
 import asyncio
 from collections import deque
@@ -122,7 +120,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
 
     @property
     def takes_slices(self) -> bool:
-        """Return whether file slices in a reply save copies."""
         return not self._listener.is_tls
 
     def admit(self) -> None:
@@ -405,7 +402,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._start_waiting()
 
     def pause_writing(self) -> None:
-        """Start no request until the client reads its replies."""
         self._stalled_since = self._listener.now
 
     def resume_writing(self) -> None:

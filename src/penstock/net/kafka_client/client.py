@@ -94,7 +94,6 @@ class Fetched(NamedTuple):
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """Parse ``HOST:PORT`` separated by commas. Raises ValueError."""
     return [_address(part.strip()) for part in text.split(",")]
 
 
@@ -313,8 +312,6 @@ class KafkaClient:
         partition_bytes_max: int = _PARTITION_BYTES,
         is_committed: bool = True,
     ) -> dict[Place, Fetched]:
-        """Fetch once, and return the error codes of the server in the replies."""
-
         def request(places: Sequence[Place]) -> FetchRequest:
             def part(place: Place) -> FetchPartition:
                 return FetchPartition(place.partition, wanted[place], partition_bytes_max)
@@ -373,7 +370,6 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, ProducePartitionResponse]:
-        """Produce once, and return the error codes of the server in the replies."""
         assert acks, "with acks=0 there is no reply"
 
         def request(places: Sequence[Place]) -> ProduceRequest:
@@ -387,7 +383,6 @@ class KafkaClient:
         return self._by_place(replies)
 
     def producer_id(self) -> tuple[int, int]:
-        """Return a new producer id and its epoch, for idempotent produce requests."""
         from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
         def ask() -> tuple[int, int]:

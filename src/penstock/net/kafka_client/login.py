@@ -3,7 +3,7 @@
 ``Security`` can be pickled for a Spark worker. The properties have the names that librdkafka and
 Kafka's own clients use.
 
-connect ── TLS ──► SaslHandshake (mechanism) ──► SaslAuthenticate (tokens) ──► any request"""
+    connect ── TLS ──► SaslHandshake (mechanism) ──► SaslAuthenticate (tokens) ──► any request"""
 
 import re
 import secrets
@@ -41,8 +41,7 @@ _FAMILIES: Final = ("security.", "sasl.", "ssl.")
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
-class SecurityInvalid(ValueError):
-    pass
+class SecurityInvalid(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)

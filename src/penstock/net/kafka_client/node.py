@@ -189,7 +189,6 @@ class KafkaNode:
             raise
 
     def _hint(self) -> str:
-        """Return a guess why the server closed the connection without a reply."""
         security = self._dialling.security
         if self._answer_count == 0 and not security.is_tls:
             return "; does the listener need TLS?"

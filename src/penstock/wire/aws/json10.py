@@ -53,7 +53,6 @@ def unknown_operation(target: str) -> Fault:
 
 
 def decode(operation: Operation, body: bytes) -> Request:
-    """Return the typed request in a body; an empty body is an empty object."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
     except _UNREADABLE as error:
@@ -140,7 +139,6 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
 
 
 def _long_strings(masked: bytes) -> list[Span]:
-    """Return the start and end of the content of each string above ``PIECE_BYTES``."""
     spans: list[Span] = []
     structure, end = 0, 0
     while (opening := masked.find(_QUOTE, end)) >= 0:

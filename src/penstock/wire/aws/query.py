@@ -101,7 +101,6 @@ def not_here(action: str) -> Fault:
 
 
 def decode(operation: Operation, fields: Mapping[str, str]) -> Request:
-    """Return the typed request in ``fields``; unknown fields are ignored."""
     request = operation.request
     return _read_struct(request, _tree(fields, _ROOTS[operation.name]), "")
 

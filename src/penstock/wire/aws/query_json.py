@@ -21,7 +21,6 @@ _NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 
 
 def wants_json(accept: str) -> bool:
-    """Return True if an Accept header names JSON; ``*/*`` alone does not."""
     return "application/json" in accept
 
 

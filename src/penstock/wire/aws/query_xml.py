@@ -91,12 +91,10 @@ def singular(wire_name: str, element: type | None = None) -> str:
 
 
 def key_name(wire_name: str) -> str:
-    """Return the element name for the keys of a map; the name for values is always ``Value``."""
     return "Key" if wire_name in ("Tags", "tags") else "Name"
 
 
 def without_none(type_info: inspect.Type) -> inspect.Type:
-    """Return the type ``X`` for ``X | None``."""
     if not isinstance(type_info, inspect.UnionType):
         return type_info
     present = [one for one in type_info.types if not isinstance(one, inspect.NoneType)]

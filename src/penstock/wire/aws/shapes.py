@@ -68,8 +68,6 @@ class Reply(Shape): ...
 
 
 class MessageAttributeValue(Shape):
-    """A message attribute or a message system attribute, which have the same members in AWS."""
-
     string_value: str | None = None
     binary_value: bytes | None = None
     string_list_values: Annotated[list[str], FEW] | None = None
@@ -125,8 +123,6 @@ class BatchResultErrorEntry(Shape):
 
 
 class ReceivedMessage(Shape):
-    """A received message, ``Message`` in AWS."""
-
     message_id: str
     receipt_handle: str
     md5_of_body: str
@@ -137,8 +133,6 @@ class ReceivedMessage(Shape):
 
 
 class MessageMoveTaskEntry(Shape):
-    """A message move task; the AWS name is ``ListMessageMoveTasksResultEntry``."""
-
     task_handle: str | None = None
     status: str | None = None
     source_arn: str | None = None

@@ -51,8 +51,6 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class SignedHeaders(tuple[str, ...]):
-    """Names of signed headers, with precomputed parts of the signed text."""
-
     def __init__(self, _names: Iterable[str]) -> None:
         self.has_host = "host" in self
         self.has_target = "x-amz-target" in self
@@ -145,8 +143,6 @@ def _incomplete(message: str) -> Fault:
 
 
 class SignedRequest(Protocol):
-    """A request as received; ``net.http.exchange.HttpRequest`` implements it."""
-
     method: str
     path: str
     query: str
@@ -249,7 +245,6 @@ def is_genuine(
 
 
 def _hash_of(data: bytes) -> str:
-    """Return the SHA-256 of ``data``. Copying a hash object is faster than creating one."""
     begun = _SHA256.copy()
     begun.update(data)
     return begun.hexdigest()

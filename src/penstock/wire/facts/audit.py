@@ -40,13 +40,10 @@ FAILED: Final = "failed"
 UNKNOWN: Final = "unknown"  # the client disconnected before the end
 
 
-class AuditUnreadable(Exception):
-    """The value is not an audit record, or this version does not know its version."""
+class AuditUnreadable(Exception): ...
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An action to record, without its position in the chain."""
-
     at_ms: int
     principal: str  # ARN of the caller; empty: unknown
     tenant: str = ""
@@ -114,7 +111,6 @@ def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
 
 
 def link_of(value: bytes) -> Link:
-    """Return the end of a chain whose last record is ``value``."""
     record = decode(value)
     try:
         before = bytes.fromhex(record.prev_hash)

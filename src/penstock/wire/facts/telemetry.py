@@ -43,8 +43,7 @@ BOUNDS_SECONDS: Final[tuple[float, ...]] = tuple(
 )
 
 
-class TelemetryUnreadable(Exception):
-    """The value is not a telemetry record, or this version does not know its version."""
+class TelemetryUnreadable(Exception): ...
 
 
 def bucket_of(seconds: float) -> int:

@@ -15,8 +15,7 @@ CALLS: Final = "calls"  # the row has sums of requests, messages and bytes
 STORAGE: Final = "storage"  # the row has the stored bytes, measured once in this minute
 
 
-class UsageUnreadable(Exception):
-    """The value is not a usage record, or this version does not know its version."""
+class UsageUnreadable(Exception): ...
 
 
 class UsageRow(msgspec.Struct, frozen=True, gc=False):

@@ -111,8 +111,6 @@ def timeout_ms(call: BrokerCall[Any]) -> int:
 
 
 class ResultsSent(msgspec.Struct, frozen=True, array_like=True):
-    """The results of claims as they are sent. Only failures are encoded."""
-
     count: int
     failures: dict[int, bytes] = {}  # by position of the claim
 
@@ -195,8 +193,6 @@ Ticket = tuple[int, int]
 
 
 class BrokerWire(Call[Any, Any]):
-    """The encoding of one broker call between nodes."""
-
     request: type[msgspec.Struct] | None = None  # generated, unless a subclass has one
     has_ticket = False
 

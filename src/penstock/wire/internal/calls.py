@@ -68,8 +68,7 @@ def encode(payload: object) -> bytes:
     return _encode(payload)
 
 
-class Nothing(msgspec.Struct, frozen=True, array_like=True):
-    """An empty payload."""
+class Nothing(msgspec.Struct, frozen=True, array_like=True): ...
 
 
 # Every listener replies to pings, which distinguish a quiet connection from a dead one.
@@ -101,8 +100,6 @@ class CallHandlers:
 
 
 class Caller(Protocol):
-    """Another node, or any of several equivalent nodes."""
-
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
         """Make a call and return the reply. Raises the error of the other node; Unreachable,
         OutcomeUnknown or DeadlineExceeded if there is no reply; Throttled if too many calls to that

@@ -44,12 +44,10 @@ class DeadlineExceeded(Overloaded):
     )
 
 
-class PeerFailed(PenstockError):
-    """The other node failed because of a bug."""
+class PeerFailed(PenstockError): ...
 
 
-class MalformedFrame(PenstockError):
-    """The other side does not follow the protocol, so the connection is closed."""
+class MalformedFrame(PenstockError): ...
 
 
 class HelloRefused(PenstockError):

@@ -111,7 +111,6 @@ class Hello(msgspec.Struct, frozen=True):
 def pack_header(
     version: int, kind: Kind, call: int, request_id: int, deadline_ms: int, *, payload_bytes: int
 ) -> bytes:
-    """Pack the header, with the length. The caller has checked deadline and payload size."""
     return _HEADER.pack(HEADER_BYTES + payload_bytes, version, kind, call, request_id, deadline_ms)
 
 
@@ -135,7 +134,6 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(frame: bytes | memoryview) -> Hello:
-    """Parse the first frame of a connection, without its length."""
     header = read_header(frame)
     if header.kind is not Kind.HELLO or header.version != VERSION_OF_HELLO:
         raise MalformedFrame(f"the connection begins with a {header.kind.name} frame, not HELLO")

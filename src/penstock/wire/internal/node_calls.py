@@ -25,8 +25,6 @@ from penstock.wire.internal.calls import Call
 
 
 class PartitionFetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The fields of ``replication.messages.Fetch`` for one partition."""
-
     topic_id: str
     index: int
     epoch: int
@@ -73,8 +71,6 @@ class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
-    """A reply with end offsets, used from feature level 2 on (``model/levels.py``)."""
-
     ends: Sequence[int] = ()  # end offsets of the leader's logs, one for each reply
 
 

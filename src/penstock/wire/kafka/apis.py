@@ -53,8 +53,6 @@ _BY_HAND: Mapping[int, str] = {
 
 
 class Codec(NamedTuple):
-    """The four functions of one API; the codec's own module has them with their exact types."""
-
     decode_request: Callable[[Buffer, int, int], Message]
     encode_response: Callable[[Any, int], bytes]
     encode_request: Callable[[Any, int], bytes]
@@ -223,7 +221,6 @@ def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
 
 
 def decode_request_header(buffer: Buffer, position: int, header_version: int) -> RequestHeader:
-    """Decode a header of a known version. No current client sends version 0."""
     client_id: str | None = None
     try:
         if header_version == 0:

@@ -57,8 +57,7 @@ class TimestampInvalid(BatchRefused):
     code = ErrorCode.INVALID_TIMESTAMP
 
 
-class BatchInvalid(BatchRefused):
-    pass
+class BatchInvalid(BatchRefused): ...
 
 
 def check_batches(

@@ -147,7 +147,6 @@ def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece],
 
 
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
-    """Return the body in one piece, for callers that may copy it."""
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
@@ -197,7 +196,6 @@ _, _encode_share = codec(ShareFetchReply, 1, 2, 0)
 
 
 def encode_share_fetch_reply(value: ShareFetchReply, version: int) -> list[Piece]:
-    """Return the buffers in the order of writing, including the records."""
     buffers: list[Piece] = []
     buffers.append(_encode_share(value, version, buffers))
     return buffers

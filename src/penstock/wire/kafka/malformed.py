@@ -6,8 +6,6 @@ class Malformed(ValueError):
 
 
 class TooManyEntries(Malformed):
-    """An array of a request has too many elements."""
-
     def __init__(self, name: str, count: int, bound: int) -> None:
         super().__init__(f"{name} has {count} elements; {bound} are allowed in one request")
         self.name = name

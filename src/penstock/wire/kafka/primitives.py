@@ -33,8 +33,7 @@ _TABLE_SIZE = 4_096
 _INTS_MAX = 256  # longer arrays are rare
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """Base class of all messages, which are never part of a reference cycle."""
+class Message(msgspec.Struct, frozen=True, gc=False): ...
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -49,8 +48,6 @@ def encode_uvarint(value: int) -> bytes:
 
 
 class _Uvarints(dict[int, bytes]):
-    """Encoded varints by number. A lookup of a small number calls no Python function."""
-
     def __missing__(self, value: int) -> bytes:
         return encode_uvarint(value)
 

@@ -95,7 +95,6 @@ def invented(
 
 
 def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
-    """Choose iterations by weight."""
     at = scaled(drawn, sum(counts.values()))
     for iterations in sorted(counts):
         at -= counts[iterations]
@@ -203,8 +202,6 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
 
 
 class ScramClient:
-    """One login attempt: ``first``, ``final``, ``verify``. Each may raise ScramRefused."""
-
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
         """Begin a login. ``nonce`` is new for each attempt, printable and without commas."""
         assert mechanism in DIGESTS
@@ -220,7 +217,6 @@ class ScramClient:
         self._verifier: bytes | None = None
 
     def final(self, server_first: bytes) -> bytes:
-        """Return the message with the proof. This takes milliseconds."""
         text = _text(server_first, "the server's message")
         nonce, salt, iterations = _read_server_first(text)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
