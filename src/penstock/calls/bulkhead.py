@@ -128,8 +128,7 @@ class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
-    """Limits the calls to one callee. Use ``call``, or ``enter`` (``park``) and ``left``
-    (``failed``)."""
+    """Limits the calls to one callee: ``call``, or ``enter`` and then ``left`` or ``failed``."""
 
     def __init__(
         self,

@@ -96,8 +96,7 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """Make a broker call through a bulkhead. After a failure the call does not wait for
-    messages."""
+    """Make a broker call, which does not wait for messages if earlier calls failed."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0

@@ -286,8 +286,7 @@ def _hash(key: bytes) -> bytes:
 
 
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield all batches of a closed segment, verified, some at a time. The segment may be deleted
-    meanwhile."""
+    """Yield the verified batches of a closed segment, which may be deleted meanwhile."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:

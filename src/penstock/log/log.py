@@ -3,8 +3,7 @@
 The log is used by the thread of the event loop; only ``SyncJob.run`` runs in another thread, with
 file descriptors of its own. The owner of the log assigns offsets and decides when to sync, what to
 delete and where to truncate. A replica also appends batches of its leader (``append_copied``), cuts
-off batches that its leader does not have (``truncate``) and can start empty at another offset
-(``restart``)."""
+off batches that its leader does not have (``truncate``) and can start empty (``restart``)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,7 @@ the node runs. The server's own topics keep the built-in defaults, so that a cha
 not delete rows of coordinators.
 
 In a queue, records have the timestamp of the leader, which never decreases, because a lease cursor
-computes ages from it. The retention is that of the queue, and only age deletes a message that is
-not acked."""
+computes ages from it. The queue's retention applies, and only age deletes an unacked message."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

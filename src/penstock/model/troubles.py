@@ -1,5 +1,4 @@
-"""Every problem (trouble) that a node or a cluster can report: the sentence that operators read,
-and what to do about it.
+"""Every problem (trouble) that a node or a cluster can report, and what to do about it.
 
 The log, ``/readyz``, the metric ``penstock_trouble``, ``penstock doctor`` and ``penstock cluster
 status`` use these sentences, so an operator who has read one can search for it in the others.

@@ -88,8 +88,8 @@ class Chunks:
 
 
 class FrameReader:
-    """Splits received bytes into frames: call ``received``, ``next_frame`` until None,
-    ``settle``."""
+    """Splits received bytes into frames. Call ``room``, ``received``, ``next_frame`` until it
+    returns None, then ``settle``."""
 
     __slots__ = ("_at", "_chunk", "_chunks", "_end", "_own", "_whole", "frame_bytes_max")
 

@@ -1,8 +1,7 @@
 """The base class of all listeners, which counts connections, checks deadlines and drains.
 
 One periodic sweep checks the deadlines of all connections, instead of a timer per request. A
-connection notes when its phase (such as reading a header) began, by the coarse clock of the
-sweep."""
+connection notes when its phase (such as reading a header) began, by the clock of the sweep."""
 
 import asyncio
 import ipaddress

@@ -2,8 +2,7 @@
 
 A call that was not carried out is retried until a time limit: the node does not lead the partition
 (and usually knows which node does), the connection is closed, or the partition has no leader. A
-call with an unknown outcome is retried only if it is idempotent; otherwise it raises
-OutcomeUnknown.
+call with an unknown outcome is retried only if it is idempotent, and else raises OutcomeUnknown.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
 connection. The local broker has its own bulkhead (``calls/callees.py``).
@@ -115,8 +114,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """Send a call to a partition's leader, as ``retry`` does, but in one coroutine for
-        speed."""
+        """Send a call to the leader of a partition, with the same retries as ``retry``."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -134,8 +132,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes or a pause is over. After ``until``, raises the last
-        error."""
+        """Wait until a leader changes or a pause is over. Raises the error after ``until``."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error

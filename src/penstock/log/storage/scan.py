@@ -4,9 +4,8 @@ Everything is read and verified; nothing is changed.
 A bad batch means one of two things. If no whole batch follows, it is the torn end of a log whose
 last write did not finish, and nothing after it can be saved. If a whole batch follows, bytes in the
 middle have changed: the range is reported as damage and the scan continues after it. A message body
-that looks like a batch must not count as a whole batch: either the index must contain its position,
-or the ``.check`` file its header, or an unbroken chain of whole batches must lead from there to the
-end of the file.
+that looks like a batch must not count as one: either the index must contain its position, or the
+``.check`` file its header, or an unbroken chain of batches must lead to the end of the file.
 
 ``verified`` checks batches from a leader. They are stored with the offsets and epochs they arrive
 with, so everything that a scan would reject is rejected before it is written."""
@@ -78,8 +77,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places`` are what the side files should
-    hold."""
+    """State and results of a scan. ``checks`` and ``places`` are the correct index entries."""
 
     size: int  # bytes of the file to scan
     position: int

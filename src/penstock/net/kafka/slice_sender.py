@@ -16,8 +16,7 @@ BUFFERS_MAX = 64  # in one system call
 
 
 class SliceSender:
-    """Sends one reply at a time. Calls ``moved`` after each part of a long reply, ``done`` at its
-    end."""
+    """Sends one reply at a time. Calls ``moved`` after each part, ``done`` at the end."""
 
     def __init__(
         self,

@@ -130,8 +130,7 @@ class KafkaNode:
         }
 
     def _is_dead(self) -> bool:
-        """Return whether the server has closed the connection, on which it should send nothing
-        now."""
+        """Return whether the server has closed the connection or sent unexpected bytes."""
         assert self._socket is not None
         try:
             self._socket.setblocking(False)

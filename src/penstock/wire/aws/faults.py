@@ -1,5 +1,4 @@
-"""The errors (faults) that AWS clients know: one table of faults, and one from Penstock's errors to
-them.
+"""The errors (faults) that AWS clients know, and the table from Penstock's errors to them.
 
 A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
 use the SDKs' compatibility layer, read the code. Both are in one row, so they cannot differ. Where

@@ -9,8 +9,7 @@ Clients write lists in many forms. Accepted are ``AttributeName.1``, the unnumbe
 Number and depth of the fields are checked before anything is built.
 
 Names and values are decoded by the rules of ``urllib.parse``, but faster: the library needs a
-microsecond for each percent sign that is not part of an escape, and a body can have four
-million."""
+microsecond for each percent sign outside of an escape, and a body can have four million."""
 
 import base64
 import binascii

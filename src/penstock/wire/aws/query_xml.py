@@ -4,8 +4,7 @@ Lists are flattened (the element is repeated, without a wrapper), maps are ``<At
 <Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
 structs that JSON encodes, so the two protocols cannot differ.
 
-Elements of lists and maps have singular names. AWS has no rule for these names, so they are listed
-here, for requests and replies."""
+Elements of lists and maps have singular names, which are listed here because AWS has no rule."""
 
 import base64
 import re

@@ -1,8 +1,7 @@
 """Queue URLs: parses every form that clients send, and builds the form of replies.
 
 The host is not checked, because networks may give a server any name; it is only searched for a
-region. The caller decides which account and region apply if a URL names none. ARNs are parsed here
-too."""
+region. The caller decides which account and region apply if a URL names none."""
 
 import re
 from functools import lru_cache

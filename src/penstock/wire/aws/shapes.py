@@ -1,13 +1,11 @@
 """Typed requests and replies of the 23 SQS operations, the same for both protocols.
 
 The AWS name of a field is derived by ``wire_name`` and given only where AWS breaks its own rule
-(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every struct with the service
-model of the AWS SDK.
+(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all with the AWS SDK.
 
 Every request field is optional, and null means absent: the actions check required fields, because
 the errors differ. Requests are not frozen, because the frontend sets ``queue_url`` of a request
-posted to a queue's own path. In replies, None means that the field is left out, as are empty lists
-and maps."""
+posted to a queue's own path. In replies, None means that the field is left out."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

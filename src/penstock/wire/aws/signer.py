@@ -1,5 +1,4 @@
-"""The client's side of Signature Version 4, which signs the requests of commands, pipeline jobs and
-benchmarks.
+"""The client's side of Signature Version 4, which signs requests of commands and pipeline jobs.
 
 It supports POST requests with an empty query string and a body in memory. The key of the day is
 cached, because deriving it costs four times as much as signing with it."""

@@ -1,5 +1,4 @@
-"""Signature Version 4: parses the signature of a request, in a header or a presigned URL, and
-verifies it.
+"""Signature Version 4: parses and verifies the signature in a header or a presigned URL.
 
 ``parse`` is needed even if signatures are not enforced, because the signature contains the region,
 which is part of a queue's identity; so it accepts signatures that cannot be valid.

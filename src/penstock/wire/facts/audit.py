@@ -120,8 +120,7 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield position and reason of each break. Retention may have deleted a node's first
-    records."""
+    """Yield the position and reason of each break in the chain of a node."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:

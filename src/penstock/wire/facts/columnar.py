@@ -1,16 +1,13 @@
 """Records that contain a table, the common format of ``__usage`` and ``__telemetry``.
 
 A record's value is a MessagePack map: header fields that apply to all rows, and ``columns``, a map
-of arrays of equal length. Programs that sum millions of rows convert a column into an array at once
-and never read single rows.
+of arrays of equal length. Programs that sum millions of rows convert whole columns into arrays.
 
 A value is decoded in one of two forms. ``facts`` has columns as checked, complete lists, for
-readers of rows. ``block`` has columns as unchecked bytes, for readers that process columns of
-thousands of records at a time.
+readers of rows. ``block`` has columns as unchecked bytes, for readers of many records at a time.
 
 A column may be added: readers take a missing column as empty values, and ignore unknown columns.
-Any other change (meaning, unit, a removed column) needs a new version, which older readers
-reject."""
+Any other change (meaning, unit, a removed column) needs a new version."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar

@@ -10,8 +10,7 @@ reply is an array of one value, or of the values of a tuple.
 
 Three calls exist only between nodes. ``ADVANCED`` and ``AVAILABLE`` implement listeners: the sender
 sends the state that it knows, and gets a reply when the state has changed. ``GIVE_BACK`` releases
-the messages of a ``Lease`` or ``Acquire`` whose reply was lost. The number 0x020A must not be
-used."""
+the messages of a ``Lease`` or ``Acquire`` whose reply was lost. Number 0x020A must not be used."""
 
 import re
 from collections.abc import Callable, Sequence

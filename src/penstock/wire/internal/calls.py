@@ -5,8 +5,7 @@ states whether it may be repeated if its outcome is unknown. Each role defines i
 0x01FF belong to the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
 structs: a field with a default may be added at the end, and nothing else may change.
 
-``Caller`` makes calls and ``CallHandlers`` serves them; ``calls/internal`` connects them by
-sockets."""
+``Caller`` makes calls and ``CallHandlers`` serves them; ``calls/internal`` connects the two."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar

@@ -2,8 +2,7 @@
 
 ``codec`` returns the functions of a message. The code for a version is written and compiled when
 the version is first used: a message has one reader and one writer per version. Nested structs are
-loops inside that function. Neighbouring fixed-size fields, and a length after them, are read with
-one call of ``struct``.
+loops inside that function. Neighbouring fixed-size fields are read with one call of ``struct``.
 
 Two rules make readers safe. The position only grows, and a read beyond the end either fails or
 leaves the position beyond the end, which the last line checks. And the count of an array is
@@ -133,8 +132,7 @@ class _Reader(_Code):
         self.end_present(each)
 
     def begin_present(self, each: Field, name: str, empty: str) -> None:
-        """Write the code before a value of ``length``: a field that may be null becomes
-        ``empty``."""
+        """Write the code before a value, which becomes ``empty`` if it is null."""
         if self.version in each.nullable:
             self.emit(f"{name} = {empty}")
             self.emit("if length:" if self.is_flexible else "if length >= 0:")

@@ -1,8 +1,7 @@
 """Kafka's error codes, and the table from Penstock's errors to them.
 
 Most replies have only a code, so clients decide by the code whether to retry, to go to another
-node, or to give up. ``is_retriable`` is what Kafka's own clients assume. The texts are for replies
-that have a field for them."""
+node, or to give up. ``is_retriable`` is what Kafka's own clients assume."""
 
 from collections.abc import Mapping
 from enum import IntEnum

@@ -180,8 +180,7 @@ class ScramExchange:
         return b"v=" + base64.b64encode(verifier)
 
     def _is_nonce(self, shown: str) -> bool:
-        """Accept the nonce, also with the client's half twice, as librdkafka before 2.6.1 sends
-        it."""
+        """Return whether the nonce is right; librdkafka before 2.6.1 sends its half twice."""
         ours, doubled = self._nonce, self._client_first.nonce + self._nonce
         is_ours = hmac.compare_digest(shown.encode(), ours.encode())
         return is_ours or hmac.compare_digest(shown.encode(), doubled.encode())
