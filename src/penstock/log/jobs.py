@@ -56,7 +56,7 @@ class SyncJob:
 
 
 class Detached:
-    """Segments removed from a log, oldest first. After a crash they may be part of it again."""
+    """Segments removed from a log, oldest first. After a crash the log may have them again."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -406,7 +406,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the DOUBT flags that ``recovery`` reported, durably. Thread-safe without a sync."""
+        """Clear the DOUBT flags that ``recovery`` reported, durably."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

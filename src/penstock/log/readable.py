@@ -297,7 +297,7 @@ def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: i
 
 
 def read_epochs(log: ReadableLog) -> Epochs:
-    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
+    """Return all epochs with their first offsets; the first one begins at the log's start."""
     start, end = log.start_offset, log.end_offset
     if start == end:
         return []

@@ -13,14 +13,14 @@ ADMIN_POLICY = (
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A limit on how fast: ``per_s`` on average, ``burst`` at once. Zero means no limit."""
+    """A rate limit: ``per_s`` on average, ``burst`` at once. Zero means no limit."""
 
     per_s: float = 0.0
     burst: float = 0.0
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Limits on how fast a tenant, user or queue may send requests and bytes."""
+    """Rate limits for the requests and bytes of a tenant, a user or a queue."""
 
     tenant_requests: Rate | None = None  # None: not set, the default applies
     tenant_bytes: Rate = Rate()

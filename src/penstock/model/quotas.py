@@ -116,7 +116,7 @@ class SharedLimit:
 
     @contextmanager
     def holding(self, holder: str, what: str) -> Iterator[None]:
-        """Count one more while the block runs. Raises Throttled if the holder's part is used up."""
+        """Count one use while the block runs. Raises Throttled if the holder's part is used up."""
         if self.is_used_up(holder):
             raise Throttled(f"This tenant has {self.of(holder):,} of {self.most:,} {what}.")
         self.add(holder)

@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Fsync(StrEnum):
-    """When an append is durable: after fdatasync, within an interval, or once written."""
+    """When an append counts as durable: after fdatasync, within an interval, or once written."""
 
     ALWAYS = "always"
     INTERVAL = "interval"

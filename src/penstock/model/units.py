@@ -45,7 +45,7 @@ SIZE: Final = Kind(
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value of a text like ``90s``, or None. Without a unit, the unit is ``base``."""
+    """Return the value of a text like ``90s``, or None. A number alone is in units of ``base``."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None

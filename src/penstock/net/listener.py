@@ -36,7 +36,7 @@ class Peer(asyncio.BaseProtocol):
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Close the connection, after the reply to a request in progress."""
+        """Close the connection, but not before the reply to a request in progress."""
 
     @abstractmethod
     def abort(self) -> None: ...

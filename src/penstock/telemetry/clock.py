@@ -28,7 +28,7 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def anchor(self) -> ClockAnchor:
-        """Return an anchor, to be stored at a clean stop and compared at the next start."""
+        """Return the clock's state, to be stored at a clean stop and compared at the next start."""
         try:
             boot_id = BOOT_ID.read_text("ascii").strip()
         except OSError:

@@ -56,7 +56,7 @@ def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
 def histogram_lines(
     family: Family, series: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> list[str]:
-    """Return the lines. A series has label values, counts per bucket and the sum."""
+    """Return the lines of a histogram, given label values, counts per bucket and sum."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
     for values, counts, total in series:

@@ -77,7 +77,7 @@ class Router:
         return self._leaders.at_leader(source, 0, call)
 
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
-        """Ask every node, because the leader may have changed since the task began."""
+        """Cancel a move task at any node, because the leader may have changed since it began."""
         error: PenstockError | None = None
         leaders = self._leaders
         for node in sorted(leaders.routes.nodes(), key=lambda node: node != leaders.own_node):

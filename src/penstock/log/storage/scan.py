@@ -209,7 +209,7 @@ class Scanner:
         return reason, wanted
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and report the damage before it; False if none follows."""
+        """Find the next whole batch and report the damage before it. Returns whether one exists."""
         scan = self.scan
         if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON

@@ -124,7 +124,6 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """Return the error. Without a header, all up to the next indexed batch is lost."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset

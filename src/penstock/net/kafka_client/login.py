@@ -99,7 +99,7 @@ class Security:
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Return the security settings in a Kafka client's properties; ignores other properties."""
+    """Return the security settings in the properties of a Kafka client."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")

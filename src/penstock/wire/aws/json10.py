@@ -62,7 +62,7 @@ def decode(operation: Operation, body: bytes) -> Request:
 def decode_in_steps(
     operation: Operation, body: bytes, token: str
 ) -> Generator[None, None, Request]:
-    """Decode a large body. ``decode_large`` explains ``token``."""
+    """Decode a large body; ``decode_large`` explains the parameter ``token``."""
     try:
         found = yield from decode_large(body, token)
         return msgspec.convert(found, operation.request, strict=False)

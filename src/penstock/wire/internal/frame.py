@@ -175,7 +175,7 @@ class Side(StrEnum):
 
 
 def prove(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> bytes:
-    """Return the proof of one side. Proofs inside the greetings are left out."""
+    """Return the proof that one side knows the secret."""
     said = (side, port, _plain(caller), _plain(answerer))
     return hmac.digest(secret, _encode(said), "sha256")
 
